@@ -1,0 +1,1 @@
+"""The decode half of an instance: reserving, receiving, admission."""

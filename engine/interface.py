@@ -1,0 +1,221 @@
+"""What an engine is to the instance that hosts it, and what a model is to the engine. Torch-free.
+
+    instance/engine_loop  --calls-->  Engine (engine/core.py: batcher + blocks + sequences, ints only)
+                                        |  launch(StepBatch) -> Pending.collect()
+                                        v
+                                      Model (engine/torch_model.py: weights, pool, attention, sampler | engine/fake.py)
+
+One thread calls the engine; only `blocks` (its own lock) may be used from others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from wire.kv_layout import PoolLayout
+from wire.types import ModelIdentity, PromptState, SamplingParams, TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the loaded model and its pool are."""
+
+    model: ModelIdentity
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    layout: PoolLayout
+    eos_token_ids: tuple[int, ...]
+
+
+class Memory(Protocol):
+    """The pool's memory as transports see it. Structurally equal to kvtransfer.pool.PoolMemory."""
+
+    layout: PoolLayout
+
+    @property
+    def fd(self) -> int | None:
+        """The sealed memfd that is the whole pool, or None where the pool is not host memory."""
+        ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole pool as writable bytes; only the owner's process writes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, end) of a held prompt that this step computes; `block_ids` is its whole block table so far."""
+
+    prompt_id: str
+    start: int
+    end: int
+    block_ids: tuple[int, ...]
+
+
+OnLayer = Callable[[int, Sequence[Chunk]], None]
+"""Called on the engine thread when a layer's KV of the step's chunks is written, layer numbers ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A held prompt has its first tokens. `state.outputs` has one token a sequence.
+
+    `finished`: those tokens ended every sequence; the engine has freed the blocks and nothing is held.
+    """
+
+    state: PromptState
+    finished: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left."""
+
+    tokens: tuple[TokenOutput, ...] = ()
+    prefilled: tuple[Prefilled, ...] = ()
+    failed: tuple[tuple[str, Exception], ...] = ()
+    first_steps: tuple[tuple[str, float], ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Figures for LoadSnapshot."""
+
+    running: int
+    waiting: int
+    uncomputed_tokens: int
+    held_prompts: int
+    preemptions: int
+
+
+class Blocks(Protocol):
+    """Block accounting; thread-safe. `engine/blocks.py` is the implementation."""
+
+    def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
+        """Take `num_blocks` free blocks with one reference each. Raises NoCapacity, or NeverFits past the pool."""
+        ...
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each."""
+        ...
+
+
+class Engine(Protocol):
+    """A continuous batch over one model and one pool."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def blocks(self) -> Blocks: ...
+
+    def check(self, state: PromptState) -> None:
+        """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
+        ...
+
+    def add(self, state: PromptState, *, hold: bool = False) -> None:
+        """Queue a prompt whose KV is computed here; with outputs so far it is resumed.
+
+        `hold`: stop after the first token of each sequence and keep the prompt's blocks until `release`.
+        """
+        ...
+
+    def admit(self, state: PromptState, block_ids: Sequence[int]) -> None:
+        """Start a prompt whose KV of all its prompt tokens lies in `block_ids`; the engine takes their references.
+
+        `state.outputs` has at least one token for each sequence. The prompt's sequences share the blocks, copy on
+        write. Finished sequences (see engine/ending.py) are not started.
+        """
+        ...
+
+    def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
+        """End a prompt or one of its sequences; return their endings (token_id None, finish CANCELLED). Idempotent."""
+        ...
+
+    def release(self, prompt_id: str) -> None:
+        """Free what a held prompt holds. Idempotent."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether `step` would compute something."""
+        ...
+
+    def step(self, on_layer: OnLayer | None = None) -> StepResult:
+        """Compute one batch. An error of one prompt ends that prompt (`failed`); others raise."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return the figures of now. Any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """Sample one token from the logits of flattened row `row`.
+
+    The random number is a counter hash of (params.seed, sequence, position): no state, no neighbours. Tokens in
+    `banned` cannot be chosen (stop ids before min_tokens).
+    """
+
+    row: int
+    params: SamplingParams
+    sequence: int
+    position: int
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSequence:
+    """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks."""
+
+    start: int
+    count: int
+    block_ids: tuple[int, ...]
+
+    @property
+    def kv_length(self) -> int:
+        """Tokens of KV after the step."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One flattened step: `token_ids` of all sequences one after another, and which rows to sample."""
+
+    token_ids: tuple[int, ...]
+    sequences: tuple[BatchSequence, ...]
+    samples: tuple[SampleRow, ...]
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def collect(self) -> list[int]:
+        """Wait and return one token id for each SampleRow, in order."""
+        ...
+
+
+class Model(Protocol):
+    """Weights, KV pool, attention and sampler of one rank."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+        """Start one step. `layer_done(layer)` is called as each layer's KV is written."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block of every tensor (copy on write)."""
+        ...

@@ -1,0 +1,1 @@
+"""The process that hosts both halves over one engine and one pool."""

@@ -1,0 +1,116 @@
+"""What the workers see of the hand-off: a sender on P, a receiver on D. Both are thread-safe and never block callers.
+
+    prefill_worker -> KvSender (sender.py)  ==link==>  KvReceiver (receiver.py) -> decode_worker
+
+State machines: ticket.py. Links and transports: link.py, shm.py, tcp.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from wire.errors import PdserveError
+from wire.kv_layout import PoolLayout
+from wire.types import KvEndpoint, LinkStatus, Ticket
+
+
+class PoolMemory(Protocol):
+    """The pool's memory: the sender reads it, the receiver (its owner) writes it."""
+
+    layout: PoolLayout
+
+    @property
+    def fd(self) -> int | None:
+        """The sealed memfd that is the whole pool, or None."""
+        ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole pool as bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SendStats:
+    """How one hand-off went on the sender: from the first frame's announcement to the ack."""
+
+    transport: str
+    kv_bytes: int
+    seconds: float
+    resent_frames: int
+
+
+class SenderEvents(Protocol):
+    """What the sender reports, each ticket exactly once. Called on the sender's threads; must not block."""
+
+    def acked(self, ticket_id: str, stats: SendStats) -> None:
+        """The receiver has committed: the blocks may be freed."""
+        ...
+
+    def failed(self, ticket_id: str, error: PdserveError) -> None:
+        """The ticket ended otherwise (link lost, receiver aborted, lease over): the blocks may be freed."""
+        ...
+
+
+class Sender(Protocol):
+    """P's half. `begin`, `put`, `commit`, `abort` are idempotent and silent for a ticket already ended."""
+
+    def begin(self, ticket: Ticket) -> None:
+        """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
+        ...
+
+    def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
+        """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
+        ...
+
+    def commit(self, ticket_id: str, description: bytes) -> None:
+        """After the last frame: tell the receiver what the prompt is (a serialised PromptState)."""
+        ...
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """End the ticket; the receiver is told. Reports no event."""
+        ...
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        """The links as they are now."""
+        ...
+
+    def close(self) -> None:
+        """Abort everything and join the threads."""
+        ...
+
+
+class ReceiverEvents(Protocol):
+    """What the receiver reports. Called on the receiver's threads; must not block long."""
+
+    def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
+        """Every frame is in and verified: the blocks now belong to the prompt described.
+
+        Raising a PdserveError aborts the ticket instead (the sender hears it) and leaves the blocks to `ended`.
+        """
+        ...
+
+    def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
+        """The ticket is ABORTED or EXPIRED: its blocks may be freed. Never after `committed` returned."""
+        ...
+
+
+class Receiver(Protocol):
+    """D's half."""
+
+    @property
+    def endpoints(self) -> tuple[KvEndpoint, ...]:
+        """Where senders reach it, best first."""
+        ...
+
+    def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
+        """Make a ticket whose frames go into `block_ids` (block i holds tokens [i*block_size, ...))."""
+        ...
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """End a ticket; a sender that is on it hears it. `ended` is called unless it had ended already."""
+        ...
+
+    def close(self) -> None:
+        """Abort everything, stop listening, join the threads."""
+        ...

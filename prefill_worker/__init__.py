@@ -1,0 +1,1 @@
+"""The prefill half of an instance: first token, announcing frames, commit."""

@@ -1,0 +1,1 @@
+"""Ranktables: read, write, generate, merge, check. Standard library only; imports nothing of pdserve."""

@@ -1,0 +1,1 @@
+"""The cluster's front door and control plane: one process, never torch."""

@@ -1,0 +1,1 @@
+"""The HTTP surface, one file a protocol."""

@@ -1,0 +1,1 @@
+"""How one plan is run: one file a path."""

@@ -1,0 +1,78 @@
+"""A request as the scheduler's parts pass it on, and what comes back while it runs.
+
+api/* --GenerationRequest--> dispatch --PathEvent--> stream --> api/*
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from wire.types import FinishReason, SamplingParams, StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed alone.
+
+    `params.seed` and `params.max_tokens` are set. Limits in seconds: to the first token, and without progress.
+    """
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    first_token_timeout_s: float
+    stall_timeout_s: float
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """The next token of sequence `sequence` of prompt `prompt`; indices ascend without gap or repeat.
+
+    `finish` is set on the last event of each sequence, exactly once; token_id is None if it ended without a token.
+    """
+
+    prompt: int
+    sequence: int
+    index: int
+    token_id: int | None
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDone:
+    """All sequences of a prompt ended and its hand-off is settled: its stage durations and how it was served."""
+
+    prompt: int
+    path: str
+    reason: str
+    prefill_instance: str | None
+    decode_instance: str | None
+    times: StageTimes
+
+
+PathEvent = NewToken | PromptDone
+
+
+class RunningRequest(Protocol):
+    """A request under way."""
+
+    def events(self) -> AsyncIterator[PathEvent]:
+        """Yield events until every prompt is done. Raises a PdserveError when the request failed as a whole.
+
+        Closing the iterator early (aclose, cancellation) cancels the request everywhere.
+        """
+        ...
+
+    def stop_sequence(self, prompt: int, sequence: int) -> None:
+        """End one sequence from here (a stop string was seen): its next event has finish STOP and no token."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Runs requests. `scheduler/dispatch.py` is the implementation."""
+
+    def start(self, request: GenerationRequest) -> RunningRequest:
+        """Take a request. Raises Overloaded when the queue is full and Unavailable when no path exists."""
+        ...

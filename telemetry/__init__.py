@@ -1,0 +1,1 @@
+"""Logs with request ids, and metrics."""

@@ -1,0 +1,60 @@
+"""Logs are events with fields: `kv_sent request_id=… blocks=… ms=…`, one line each, safe against what clients send."""
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+_MAX_VALUE = 200
+
+
+class EventLogger:
+    """Writes events under one component's name."""
+
+    def __init__(self, component: str) -> None:
+        self._logger = logging.getLogger(f"pdserve.{component}")
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Log an event that only a developer wants."""
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Log an event an operator may want."""
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log an event an operator should look at."""
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, exc: BaseException | None = None, **fields: object) -> None:
+        """Log a failure, with the traceback of `exc` if given."""
+        self._log(logging.ERROR, event, fields, exc)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", render(event, fields), exc_info=exc)
+
+
+def render(event: str, fields: dict[str, object]) -> str:
+    """Return `event key=value …`; values are escaped, quoted where they hold spaces, and cut at 200 characters."""
+    return " ".join([event, *(f"{key}={_value(value)}" for key, value in fields.items())])
+
+
+def configure(level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Send pdserve's events to `stream` (standard error by default). Called once, by the process's entry point."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger("pdserve")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    root.propagate = False
+
+
+def _value(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = text.encode("unicode_escape").decode("ascii")
+    if len(text) > _MAX_VALUE:
+        text = text[:_MAX_VALUE] + "…"
+    return '"' + text.replace('"', '\\"') + '"' if " " in text or '"' in text or text == "" else text

@@ -1,0 +1,387 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvTensor(_message.Message):
+    __slots__ = ("layer", "name", "heads", "head_dim", "dtype")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    name: str
+    heads: int
+    head_dim: int
+    dtype: str
+    def __init__(self, layer: _Optional[int] = ..., name: _Optional[str] = ..., heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class KvEndpoint(_message.Message):
+    __slots__ = ("transport", "address", "host_id")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    host_id: str
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+
+class InstanceDescription(_message.Message):
+    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SERVER_IP_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KV_TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CHUNK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    epoch: int
+    server_ip: str
+    device_ids: _containers.RepeatedScalarFieldContainer[str]
+    host: str
+    port: int
+    pid: int
+    role: str
+    table_digest: str
+    protocol_version: int
+    model_name: str
+    weights_digest: str
+    tokenizer_digest: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    block_size: int
+    num_blocks: int
+    kv_tensors: _containers.RepeatedCompositeFieldContainer[KvTensor]
+    prefill_chunk_size: int
+    max_num_seqs: int
+    endpoints: _containers.RepeatedCompositeFieldContainer[KvEndpoint]
+    device: str
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    n: int
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Output(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PromptState(_message.Message):
+    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    params: SamplingParams
+    outputs: _containers.RepeatedCompositeFieldContainer[Output]
+    probe: bool
+    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("ticket_id", "epoch", "instance_id", "num_tokens", "first_token", "lease_s", "endpoints")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    epoch: int
+    instance_id: str
+    num_tokens: int
+    first_token: int
+    lease_s: float
+    endpoints: _containers.RepeatedCompositeFieldContainer[KvEndpoint]
+    def __init__(self, ticket_id: _Optional[str] = ..., epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., first_token: _Optional[int] = ..., lease_s: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("peer_id", "transport", "state", "epoch", "bytes_sent", "failures")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    transport: str
+    state: str
+    epoch: int
+    bytes_sent: int
+    failures: int
+    def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+
+class LoadSnapshot(_message.Message):
+    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links")
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PROBE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    UNCOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    blocks_total: int
+    blocks_used: int
+    blocks_probe: int
+    blocks_cached: int
+    running: int
+    waiting: int
+    uncomputed_tokens: int
+    held_prompts: int
+    progress_age_s: float
+    steps: int
+    step_seconds: float
+    kv_bytes_sent: int
+    kv_bytes_received: int
+    preemptions: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+
+class StageTimes(_message.Message):
+    __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport")
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    queue_s: float
+    reserve_s: float
+    prefill_s: float
+    send_s: float
+    first_step_s: float
+    kv_bytes: int
+    transport: str
+    def __init__(self, queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+
+class TokenOutput(_message.Message):
+    __slots__ = ("prompt_id", "sequence", "index", "token_id", "finish", "stop_token_id")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    sequence: int
+    index: int
+    token_id: int
+    finish: str
+    stop_token_id: int
+    def __init__(self, prompt_id: _Optional[str] = ..., sequence: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("scheduler_id", "epoch", "lease_s")
+    SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    scheduler_id: str
+    epoch: int
+    lease_s: float
+    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("prompt_id", "request_id", "token_ids", "num_sequences", "probe")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_sequences: int
+    probe: bool
+    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_sequences: _Optional[int] = ..., probe: _Optional[bool] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("prompt", "ticket")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    prompt: PromptState
+    ticket: Ticket
+    def __init__(self, prompt: _Optional[_Union[PromptState, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Generate(_message.Message):
+    __slots__ = ("prompt",)
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    prompt: PromptState
+    def __init__(self, prompt: _Optional[_Union[PromptState, _Mapping]] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("prompt_id", "sequence", "reason")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    sequence: int
+    reason: str
+    def __init__(self, prompt_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("load",)
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    load: LoadSnapshot
+    def __init__(self, load: _Optional[_Union[LoadSnapshot, _Mapping]] = ...) -> None: ...
+
+class SessionOpen(_message.Message):
+    __slots__ = ("instance_id", "epoch", "load")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    epoch: int
+    load: LoadSnapshot
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("prompt_id", "ticket", "seconds")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    ticket: Ticket
+    seconds: float
+    def __init__(self, prompt_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("prompt_id", "error", "message", "load")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    error: str
+    message: str
+    load: LoadSnapshot
+    def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ...) -> None: ...
+
+class PromptTimes(_message.Message):
+    __slots__ = ("prompt_id", "times")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    times: StageTimes
+    def __init__(self, prompt_id: _Optional[str] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("tokens", "load", "times")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenOutput]
+    load: LoadSnapshot
+    times: _containers.RepeatedCompositeFieldContainer[PromptTimes]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ..., times: _Optional[_Iterable[_Union[PromptTimes, _Mapping]]] = ...) -> None: ...
+
+class HandedOff(_message.Message):
+    __slots__ = ("prompt_id", "times")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    times: StageTimes
+    def __init__(self, prompt_id: _Optional[str] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("prompt_id", "error", "message")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    error: str
+    message: str
+    def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandMessage(_message.Message):
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    open: OpenSession
+    reserve: Reserve
+    prefill: Prefill
+    generate: Generate
+    cancel: Cancel
+    heartbeat: Heartbeat
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class EventMessage(_message.Message):
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat")
+    SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    session_open: SessionOpen
+    reserved: Reserved
+    refused: Refused
+    step: Step
+    handed_off: HandedOff
+    failed: Failed
+    heartbeat: Heartbeat
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,70 @@
+"""The seam between scheduler and instance: gRPC between processes, plain queues inside one.
+
+Both implementations (`wire/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from wire.messages import Command, Event, OpenSession
+from wire.types import InstanceDescription
+
+
+class Session(Protocol):
+    """One open session. `send` never blocks on the peer's work; events come in the order they were made."""
+
+    async def send(self, command: Command) -> None:
+        """Queue a command. Raises InstanceLost once the session is over."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield events until the session ends: cleanly on `close`, by InstanceLost when the peer is gone."""
+        ...
+
+    async def close(self) -> None:
+        """End the session; the instance ends all its work."""
+        ...
+
+
+class Connection(Protocol):
+    """The way to one instance."""
+
+    async def describe(self, timeout_s: float) -> InstanceDescription:
+        """Ask what the instance is. Raises InstanceLost or DeadlineExceeded."""
+        ...
+
+    async def open(self, hello: OpenSession, timeout_s: float) -> Session:
+        """Open a session; its first event is SessionOpen. Raises InstanceLost, Incompatible or DeadlineExceeded."""
+        ...
+
+    async def close(self) -> None:
+        """Release the channel."""
+        ...
+
+
+class InstanceService(Protocol):
+    """The instance's side of the seam: what a server (gRPC or in-process) calls."""
+
+    def describe(self) -> InstanceDescription:
+        """Return what this instance is."""
+        ...
+
+    def open(self, hello: OpenSession) -> "ServedSession":
+        """Accept a session and end older ones. Raises Incompatible."""
+        ...
+
+
+class ServedSession(Protocol):
+    """One session as the instance serves it. Called on the event loop's thread only."""
+
+    def handle(self, command: Command) -> None:
+        """Take one command; never blocks, answers by events."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield the session's events (SessionOpen first) until it is over."""
+        ...
+
+    def lost(self) -> None:
+        """The scheduler is gone: end all work of this session. Idempotent."""
+        ...

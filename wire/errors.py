@@ -1,0 +1,145 @@
+"""The one error tree of pdserve, and how each leaf looks to gRPC and HTTP.
+
+PdserveError
+├── InvalidRequest          the caller's input is wrong               400  INVALID_ARGUMENT
+│   ├── PromptTooLong       prompt (+ output) exceeds the model       400
+│   └── NeverFits           more KV than the whole pool can hold      400
+├── UnknownModel            no such model is served                   404  NOT_FOUND
+├── Overloaded              the queue is full; come back later        429  RESOURCE_EXHAUSTED
+├── NoCapacity              no free blocks now; the caller may wait   503  RESOURCE_EXHAUSTED
+├── Unavailable             nothing can serve this now                503  UNAVAILABLE
+│   ├── InstanceLost        an instance died or went silent           503
+│   └── Draining            this process is shutting down             503
+├── HandoffFailed           KV did not arrive whole                   500  ABORTED
+├── DeadlineExceeded        a wait ran out                            504  DEADLINE_EXCEEDED
+├── Cancelled               the caller went away                      499  CANCELLED
+├── Incompatible            two processes do not belong together      500  FAILED_PRECONDITION
+├── ConfigError             flags, env or files are wrong (exit 2)    500  FAILED_PRECONDITION
+└── InternalError           a defect of ours                          500  INTERNAL
+"""
+
+from dataclasses import dataclass
+
+
+class PdserveError(Exception):
+    """Base of every error pdserve raises on purpose; the message is fit for the user's eyes."""
+
+
+class InvalidRequest(PdserveError):
+    """The caller's input is wrong; `param` names the field by its JSON path."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt plus output exceeds the model's length."""
+
+
+class NeverFits(InvalidRequest):
+    """The request needs more KV blocks than the whole pool has."""
+
+
+class UnknownModel(PdserveError):
+    """No such model is served here."""
+
+
+class Overloaded(PdserveError):
+    """The queue is full; `retry_after_s` says when to come back."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoCapacity(PdserveError):
+    """No free blocks now; the caller may wait and ask again."""
+
+
+class Unavailable(PdserveError):
+    """Nothing can serve this now."""
+
+
+class InstanceLost(Unavailable):
+    """An instance died or went silent."""
+
+
+class Draining(Unavailable):
+    """This process is shutting down."""
+
+
+class HandoffFailed(PdserveError):
+    """The KV of a prompt did not arrive whole."""
+
+
+class DeadlineExceeded(PdserveError):
+    """A wait ran out."""
+
+
+class Cancelled(PdserveError):
+    """The caller went away."""
+
+
+class Incompatible(PdserveError):
+    """Two processes do not belong together; the message carries both values."""
+
+
+class ConfigError(PdserveError):
+    """Flags, environment or files are wrong; the process ends with exit status 2."""
+
+
+class InternalError(PdserveError):
+    """A defect of ours; details are in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """How one error leaf looks outside: gRPC status name, HTTP status, OpenAI error type."""
+
+    grpc_status: str
+    http_status: int
+    openai_type: str
+
+
+_APPEARANCE: dict[type[PdserveError], Appearance] = {
+    InvalidRequest: Appearance("INVALID_ARGUMENT", 400, "invalid_request_error"),
+    UnknownModel: Appearance("NOT_FOUND", 404, "not_found_error"),
+    Overloaded: Appearance("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
+    NoCapacity: Appearance("RESOURCE_EXHAUSTED", 503, "service_unavailable_error"),
+    Unavailable: Appearance("UNAVAILABLE", 503, "service_unavailable_error"),
+    HandoffFailed: Appearance("ABORTED", 500, "internal_server_error"),
+    DeadlineExceeded: Appearance("DEADLINE_EXCEEDED", 504, "timeout_error"),
+    Cancelled: Appearance("CANCELLED", 499, "request_cancelled"),
+    Incompatible: Appearance("FAILED_PRECONDITION", 500, "internal_server_error"),
+    ConfigError: Appearance("FAILED_PRECONDITION", 500, "internal_server_error"),
+    InternalError: Appearance("INTERNAL", 500, "internal_server_error"),
+}
+
+
+def appearance(error: BaseException) -> Appearance:
+    """Return how `error` looks outside: its own entry or the nearest ancestor's, else InternalError's."""
+    for cls in type(error).__mro__:
+        if cls in _APPEARANCE:
+            return _APPEARANCE[cls]
+    return _APPEARANCE[InternalError]
+
+
+_BY_NAME: dict[str, type[PdserveError]] = {
+    cls.__name__: cls
+    for cls in (
+        InvalidRequest, PromptTooLong, NeverFits, UnknownModel, Overloaded, NoCapacity, Unavailable, InstanceLost,
+        Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError, InternalError,
+    )
+}  # fmt: skip
+
+
+def to_name(error: BaseException) -> str:
+    """Return the leaf name that crosses the wire; anything foreign is InternalError."""
+    name = type(error).__name__
+    return name if name in _BY_NAME else InternalError.__name__
+
+
+def from_name(name: str, message: str) -> PdserveError:
+    """Rebuild an error that crossed the wire; unknown names become InternalError."""
+    return _BY_NAME.get(name, InternalError)(message)
