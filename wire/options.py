@@ -1,0 +1,123 @@
+"""Flags declared once: a frozen dataclass per process kind, its argparse flags generated from it.
+
+`EngineOptions` are the flags every process of a cluster accepts, as in the guide: instances use all of them, the
+scheduler uses the model, its length and its names.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from wire.errors import ConfigError
+
+T = TypeVar("T")
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of `1073741824`, `512MiB`, `1GiB`, `2GB`. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if not match:
+        raise ConfigError(f"{text!r} is not a size: write 1073741824, 512MiB or 1GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    parse: Callable[[str], Any] | None = None,
+    choices: Sequence[str] | None = None,
+    env: str | None = None,
+    many: bool = False,
+) -> Any:
+    """Declare a dataclass field as a flag; its name is the field's with dashes, `env` the variable that sets it too."""
+    metadata = {"help": help, "parse": parse, "choices": choices, "env": env, "many": many}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Flags every process of a cluster accepts."""
+
+    model: str = flag("", "folder of the model: config.json, tokenizer.json, *.safetensors")
+    served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(0, "port to listen on", parse=int)
+    dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
+    device: str = flag("auto", "where the engine runs", choices=("auto", "cpu", "cuda", "npu"))
+    max_model_len: int | None = flag(None, "longest prompt + output (default: the model's)", parse=int)
+    max_num_seqs: int = flag(256, "most sequences in one step", parse=int)
+    max_num_batched_tokens: int | None = flag(
+        None, "most tokens in one step (default: the larger of 2048 and --max-model-len)", parse=int
+    )
+    prefill_chunk_size: int = flag(512, "most prompt tokens in one step", parse=int)
+    tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
+    quantization: str | None = flag(None, "method of the checkpoint (default: what the checkpoint says)")
+    block_size: int = flag(16, "tokens in one KV block (128 on NPUs)", parse=int)
+    kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
+    gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
+    attention_backend: str = flag("auto", "how attention is computed", choices=("auto", "reference", "cpu"))
+    kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: all)", many=True)
+    kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")
+    engine: str = flag("torch", "torch, or fake: arithmetic instead of a model, for tests", choices=("torch", "fake"))
+    http_port: int | None = flag(None, "port for an instance's own /health and /metrics (default: none)", parse=int)
+    log_level: str = flag("INFO", "least level logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+
+    def served_names(self) -> tuple[str, ...]:
+        """Names a client may use: the served ones, then --model as typed."""
+        return tuple(dict.fromkeys((*self.served_model_name, self.model)))
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str) -> None:
+    """Add the flags of a dataclass to `parser` under `title`; absent ones stay out of the namespace."""
+    group = parser.add_argument_group(title)
+    for field in dataclasses.fields(options):
+        meta = field.metadata
+        if not meta:
+            continue
+        default = (
+            "" if field.default in (None, (), "") or "(default" in meta["help"] else f" (default: {field.default})"
+        )
+        kwargs: dict[str, Any] = {"help": meta["help"] + default, "default": argparse.SUPPRESS, "dest": field.name}
+        if isinstance(field.default, bool):
+            kwargs["action"] = argparse.BooleanOptionalAction
+        else:
+            kwargs |= {"type": meta["parse"] or str, "choices": meta["choices"], "nargs": "+" if meta["many"] else None}
+            kwargs["metavar"] = None if meta["choices"] else field.name.split("_")[-1].upper()
+        group.add_argument("--" + field.name.replace("_", "-"), **kwargs)
+
+
+def from_namespace(options: type[T], namespace: argparse.Namespace, environ: "dict[str, str] | None" = None) -> T:
+    """Build the dataclass: flag, else its environment variable, else its default."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        meta = field.metadata
+        if field.name in namespace:
+            value = getattr(namespace, field.name)
+            values[field.name] = _split(value) if meta.get("many") else value
+        elif meta.get("env") and environ and meta["env"] in environ:
+            values[field.name] = (meta["parse"] or str)(environ[meta["env"]])
+    return options(**values)
+
+
+def _split(values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part for value in values for part in value.split(",") if part)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are ConfigErrors (exit status 2), with the nearest flag for an unknown one."""
+
+    def error(self, message: str) -> Any:
+        """Raise instead of printing usage and exiting."""
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[1], known, n=1)
+            message = f"unknown flag {unknown[1]}" + (f": did you mean {near[0]}?" if near else "")
+        raise ConfigError(message)
