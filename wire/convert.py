@@ -1,0 +1,254 @@
+"""Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest, never anything else."""
+
+from google.protobuf.message import DecodeError
+
+from wire import cluster_pb2 as pb
+from wire.errors import InvalidRequest
+from wire.kv_layout import KvTensor
+from wire.types import (
+    FinishReason,
+    InstanceDescription,
+    KvEndpoint,
+    LinkStatus,
+    LoadSnapshot,
+    ModelIdentity,
+    PromptState,
+    Role,
+    SamplingParams,
+    StageTimes,
+    Ticket,
+    TokenOutput,
+)
+
+MAX_DESCRIPTION_BYTES = 16 * 2**20
+
+
+def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
+    """Convert sampling parameters."""
+    return pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        n=params.n,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+    )
+
+
+def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
+    """Convert and check what an instance relies on: the same rules as at the HTTP door."""
+    params = SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        n=message.n,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+    check_params(params)
+    return params
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise InvalidRequest naming the field, its value and the limit."""
+    rules = (
+        ("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1"),
+        ("temperature", params.temperature, 0.0 <= params.temperature <= 100.0, "in [0, 100]"),
+        ("top_k", params.top_k, params.top_k >= -1, "-1 or more"),
+        ("top_p", params.top_p, 0.0 < params.top_p <= 1.0, "in (0, 1]"),
+        ("min_p", params.min_p, 0.0 <= params.min_p <= 1.0, "in [0, 1]"),
+        ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
+        ("min_tokens", params.min_tokens, 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
+    )
+    for name, value, good, limit in rules:
+        if not good:
+            raise InvalidRequest(f"{name} is {value}, must be {limit}", param=name)
+
+
+def prompt_to_pb(state: PromptState) -> pb.PromptState:
+    """Convert a prompt and its outputs so far."""
+    return pb.PromptState(
+        prompt_id=state.prompt_id,
+        request_id=state.request_id,
+        token_ids=state.token_ids,
+        params=params_to_pb(state.params),
+        outputs=[pb.Output(token_ids=output) for output in state.outputs],
+        probe=state.probe,
+    )
+
+
+def prompt_from_pb(message: pb.PromptState) -> PromptState:
+    """Convert a prompt; it must have tokens, and outputs for none or all of its sequences."""
+    state = PromptState(
+        prompt_id=message.prompt_id,
+        request_id=message.request_id,
+        token_ids=tuple(message.token_ids),
+        params=params_from_pb(message.params),
+        outputs=tuple(tuple(output.token_ids) for output in message.outputs),
+        probe=message.probe,
+    )
+    if not state.token_ids:
+        raise InvalidRequest("a prompt needs at least one token", param="prompt")
+    if state.outputs and len(state.outputs) != state.params.n:
+        raise InvalidRequest(f"{len(state.outputs)} outputs for n={state.params.n} sequences")
+    return state
+
+
+def describe_prompt(state: PromptState) -> bytes:
+    """Return the description of a prompt that commit carries."""
+    return prompt_to_pb(state).SerializeToString()
+
+
+def read_prompt(description: bytes) -> PromptState:
+    """Read what `describe_prompt` wrote."""
+    if len(description) > MAX_DESCRIPTION_BYTES:
+        raise InvalidRequest(f"a description of {len(description)} bytes exceeds {MAX_DESCRIPTION_BYTES}")
+    message = pb.PromptState()
+    try:
+        message.ParseFromString(description)
+    except DecodeError as error:
+        raise InvalidRequest(f"a description that is no PromptState: {error}") from error
+    return prompt_from_pb(message)
+
+
+def ticket_to_pb(ticket: Ticket) -> pb.Ticket:
+    """Convert a ticket."""
+    return pb.Ticket(
+        ticket_id=ticket.ticket_id,
+        epoch=ticket.epoch,
+        instance_id=ticket.instance_id,
+        num_tokens=ticket.num_tokens,
+        first_token=ticket.first_token,
+        lease_s=ticket.lease_s,
+        endpoints=[_endpoint_to_pb(endpoint) for endpoint in ticket.endpoints],
+    )
+
+
+def ticket_from_pb(message: pb.Ticket) -> Ticket:
+    """Convert a ticket."""
+    return Ticket(
+        ticket_id=message.ticket_id,
+        epoch=message.epoch,
+        instance_id=message.instance_id,
+        num_tokens=message.num_tokens,
+        first_token=message.first_token,
+        lease_s=message.lease_s,
+        endpoints=tuple(_endpoint_from_pb(endpoint) for endpoint in message.endpoints),
+    )
+
+
+def token_to_pb(token: TokenOutput) -> pb.TokenOutput:
+    """Convert one token."""
+    message = pb.TokenOutput(prompt_id=token.prompt_id, sequence=token.sequence, index=token.index)
+    if token.token_id is not None:
+        message.token_id = token.token_id
+    if token.finish is not None:
+        message.finish = token.finish
+    if token.stop_token_id is not None:
+        message.stop_token_id = token.stop_token_id
+    return message
+
+
+def token_from_pb(message: pb.TokenOutput) -> TokenOutput:
+    """Convert one token."""
+    return TokenOutput(
+        prompt_id=message.prompt_id,
+        sequence=message.sequence,
+        index=message.index,
+        token_id=message.token_id if message.HasField("token_id") else None,
+        finish=FinishReason(message.finish) if message.finish else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+    )
+
+
+def times_to_pb(times: StageTimes) -> pb.StageTimes:
+    """Convert stage times."""
+    return pb.StageTimes(
+        queue_s=times.queue_s,
+        reserve_s=times.reserve_s,
+        prefill_s=times.prefill_s,
+        send_s=times.send_s,
+        first_step_s=times.first_step_s,
+        kv_bytes=times.kv_bytes,
+        transport=times.transport,
+    )
+
+
+def times_from_pb(message: pb.StageTimes) -> StageTimes:
+    """Convert stage times."""
+    return StageTimes(
+        queue_s=message.queue_s if message.HasField("queue_s") else None,
+        reserve_s=message.reserve_s if message.HasField("reserve_s") else None,
+        prefill_s=message.prefill_s if message.HasField("prefill_s") else None,
+        send_s=message.send_s if message.HasField("send_s") else None,
+        first_step_s=message.first_step_s if message.HasField("first_step_s") else None,
+        kv_bytes=message.kv_bytes,
+        transport=message.transport,
+    )
+
+
+_LOAD_FIELDS = (
+    "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
+    "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
+)  # fmt: skip
+_LINK_FIELDS = ("peer_id", "transport", "state", "epoch", "bytes_sent", "failures")
+
+
+def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:
+    """Convert a load snapshot."""
+    message = pb.LoadSnapshot(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+    message.links.extend(pb.LinkStatus(**{name: getattr(link, name) for name in _LINK_FIELDS}) for link in load.links)
+    return message
+
+
+def load_from_pb(message: pb.LoadSnapshot) -> LoadSnapshot:
+    """Convert a load snapshot."""
+    links = tuple(LinkStatus(**{name: getattr(link, name) for name in _LINK_FIELDS}) for link in message.links)
+    return LoadSnapshot(**{name: getattr(message, name) for name in _LOAD_FIELDS}, links=links)
+
+
+_DESCRIPTION_FIELDS = (
+    "instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest",
+    "protocol_version", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "prefill_chunk_size",
+    "max_num_seqs", "device",
+)  # fmt: skip
+
+
+def description_to_pb(description: InstanceDescription) -> pb.InstanceDescription:
+    """Convert a description."""
+    message = pb.InstanceDescription(**{name: getattr(description, name) for name in _DESCRIPTION_FIELDS})
+    message.model_name = description.model.name
+    message.weights_digest = description.model.weights_digest
+    message.tokenizer_digest = description.model.tokenizer_digest
+    message.kv_tensors.extend(
+        pb.KvTensor(layer=t.layer, name=t.name, heads=t.heads, head_dim=t.head_dim, dtype=t.dtype)
+        for t in description.kv_tensors
+    )
+    message.endpoints.extend(_endpoint_to_pb(endpoint) for endpoint in description.endpoints)
+    return message
+
+
+def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
+    """Convert a description."""
+    values = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
+    values |= {"role": Role(message.role), "device_ids": tuple(message.device_ids)}
+    return InstanceDescription(
+        **values,
+        model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),
+        kv_tensors=tuple(KvTensor(t.layer, t.name, t.heads, t.head_dim, t.dtype) for t in message.kv_tensors),
+        endpoints=tuple(_endpoint_from_pb(endpoint) for endpoint in message.endpoints),
+    )
+
+
+def _endpoint_to_pb(endpoint: KvEndpoint) -> pb.KvEndpoint:
+    return pb.KvEndpoint(transport=endpoint.transport, address=endpoint.address, host_id=endpoint.host_id)
+
+
+def _endpoint_from_pb(message: pb.KvEndpoint) -> KvEndpoint:
+    return KvEndpoint(transport=message.transport, address=message.address, host_id=message.host_id)

@@ -1,0 +1,151 @@
+"""Commands and events <-> protobuf, both ways."""
+
+from wire import cluster_pb2 as pb
+from wire.convert import (
+    load_from_pb,
+    load_to_pb,
+    prompt_from_pb,
+    prompt_to_pb,
+    ticket_from_pb,
+    ticket_to_pb,
+    times_from_pb,
+    times_to_pb,
+    token_from_pb,
+    token_to_pb,
+)
+from wire.errors import InvalidRequest
+from wire.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    HandedOff,
+    Heartbeat,
+    OpenSession,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    SessionOpen,
+    Step,
+)
+
+
+def command_to_pb(command: Command) -> pb.CommandMessage:
+    """Convert a command."""
+    match command:
+        case OpenSession():
+            message = pb.OpenSession(scheduler_id=command.scheduler_id, epoch=command.epoch, lease_s=command.lease_s)
+            return pb.CommandMessage(open=message)
+        case Reserve():
+            return pb.CommandMessage(
+                reserve=pb.Reserve(
+                    prompt_id=command.prompt_id,
+                    request_id=command.request_id,
+                    token_ids=command.token_ids,
+                    num_sequences=command.num_sequences,
+                    probe=command.probe,
+                )
+            )
+        case Prefill():
+            prefill = pb.Prefill(prompt=prompt_to_pb(command.prompt), ticket=ticket_to_pb(command.ticket))
+            return pb.CommandMessage(prefill=prefill)
+        case Generate():
+            return pb.CommandMessage(generate=pb.Generate(prompt=prompt_to_pb(command.prompt)))
+        case Cancel():
+            cancel = pb.Cancel(prompt_id=command.prompt_id, sequence=command.sequence, reason=command.reason)
+            return pb.CommandMessage(cancel=cancel)
+        case Heartbeat():
+            return pb.CommandMessage(heartbeat=_heartbeat_to_pb(command))
+
+
+def command_from_pb(message: pb.CommandMessage) -> Command:
+    """Convert a command. Raises InvalidRequest for what no instance could act on."""
+    match message.WhichOneof("command"):
+        case "open":
+            return OpenSession(message.open.scheduler_id, message.open.epoch, message.open.lease_s)
+        case "reserve":
+            reserve = message.reserve
+            if not reserve.token_ids or reserve.num_sequences < 1:
+                raise InvalidRequest("Reserve needs tokens and at least one sequence")
+            return Reserve(
+                reserve.prompt_id, reserve.request_id, tuple(reserve.token_ids), reserve.num_sequences, reserve.probe
+            )
+        case "prefill":
+            return Prefill(prompt_from_pb(message.prefill.prompt), ticket_from_pb(message.prefill.ticket))
+        case "generate":
+            return Generate(prompt_from_pb(message.generate.prompt))
+        case "cancel":
+            cancel = message.cancel
+            return Cancel(cancel.prompt_id, cancel.sequence if cancel.HasField("sequence") else None, cancel.reason)
+        case "heartbeat":
+            return _heartbeat_from_pb(message.heartbeat)
+        case other:
+            raise InvalidRequest(f"a command this version does not know: {other}")
+
+
+def event_to_pb(event: Event) -> pb.EventMessage:
+    """Convert an event."""
+    match event:
+        case SessionOpen():
+            opened = pb.SessionOpen(instance_id=event.instance_id, epoch=event.epoch, load=load_to_pb(event.load))
+            return pb.EventMessage(session_open=opened)
+        case Reserved():
+            reserved = pb.Reserved(prompt_id=event.prompt_id, ticket=ticket_to_pb(event.ticket), seconds=event.seconds)
+            return pb.EventMessage(reserved=reserved)
+        case Refused():
+            refused = pb.Refused(prompt_id=event.prompt_id, error=event.error, message=event.message)
+            if event.load is not None:
+                refused.load.CopyFrom(load_to_pb(event.load))
+            return pb.EventMessage(refused=refused)
+        case Step():
+            step = pb.Step(tokens=[token_to_pb(token) for token in event.tokens], load=load_to_pb(event.load))
+            step.times.extend(pb.PromptTimes(prompt_id=p, times=times_to_pb(t)) for p, t in event.times)
+            return pb.EventMessage(step=step)
+        case HandedOff():
+            handed = pb.HandedOff(prompt_id=event.prompt_id, times=times_to_pb(event.times))
+            return pb.EventMessage(handed_off=handed)
+        case Failed():
+            failed = pb.Failed(prompt_id=event.prompt_id, error=event.error, message=event.message)
+            return pb.EventMessage(failed=failed)
+        case Heartbeat():
+            return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
+
+
+def event_from_pb(message: pb.EventMessage) -> Event:
+    """Convert an event. Raises InvalidRequest for one this version does not know."""
+    match message.WhichOneof("event"):
+        case "session_open":
+            opened = message.session_open
+            return SessionOpen(opened.instance_id, opened.epoch, load_from_pb(opened.load))
+        case "reserved":
+            reserved = message.reserved
+            return Reserved(reserved.prompt_id, ticket_from_pb(reserved.ticket), reserved.seconds)
+        case "refused":
+            refused = message.refused
+            load = load_from_pb(refused.load) if refused.HasField("load") else None
+            return Refused(refused.prompt_id, refused.error, refused.message, load)
+        case "step":
+            step = message.step
+            return Step(
+                tuple(token_from_pb(token) for token in step.tokens),
+                load_from_pb(step.load),
+                tuple((entry.prompt_id, times_from_pb(entry.times)) for entry in step.times),
+            )
+        case "handed_off":
+            return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))
+        case "failed":
+            return Failed(message.failed.prompt_id, message.failed.error, message.failed.message)
+        case "heartbeat":
+            return _heartbeat_from_pb(message.heartbeat)
+        case other:
+            raise InvalidRequest(f"an event this version does not know: {other}")
+
+
+def _heartbeat_to_pb(heartbeat: Heartbeat) -> pb.Heartbeat:
+    return pb.Heartbeat() if heartbeat.load is None else pb.Heartbeat(load=load_to_pb(heartbeat.load))
+
+
+def _heartbeat_from_pb(message: pb.Heartbeat) -> Heartbeat:
+    return Heartbeat(load_from_pb(message.load) if message.HasField("load") else None)

@@ -1,0 +1,54 @@
+"""The seam scheduler/instance inside one process: the same Protocols over plain calls, all on one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from wire.connection import InstanceService, ServedSession
+from wire.errors import InstanceLost
+from wire.messages import Command, Event, OpenSession
+from wire.types import InstanceDescription
+
+
+class InProcessConnection:
+    """The way to an instance in this process."""
+
+    def __init__(self, service: InstanceService) -> None:
+        self._service = service
+
+    async def describe(self, timeout_s: float) -> InstanceDescription:
+        """Ask what the instance is; answers at once."""
+        return self._service.describe()
+
+    async def open(self, hello: OpenSession, timeout_s: float) -> "InProcessSession":
+        """Open a session; answers at once."""
+        return InProcessSession(self._service.open(hello))
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+class InProcessSession:
+    """One open session."""
+
+    def __init__(self, served: ServedSession) -> None:
+        self._served = served
+        self._closed = False
+
+    async def send(self, command: Command) -> None:
+        """Hand the command over, in order."""
+        if self._closed:
+            raise InstanceLost("the session to the instance in this process is over")
+        self._served.handle(command)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield events until the session ends."""
+        async for event in self._served.events():
+            yield event
+        if not self._closed:
+            raise InstanceLost("the instance in this process ended the session")
+
+    async def close(self) -> None:
+        """End the session."""
+        self._closed = True
+        self._served.lost()
+        await asyncio.sleep(0)
