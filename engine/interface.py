@@ -96,6 +96,23 @@ class EngineLoad:
 class Blocks(Protocol):
     """Block accounting; thread-safe. `engine/blocks.py` is the implementation."""
 
+    num_total: int
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held by a sequence or a ticket, those of probes included."""
+        ...
+
+    @property
+    def num_probe(self) -> int:
+        """Blocks held by probes."""
+        ...
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks kept only because they may be wanted again."""
+        ...
+
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each. Raises NoCapacity, or NeverFits past the pool."""
         ...

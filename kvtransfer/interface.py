@@ -55,6 +55,11 @@ class SenderEvents(Protocol):
 class Sender(Protocol):
     """P's half. `begin`, `put`, `commit`, `abort` are idempotent and silent for a ticket already ended."""
 
+    @property
+    def bytes_sent(self) -> int:
+        """KV bytes announced and sent since the start."""
+        ...
+
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
         ...
@@ -97,6 +102,11 @@ class ReceiverEvents(Protocol):
 
 class Receiver(Protocol):
     """D's half."""
+
+    @property
+    def bytes_received(self) -> int:
+        """KV bytes received and verified since the start."""
+        ...
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:

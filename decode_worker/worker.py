@@ -1,0 +1,161 @@
+"""The decode half: reserve blocks under a ticket, admit what arrives, generate, free on every ending.
+
+reserve --> Reserved(ticket) --> frames arrive (receiver's threads) --> committed --> engine.admit --> Step ...
+                                                                    \\-> ended     --> blocks freed, Failed
+generate --> engine.add --> Step ...                     the whole prompt on this instance
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.ending import finish_of
+from engine.interface import Engine
+from kvtransfer.interface import Receiver
+from telemetry.logs import EventLogger
+from wire.convert import read_prompt
+from wire.errors import Cancelled, HandoffFailed, PdserveError, to_name
+from wire.messages import Event, Failed, Refused, Reserve, Reserved
+from wire.types import PromptState, TokenOutput
+
+log = EventLogger("decode")
+
+Post = Callable[[Callable[[Engine], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """Blocks waiting for a prompt's KV."""
+
+    reserve: Reserve
+    ticket_id: str
+
+
+class DecodeWorker:
+    """Owns reservations and the prompts that decode here; also the receiver's event sink (ReceiverEvents)."""
+
+    def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
+        self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
+        self._receiver: Receiver | None = None
+        self._lock = threading.Lock()
+        self._reservations: dict[str, _Reservation] = {}
+        self._prompt_by_ticket: dict[str, str] = {}
+        self._running: dict[str, set[int]] = {}
+
+    def use(self, receiver: Receiver) -> None:
+        """Bind the receiver, whose events come here."""
+        self._receiver = receiver
+
+    @property
+    def receiver(self) -> Receiver:
+        """The bound receiver."""
+        assert self._receiver is not None
+        return self._receiver
+
+    def reserve(self, command: Reserve) -> None:
+        """Answer Reserved with a ticket, or Refused with nothing left behind."""
+        began = self._clock()
+        layout = self._engine.info.layout
+        try:
+            blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)
+        except PdserveError as error:
+            self._emit(Refused(command.prompt_id, to_name(error), str(error)))
+            return
+        reservation = _Reservation(command, secrets.token_hex(16))
+        with self._lock:
+            self._reservations[command.prompt_id] = reservation
+            self._prompt_by_ticket[reservation.ticket_id] = command.prompt_id
+        ticket = self.receiver.open(
+            reservation.ticket_id, num_tokens=len(command.token_ids), first_token=0, block_ids=blocks
+        )
+        self._emit(Reserved(command.prompt_id, ticket, self._clock() - began))
+
+    def generate(self, state: PromptState) -> None:
+        """Run a whole prompt here. Raises InvalidRequest (and its kin) if this engine can never run it."""
+        self._engine.check(state)
+        with self._lock:
+            self._running[state.prompt_id] = set(range(state.params.n))
+        self._post(lambda engine: engine.add(state))
+
+    def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
+        """Every frame is in: admit the prompt. Raising leaves the blocks to `ended`."""
+        state = read_prompt(description)
+        self._engine.check(state)
+        with self._lock:
+            prompt_id = self._prompt_by_ticket.get(ticket_id)
+            reservation = self._reservations.get(prompt_id) if prompt_id is not None else None
+            if prompt_id is None or reservation is None:
+                raise HandoffFailed(f"ticket {ticket_id} is not waited for here any more")
+            if state.prompt_id != prompt_id or state.token_ids != reservation.reserve.token_ids or not state.outputs:
+                raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
+            del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
+            self._running[prompt_id] = self._unfinished(state)
+        log.debug("kv_received", request_id=state.request_id, bytes=kv_bytes)
+        self._post(lambda engine: self._admit(engine, state, block_ids))
+
+    def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
+        """A ticket ended without commit: free its blocks and say so."""
+        self._engine.blocks.release(block_ids)
+        with self._lock:
+            prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
+            reservation = self._reservations.pop(prompt_id, None) if prompt_id is not None else None
+        if prompt_id is not None and reservation is not None:
+            self._emit(Failed(prompt_id, HandoffFailed.__name__, reason))
+
+    def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:
+        """Note which sequences ended. Engine thread."""
+        with self._lock:
+            for token in tokens:
+                if token.finish is not None:
+                    self._finished(token.prompt_id, token.sequence)
+
+    def on_failed(self, prompt_id: str, error: BaseException) -> bool:
+        """The engine gave a prompt up. Returns whether it was one of ours."""
+        with self._lock:
+            known = self._running.pop(prompt_id, None) is not None
+        if known:
+            self._emit(Failed(prompt_id, to_name(error), str(error)))
+        return known
+
+    def cancel(self, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None]) -> bool:
+        """End a prompt, or one of its sequences; `answer` gets the endings. Returns whether it was one of ours."""
+        with self._lock:
+            reservation = self._reservations.pop(prompt_id, None)
+            if reservation is not None:
+                self._prompt_by_ticket.pop(reservation.ticket_id, None)
+            running = prompt_id in self._running
+        if reservation is not None:
+            self.receiver.abort(reservation.ticket_id, reason)
+            self._emit(Failed(prompt_id, Cancelled.__name__, reason))
+        elif running:
+            self._post(lambda engine: answer(engine.cancel(prompt_id, sequence)))
+        return reservation is not None or running
+
+    def cancel_all(self, reason: str, answer: Callable[..., None]) -> None:
+        """End everything here."""
+        for prompt_id in [*self._reservations, *self._running]:
+            self.cancel(prompt_id, None, reason, answer)
+
+    def _unfinished(self, state: PromptState) -> set[int]:
+        longest = self._engine.info.max_model_len
+        return {
+            index
+            for index, output in enumerate(state.outputs)
+            if finish_of(output, state.params, prompt_length=len(state.token_ids), max_model_len=longest) is None
+        }
+
+    def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...]) -> None:
+        with self._lock:
+            known = state.prompt_id in self._running
+        if known:
+            engine.admit(state, block_ids)
+        else:
+            engine.blocks.release(block_ids)
+
+    def _finished(self, prompt_id: str, sequence: int) -> None:
+        left = self._running.get(prompt_id)
+        if left is not None:
+            left.discard(sequence)
+            if not left:
+                del self._running[prompt_id]

@@ -1,0 +1,76 @@
+"""Make an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
+
+import time
+from collections.abc import Callable
+
+from engine.core import EngineCore
+from engine.interface import Model
+from instance.config import InstanceConfig
+from instance.host import Identity, InstanceHost
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender
+from wire.errors import ConfigError
+
+
+def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
+    """Load the model and make its engine; return it with notes for the log. Blocks; heavy."""
+    model, notes = _fake_model(config) if config.options.engine == "fake" else _torch_model(config)
+    options, max_model_len = config.options, model.info.max_model_len
+    if options.max_model_len is not None and options.max_model_len > max_model_len:
+        raise ConfigError(f"--max-model-len {options.max_model_len} exceeds the model's {max_model_len}")
+    core = EngineCore(
+        model,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens(max_model_len),
+        prefill_chunk_size=options.prefill_chunk_size,
+        clock=time.monotonic,
+    )
+    return core, notes
+
+
+def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identity, host: InstanceHost) -> None:
+    """Open the KV listeners and start the instance's threads."""
+    clock: Callable[[], float] = time.monotonic
+    receiver = KvReceiver(
+        engine.memory,
+        instance_id=identity.instance_id,
+        epoch=identity.epoch,
+        host=config.options.host,
+        transports=config.transports,
+        events=host.workers.decode,
+        clock=clock,
+        lease_s=config.ticket_lease_s,
+        port_range=config.port_range(),
+    )
+    sender = KvSender(
+        engine.memory,
+        instance_id=identity.instance_id,
+        epoch=identity.epoch,
+        transports=config.transports,
+        events=host.workers.prefill,
+        clock=clock,
+        progress_age=host.loop.progress_age,
+    )
+    host.start(sender, receiver)
+
+
+def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
+    from engine.loader import load_model
+
+    options = config.options
+    loaded = load_model(
+        options.model,
+        dtype=options.dtype,
+        block_size=options.block_size,
+        kv_cache_memory=options.kv_cache_memory,
+        num_threads=len(config.cores) or None,
+        attention_backend=options.attention_backend,
+        max_model_len=options.max_model_len,
+    )
+    return loaded.model, tuple(loaded.notes)
+
+
+def _fake_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
+    from engine.fake import FakeModel, fake_info
+
+    raise NotImplementedError((FakeModel, fake_info))

@@ -1,0 +1,93 @@
+"""The engine thread: runs what others post between steps, then one step, for ever; its turns are the progress mark."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.interface import Chunk, Engine, OnLayer, StepResult
+from telemetry.logs import EventLogger
+
+log = EventLogger("engine")
+
+IDLE_TURN_S = 0.5
+
+
+class EngineLoop:
+    """Owns the one thread that may call the engine."""
+
+    def __init__(
+        self, engine: Engine, *, clock: Callable[[], float], on_layer: OnLayer, on_step: Callable[[StepResult], None]
+    ) -> None:
+        self._engine, self._clock = engine, clock
+        self._on_layer, self._on_step = on_layer, on_step
+        self._inbox: deque[Callable[[Engine], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._mark = clock()
+        self.steps = 0
+        self.step_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._mark = self._clock()
+        self._thread.start()
+
+    def post(self, work: Callable[[Engine], None]) -> None:
+        """Run `work` on the engine thread, between steps, in the order posted. Any thread; never waits."""
+        with self._wake:
+            self._inbox.append(work)
+            self._wake.notify()
+
+    def progress_age(self) -> float:
+        """Return seconds since the loop last turned, or finished a layer."""
+        return max(0.0, self._clock() - self._mark)
+
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the thread to end after its step; return whether it did in time."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._run_inbox()
+            self._mark = self._clock()
+            if self._engine.has_work():
+                self._step()
+            else:
+                self._idle()
+
+    def _run_inbox(self) -> None:
+        while self._inbox:
+            work = self._inbox.popleft()
+            try:
+                work(self._engine)
+            except Exception as error:  # noqa: BLE001 - one request's work must not end the loop
+                log.error("posted_work_failed", error, error=error)
+
+    def _step(self) -> None:
+        try:
+            result = self._engine.step(self._layer_done)
+        except Exception as error:  # noqa: BLE001 - the engine answers per prompt; what is left is logged, never fatal
+            log.error("step_failed", error, error=error)
+            return
+        self.steps += 1
+        self.step_seconds += result.seconds
+        self._mark = self._clock()
+        self._on_step(result)
+
+    def _layer_done(self, layer: int, chunks: Sequence[Chunk]) -> None:
+        self._mark = self._clock()
+        self._on_layer(layer, chunks)
+
+    def _idle(self) -> None:
+        with self._wake:
+            if not self._inbox and not self._stopping:
+                self._wake.wait(IDLE_TURN_S)

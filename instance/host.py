@@ -1,0 +1,173 @@
+"""One instance: engine loop, KV sender and receiver, both workers, and the session that commands them.
+
+session --commands--> workers --post--> engine loop --results--> workers --events--> session
+                         |  put, commit            ^ admit
+                         v                         |
+                      sender ==link to a peer==> receiver
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.interface import Chunk, Engine, StepResult
+from instance.config import InstanceConfig
+from instance.engine_loop import EngineLoop
+from instance.session import InstanceSession
+from instance.workers import Workers
+from kvtransfer.interface import Receiver, Sender
+from telemetry.logs import EventLogger
+from wire.errors import Incompatible
+from wire.messages import Event, Heartbeat, OpenSession, SessionOpen
+from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
+
+log = EventLogger("instance")
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is: a readable id, and an epoch that no other process ever had."""
+
+    instance_id: str
+    epoch: int
+
+    @classmethod
+    def new(cls, config: InstanceConfig, port: int) -> "Identity":
+        """Name a fresh process after its place and role."""
+        return cls(f"{config.role}-{config.options.host}:{port}", secrets.randbits(63))
+
+
+class InstanceHost:
+    """Composes one instance and serves its sessions (InstanceService). Its methods run on the event loop's thread."""
+
+    def __init__(
+        self, config: InstanceConfig, engine: Engine, identity: Identity, port: int, clock: Callable[[], float]
+    ):
+        self.config, self.engine, self.identity = config, engine, identity
+        self._port = port
+        self.loop = EngineLoop(engine, clock=clock, on_layer=self._on_layer, on_step=self._on_step)
+        self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
+        self._session: InstanceSession | None = None
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self, sender: Sender, receiver: Receiver) -> None:
+        """Bind the hand-off, start the engine thread and the session watch. Needs a running event loop."""
+        self._sender, self._receiver = sender, receiver
+        self.workers.prefill.use(sender)
+        self.workers.decode.use(receiver)
+        self.loop.start()
+        self._watch = asyncio.get_running_loop().create_task(self._watch_session())
+
+    async def stop(self) -> None:
+        """End all work, then the threads."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._session is not None:
+            self._session.lost()
+        assert self._sender is not None and self._receiver is not None
+        await asyncio.to_thread(self._sender.close)
+        await asyncio.to_thread(self._receiver.close)
+        if not await asyncio.to_thread(self.loop.stop, self.config.drain_s):
+            log.warning("engine_still_stepping", waited_s=self.config.drain_s)
+
+    def describe(self) -> InstanceDescription:
+        """Return what this instance is."""
+        info, options = self.engine.info, self.config.options
+        assert self._receiver is not None
+        return InstanceDescription(
+            instance_id=self.identity.instance_id,
+            epoch=self.identity.epoch,
+            server_ip=self.config.server_ip,
+            device_ids=self.config.device_ids,
+            host=options.host,
+            port=self._port,
+            pid=os.getpid(),
+            role=self.config.role,
+            table_digest=self.config.table_digest,
+            protocol_version=PROTOCOL_VERSION,
+            model=info.model,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            dtype=info.dtype,
+            block_size=info.layout.block_size,
+            num_blocks=info.layout.num_blocks,
+            kv_tensors=info.layout.tensors,
+            prefill_chunk_size=options.prefill_chunk_size,
+            max_num_seqs=options.max_num_seqs,
+            endpoints=self._receiver.endpoints,
+            device=info.device,
+        )
+
+    def open(self, hello: OpenSession) -> InstanceSession:
+        """Accept a session; an older one of the same scheduler ends. Raises Incompatible if another one holds us."""
+        old = self._session
+        if old is not None and not old.over:
+            if old.hello.scheduler_id != hello.scheduler_id:
+                raise Incompatible(
+                    f"{self.identity.instance_id} serves scheduler {old.hello.scheduler_id}, heard "
+                    f"{old.silent_for():.1f} s ago; scheduler {hello.scheduler_id} must wait until it is gone"
+                )
+            if old.hello.epoch > hello.epoch:
+                raise Incompatible(f"session epoch {hello.epoch} is older than the living one, {old.hello.epoch}")
+            old.lost()
+        session = InstanceSession(hello, self.workers, self._session_over)
+        self._session = session
+        session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
+        log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
+        return session
+
+    def load(self) -> LoadSnapshot:
+        """Return the figures of now. Any thread."""
+        blocks, engine = self.engine.blocks, self.engine.load()
+        sender, receiver = self._sender, self._receiver
+        links = sender.links() if sender is not None else ()
+        return LoadSnapshot(
+            blocks_total=blocks.num_total,
+            blocks_used=blocks.num_used,
+            blocks_probe=blocks.num_probe,
+            blocks_cached=blocks.num_cached,
+            running=engine.running,
+            waiting=engine.waiting,
+            uncomputed_tokens=engine.uncomputed_tokens,
+            held_prompts=engine.held_prompts,
+            progress_age_s=self.loop.progress_age(),
+            steps=self.loop.steps,
+            step_seconds=self.loop.step_seconds,
+            kv_bytes_sent=sender.bytes_sent if sender is not None else 0,
+            kv_bytes_received=receiver.bytes_received if receiver is not None else 0,
+            preemptions=engine.preemptions,
+            links=links,
+        )
+
+    def _on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
+        self.workers.prefill.on_layer(layer, chunks)
+
+    def _on_step(self, result: StepResult) -> None:
+        self.workers.on_step(result)
+
+    def _emit(self, event: Event) -> None:
+        session = self._session
+        if session is not None and not session.over:
+            session.emit(event)
+
+    def _session_over(self, session: InstanceSession) -> None:
+        log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
+        if session is self._session:
+            self.workers.cancel_all("the scheduler's session is over")
+
+    async def _watch_session(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            session = self._session
+            if session is None or session.over:
+                continue
+            if session.silent_for() > session.hello.lease_s:
+                session.lost()
+            else:
+                session.emit(Heartbeat(self.load()))

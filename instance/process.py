@@ -1,0 +1,79 @@
+"""One instance as a process: lock the entry, bind, load, serve gRPC until a signal, leave nothing behind."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+from engine.core import EngineCore
+from instance.build import build_engine, connect_handoff
+from instance.config import InstanceConfig
+from instance.entry_lock import EntryLock
+from instance.host import Identity, InstanceHost
+from telemetry.logs import EventLogger
+from wire.grpc_connection import GrpcServer
+
+log = EventLogger("instance")
+
+STOP_GRACE_S = 1.0
+
+
+def run(config: InstanceConfig) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must mend."""
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    lock = EntryLock(config.table_digest, config.server_ip, config.device_ids)
+    try:
+        asyncio.run(_serve(config))
+    finally:
+        lock.close()
+    return 0
+
+
+async def _serve(config: InstanceConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = GrpcServer(config.options.host, config.options.port)
+    port = server.bind()
+    began = time.monotonic()
+    loaded = await _load_unless_stopped(config, stop)
+    if loaded is None:
+        await server.stop(0)
+        return
+    engine, notes = loaded
+    for note in notes:
+        log.info("note", text=note)
+    identity = Identity.new(config, port)
+    host = InstanceHost(config, engine, identity, port, time.monotonic)
+    connect_handoff(config, engine, identity, host)
+    await server.start(host)
+    log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
+    await stop.wait()
+    log.info("stopping", instance=identity.instance_id)
+    await server.stop(STOP_GRACE_S)
+    await host.stop()
+
+
+async def _load_unless_stopped(
+    config: InstanceConfig, stop: asyncio.Event
+) -> tuple[EngineCore, tuple[str, ...]] | None:
+    """Load in a daemon thread, so that a signal in the middle ends the process at once; None if one came."""
+    loop = asyncio.get_running_loop()
+    loading: asyncio.Future[tuple[EngineCore, tuple[str, ...]]] = loop.create_future()
+
+    def load() -> None:
+        try:
+            built = build_engine(config)
+            loop.call_soon_threadsafe(loading.set_result, built)
+        except Exception as error:  # noqa: BLE001 - carried to the waiting task
+            loop.call_soon_threadsafe(loading.set_exception, error)
+
+    threading.Thread(target=load, name="load", daemon=True).start()
+    stopped = loop.create_task(stop.wait())
+    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        return None
+    stopped.cancel()
+    return loading.result()

@@ -1,0 +1,87 @@
+"""One scheduler's session with this instance: its commands go to the workers, their events go to it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from instance.workers import Workers
+from telemetry.logs import EventLogger
+from wire.errors import PdserveError, to_name
+from wire.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    Heartbeat,
+    OpenSession,
+    Prefill,
+    Refused,
+    Reserve,
+)
+
+log = EventLogger("instance")
+
+
+class InstanceSession:
+    """Serves one session (ServedSession). Lives on the event loop's thread; `emit` may be called from any."""
+
+    def __init__(self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None]) -> None:
+        self.hello = hello
+        self._workers, self._on_over = workers, on_over
+        self._loop = loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._last_heard = loop.time()
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the session ended."""
+        return self._over
+
+    def silent_for(self) -> float:
+        """Return seconds since the scheduler was last heard."""
+        return self._loop.time() - self._last_heard
+
+    def emit(self, event: Event) -> None:
+        """Queue an event for the scheduler. Any thread; order is kept per thread."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+
+    def handle(self, command: Command) -> None:
+        """Take one command."""
+        self._last_heard = self._loop.time()
+        if self._over:
+            return
+        match command:
+            case Reserve():
+                self._workers.decode.reserve(command)
+            case Prefill():
+                self._guard(
+                    command.prompt.prompt_id, lambda: self._workers.prefill.accept(command.prompt, command.ticket)
+                )
+            case Generate():
+                self._guard(command.prompt.prompt_id, lambda: self._workers.decode.generate(command.prompt))
+            case Cancel():
+                self._workers.cancel(command)
+            case Heartbeat() | OpenSession():
+                pass
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield events until the session is over."""
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+    def lost(self) -> None:
+        """The scheduler is gone: end all its work."""
+        if not self._over:
+            self._over = True
+            self._on_over(self)
+            self._queue.put_nowait(None)
+
+    def _guard(self, prompt_id: str, accept: Callable[[], None]) -> None:
+        try:
+            accept()
+        except PdserveError as error:
+            self.emit(Refused(prompt_id, to_name(error), str(error)))
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a command: it answers, the session lives
+            log.error("command_failed", error, prompt_id=prompt_id, error=error)
+            self.emit(Failed(prompt_id, to_name(error), "the instance failed to take this prompt; see its log"))

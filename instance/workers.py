@@ -1,0 +1,54 @@
+"""Both halves of an instance over one engine: routes a step's results and a cancel to the half they belong to."""
+
+from collections.abc import Callable, Iterable
+
+from decode_worker.worker import DecodeWorker
+from engine.interface import Engine, StepResult
+from prefill_worker.worker import PrefillWorker
+from wire.messages import Cancel, Event, Step
+from wire.types import LoadSnapshot, StageTimes, TokenOutput
+
+Post = Callable[[Callable[[Engine], None]], None]
+
+
+class Workers:
+    """The prefill and the decode half. `emit` must be callable from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        post: Post,
+        emit: Callable[[Event], None],
+        load: Callable[[], LoadSnapshot],
+        clock: Callable[[], float],
+    ) -> None:
+        self.prefill = PrefillWorker(engine, post, emit, clock)
+        self.decode = DecodeWorker(engine, post, emit, clock)
+        self._emit, self._load = emit, load
+
+    def on_step(self, result: StepResult) -> None:
+        """Send one message with all new tokens, then commit what was prefilled. Engine thread."""
+        times = tuple((prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps)
+        self.send_tokens(result.tokens, times)
+        for prefilled in result.prefilled:
+            self.prefill.on_prefilled(prefilled)
+        for prompt_id, error in result.failed:
+            if not self.prefill.on_failed(prompt_id, error):
+                self.decode.on_failed(prompt_id, error)
+
+    def send_tokens(self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = ()) -> None:
+        """Send tokens and endings, with the load after them."""
+        tokens = tuple(tokens)
+        if tokens or times:
+            self.decode.on_tokens(tokens)
+            self._emit(Step(tokens, self._load(), times))
+
+    def cancel(self, command: Cancel) -> None:
+        """End a prompt or one of its sequences; silent for a prompt not known."""
+        if not self.prefill.cancel(command.prompt_id, command.reason):
+            self.decode.cancel(command.prompt_id, command.sequence, command.reason, self.send_tokens)
+
+    def cancel_all(self, reason: str) -> None:
+        """End everything."""
+        self.prefill.cancel_all(reason)
+        self.decode.cancel_all(reason, self.send_tokens)

@@ -1,0 +1,148 @@
+"""The prefill half: compute a prompt for a ticket, announce its KV layer by layer, commit, release on every ending.
+
+accept --> engine computes chunks --on_layer--> sender.put      (engine thread, nothing waits)
+       --> first tokens go to the scheduler --> sender.commit   (engine thread)
+       --> acked | failed --> blocks released, HandedOff | Failed (sender's threads)
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.interface import Chunk, Engine, Prefilled
+from kvtransfer.interface import Sender, SendStats
+from telemetry.logs import EventLogger
+from wire.convert import describe_prompt
+from wire.errors import Cancelled, PdserveError, to_name
+from wire.messages import Event, Failed, HandedOff
+from wire.types import PromptState, StageTimes, Ticket
+
+log = EventLogger("prefill")
+
+Post = Callable[[Callable[[Engine], None]], None]
+
+
+@dataclass(slots=True)
+class _Handing:
+    """One prompt on its way out. Guarded by the worker's lock."""
+
+    request_id: str
+    ticket: Ticket
+    prefill_s: float | None = None
+    committed_at: float | None = None
+
+
+class PrefillWorker:
+    """Owns the prompts this instance prefills for others; also the sender's event sink (SenderEvents)."""
+
+    def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
+        self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
+        self._sender: Sender | None = None
+        self._lock = threading.Lock()
+        self._handing: dict[str, _Handing] = {}
+        self._prompt_by_ticket: dict[str, str] = {}
+
+    def use(self, sender: Sender) -> None:
+        """Bind the sender, whose events come here."""
+        self._sender = sender
+
+    @property
+    def sender(self) -> Sender:
+        """The bound sender."""
+        assert self._sender is not None
+        return self._sender
+
+    def accept(self, state: PromptState, ticket: Ticket) -> None:
+        """Take a prompt. Raises InvalidRequest (and its kin) if this engine can never run it."""
+        self._engine.check(state)
+        with self._lock:
+            self._handing[state.prompt_id] = _Handing(state.request_id, ticket)
+            self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
+        self.sender.begin(ticket)
+        self._post(lambda engine: engine.add(state, hold=True))
+
+    def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
+        """Announce a layer's KV of this step's chunks. Engine thread."""
+        for chunk in chunks:
+            handing = self._handing.get(chunk.prompt_id)
+            if handing is not None:
+                start = max(chunk.start, handing.ticket.first_token)
+                if start < chunk.end:
+                    self.sender.put(handing.ticket.ticket_id, layer, start, chunk.end, chunk.block_ids)
+
+    def on_prefilled(self, prefilled: Prefilled) -> None:
+        """The first tokens are on their way to the scheduler: commit, or end the ticket if nothing is left."""
+        prompt_id = prefilled.state.prompt_id
+        with self._lock:
+            handing = self._handing.get(prompt_id)
+            if handing is None:
+                return
+            handing.prefill_s, handing.committed_at = prefilled.seconds, self._clock()
+        if prefilled.finished:
+            self._forget(prompt_id)
+            self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
+            self._emit(HandedOff(prompt_id, StageTimes(prefill_s=prefilled.seconds)))
+        else:
+            self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
+
+    def on_failed(self, prompt_id: str, error: BaseException) -> bool:
+        """The engine gave a prompt up. Returns whether it was one of ours."""
+        handing = self._forget(prompt_id)
+        if handing is None:
+            return False
+        self.sender.abort(handing.ticket.ticket_id, str(error))
+        self._emit(Failed(prompt_id, to_name(error), str(error)))
+        return True
+
+    def acked(self, ticket_id: str, stats: SendStats) -> None:
+        """The receiver committed: free the blocks and tell the scheduler."""
+        prompt_id = self._prompt_by_ticket.get(ticket_id)
+        handing = self._forget(prompt_id) if prompt_id is not None else None
+        if prompt_id is None or handing is None:
+            return
+        self._post(lambda engine: engine.release(prompt_id))
+        send_s = None if handing.committed_at is None else self._clock() - handing.committed_at
+        log.debug("kv_sent", request_id=handing.request_id, bytes=stats.kv_bytes, tail_s=send_s, total_s=stats.seconds)
+        times = StageTimes(
+            prefill_s=handing.prefill_s, send_s=send_s, kv_bytes=stats.kv_bytes, transport=stats.transport
+        )
+        self._emit(HandedOff(prompt_id, times))
+
+    def failed(self, ticket_id: str, error: PdserveError) -> None:
+        """The hand-off ended badly: free the blocks and tell the scheduler why."""
+        prompt_id = self._prompt_by_ticket.get(ticket_id)
+        handing = self._forget(prompt_id) if prompt_id is not None else None
+        if prompt_id is None or handing is None:
+            return
+        log.warning("handoff_failed", request_id=handing.request_id, error=error)
+        self._drop(prompt_id)
+        self._emit(Failed(prompt_id, to_name(error), str(error)))
+
+    def cancel(self, prompt_id: str, reason: str) -> bool:
+        """End a prompt here. Returns whether it was one of ours."""
+        handing = self._forget(prompt_id)
+        if handing is None:
+            return False
+        self.sender.abort(handing.ticket.ticket_id, reason)
+        self._drop(prompt_id)
+        self._emit(Failed(prompt_id, Cancelled.__name__, reason))
+        return True
+
+    def cancel_all(self, reason: str) -> None:
+        """End every prompt here."""
+        for prompt_id in list(self._handing):
+            self.cancel(prompt_id, reason)
+
+    def _drop(self, prompt_id: str) -> None:
+        def drop(engine: Engine) -> None:
+            engine.cancel(prompt_id)
+            engine.release(prompt_id)
+
+        self._post(drop)
+
+    def _forget(self, prompt_id: str) -> _Handing | None:
+        with self._lock:
+            handing = self._handing.pop(prompt_id, None)
+            if handing is not None:
+                self._prompt_by_ticket.pop(handing.ticket.ticket_id, None)
+            return handing
