@@ -13,8 +13,8 @@ KNOWN_TRANSPORTS = ("shm", "tcp")
 class InstanceConfig:
     """One instance.
 
-    `server_ip` and `device_ids` are its table entry; `cores` are the CPU cores it runs on (empty: all); `session_lease_s`
-    bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a silent sender's reservation is.
+    `server_ip` and `device_ids` are its table entry; `cores` are the CPU cores it runs on (empty: all).
+    `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is.
     """
 
     options: EngineOptions

@@ -70,7 +70,8 @@ class InstanceHost:
             self._watch.cancel()
         if self._session is not None:
             self._session.lost()
-        assert self._sender is not None and self._receiver is not None
+        assert self._sender is not None
+        assert self._receiver is not None
         await asyncio.to_thread(self._sender.close)
         await asyncio.to_thread(self._receiver.close)
         if not await asyncio.to_thread(self.loop.stop, self.config.drain_s):

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 from engine.core import EngineCore
 from instance.build import build_engine, connect_handoff
@@ -72,7 +73,8 @@ async def _load_unless_stopped(
 
     threading.Thread(target=load, name="load", daemon=True).start()
     stopped = loop.create_task(stop.wait())
-    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    waits: set[asyncio.Future[Any]] = {loading, stopped}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         return None
     stopped.cancel()

@@ -1,0 +1,38 @@
+"""One instance inside this process, for the monolithic server: the same host, reached without a socket."""
+
+import asyncio
+import time
+
+from instance.build import build_engine, connect_handoff
+from instance.config import InstanceConfig
+from instance.host import Identity, InstanceHost
+from wire.inprocess import InProcessConnection
+
+
+class LocalInstance:
+    """A loaded instance on this process's event loop."""
+
+    def __init__(self, host: InstanceHost, notes: tuple[str, ...]) -> None:
+        self._host = host
+        self.notes = notes
+
+    @classmethod
+    async def start(cls, config: InstanceConfig) -> "LocalInstance":
+        """Load the model off the loop and start the engine thread."""
+        engine, notes = await asyncio.to_thread(build_engine, config)
+        identity = Identity.new(config, config.options.port)
+        host = InstanceHost(config, engine, identity, config.options.port, time.monotonic)
+        connect_handoff(config, engine, identity, host)
+        return cls(host, notes)
+
+    def connection(self) -> InProcessConnection:
+        """Return the way to it."""
+        return InProcessConnection(self._host)
+
+    def progress_age(self) -> float:
+        """Return seconds since the engine loop last turned; infinite once its thread is dead."""
+        return self._host.loop.progress_age() if self._host.loop.alive() else float("inf")
+
+    async def stop(self) -> None:
+        """End all work and threads."""
+        await self._host.stop()

@@ -1,0 +1,144 @@
+"""What goes over the wire comes back equal, and what is wrong is refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.convert import (
+    check_params,
+    describe_prompt,
+    description_from_pb,
+    description_to_pb,
+    read_prompt,
+)
+from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
+from wire.errors import InvalidRequest
+from wire.kv_layout import KvTensor
+from wire.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    HandedOff,
+    Heartbeat,
+    OpenSession,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    SessionOpen,
+    Step,
+)
+from wire.types import (
+    FinishReason,
+    InstanceDescription,
+    KvEndpoint,
+    LinkStatus,
+    LoadSnapshot,
+    ModelIdentity,
+    PromptState,
+    Role,
+    SamplingParams,
+    StageTimes,
+    Ticket,
+    TokenOutput,
+)
+
+LOAD = LoadSnapshot(9, 4, 1, 0, 2, 1, 77, 1, 0.5, 10, 1.5, 1000, 2000, 3, (LinkStatus("d", "shm", "up", 7, 5, 1),))
+TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, (KvEndpoint("shm", "name", "boot"), KvEndpoint("tcp", "h:1")))
+PARAMS = SamplingParams(max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1)
+PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6)), probe=True)
+
+COMMANDS: list[Command] = [
+    OpenSession("s", 5, 10.0),
+    Reserve("r/0", "r", (1, 2), 2, True),
+    Prefill(PROMPT, TICKET),
+    Generate(PROMPT),
+    Cancel("r/0", 1, "client gone"),
+    Cancel("r/0"),
+    Heartbeat(),
+]
+EVENTS: list[Event] = [
+    SessionOpen("i", 7, LOAD),
+    Reserved("r/0", TICKET, 0.001),
+    Refused("r/0", "NoCapacity", "full", LOAD),
+    Refused("r/0", "NeverFits", "too big"),
+    Step(
+        (TokenOutput("r/0", 0, 0, 42), TokenOutput("r/0", 1, 3, None, FinishReason.CANCELLED)),
+        LOAD,
+        (("r/0", StageTimes(first_step_s=0.1)),),
+    ),
+    Step((TokenOutput("r/0", 0, 4, 0, FinishReason.STOP, 0),), LOAD),
+    HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm")),
+    Failed("r/0", "InternalError", "words"),
+    Heartbeat(LOAD),
+    Heartbeat(),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
+def test_every_command_comes_back_equal(command: Command) -> None:
+    assert command_from_pb(command_to_pb(command)) == command
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_every_event_comes_back_equal(event: Event) -> None:
+    assert event_from_pb(event_to_pb(event)) == event
+
+
+def test_a_description_comes_back_equal() -> None:
+    description = InstanceDescription(
+        "i", 3, "10.0.0.1", ("4", "5"), "0.0.0.0", 8088, 12, Role.PREFILL, "dig", 1, ModelIdentity("m", "w", "t"),
+        4096, 49152, "float32", 16, 100, (KvTensor(0, "k", 3, 64, "float32"),), 512, 256, TICKET.endpoints, "cpu",
+    )  # fmt: skip
+
+    assert description_from_pb(description_to_pb(description)) == description
+
+
+def test_a_prompt_description_comes_back_equal() -> None:
+    assert read_prompt(describe_prompt(PROMPT)) == PROMPT
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_description_are_a_prompt_or_an_invalid_request(data: bytes) -> None:
+    try:
+        state = read_prompt(data)
+    except InvalidRequest:
+        return
+    assert state.token_ids
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("min_p", 1.1),
+        ("n", 0),
+        ("min_tokens", 6),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
+    values = {"max_tokens": 5, field: value}
+
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        check_params(SamplingParams(**values))  # type: ignore[arg-type]
+
+    assert caught.value.param == field
+    assert str(value) in str(caught.value)
+
+
+def test_a_reserve_without_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="tokens"):
+        command_from_pb(command_to_pb(Reserve("r/0", "r", (), 1)))
+
+
+def test_outputs_for_some_sequences_only_are_refused() -> None:
+    state = PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1, n=3), ((4,),))
+
+    with pytest.raises(InvalidRequest, match="n=3"):
+        read_prompt(describe_prompt(state))

@@ -1,0 +1,36 @@
+"""Flags are read from one dataclass."""
+
+import pytest
+
+from wire.errors import ConfigError
+from wire.options import EngineOptions, Parser, add_flags, from_namespace, parse_bytes
+
+
+def read(*argv: str) -> EngineOptions:
+    parser = Parser(prog="x", allow_abbrev=False)
+    add_flags(parser, EngineOptions, "engine")
+    return from_namespace(EngineOptions, parser.parse_args(list(argv)))
+
+
+def test_both_ways_to_write_a_flag() -> None:
+    options = read("--model=m", "--port", "8088", "--served-model-name", "a,b", "c", "--kv-cache-memory=512MiB")
+
+    assert (options.model, options.port, options.kv_cache_memory) == ("m", 8088, 512 * 2**20)
+    assert options.served_names() == ("a", "b", "c", "m")
+
+
+def test_an_unknown_flag_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="--modle: did you mean --model"):
+        read("--modle", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), ("1GiB", 2**30), ("2 GB", 2 * 10**9), ("1.5MiB", 3 * 2**19)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+def test_a_size_that_is_none_is_refused_with_its_value() -> None:
+    with pytest.raises(ConfigError, match="'lots'"):
+        parse_bytes("lots")
