@@ -1,0 +1,11 @@
+#!/usr/bin/env python3
+"""The guide's ranktable tool, run from the clone with the standard library alone: --mode gen|merge."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
+    from ranktable_tools.guide import main
+
+    raise SystemExit(main())

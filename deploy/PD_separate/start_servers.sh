@@ -1,0 +1,43 @@
+#!/bin/sh
+# Start one process of the cluster, as the guide does. Its role comes from the tables:
+#   GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same file everywhere
+#   RANK_TABLE_FILE_PATH         the local ranktable of this process
+#   NODE_PORTS, USE_OPENAI       for the scheduler alone
+# The flags are pdserve's. PDSERVE_PYTHON names another Python than the clone's .venv or python3.
+set -eu
+
+# torch_npu would take this one for its own and build its groups from it.
+unset RANK_TABLE_FILE
+
+fail() {
+    echo "start_servers.sh: $1" >&2
+    exit 2
+}
+
+script=$(readlink -f -- "$0")
+clone=$(dirname -- "$(dirname -- "$(dirname -- "$script")")")
+
+if [ -n "${PDSERVE_PYTHON:-}" ]; then
+    python=$PDSERVE_PYTHON
+elif [ -x "$clone/.venv/bin/python" ]; then
+    python=$clone/.venv/bin/python
+else
+    python=python3
+fi
+command -v "$python" >/dev/null 2>&1 || fail "no Python at $python: run scripts/install, or set PDSERVE_PYTHON"
+
+# -P keeps the current folder out of the import path.
+finds() {
+    "$python" -P -c 'import sys; from importlib.util import find_spec; sys.exit(find_spec(sys.argv[1]) is None)' "$1"
+}
+
+"$python" -P -c '' 2>/dev/null || fail "$python is older than Python 3.11, or does not run: run scripts/install"
+if ! finds pdserve; then
+    PYTHONPATH=$clone${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
+fi
+for module in pdserve fastapi; do
+    finds "$module" || fail "$python cannot import $module: run scripts/install"
+done
+
+exec "$python" -P -m pdserve.launch "$@"

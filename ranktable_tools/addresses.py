@@ -1,0 +1,108 @@
+"""Decide which host an address or name means: localhost, host names, 127.0.0.1 and ::1 included."""
+
+import ipaddress
+import queue
+import re
+import socket
+import threading
+from collections.abc import Callable
+
+from ranktable_tools.interfaces import interface_addresses, route_source
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# Documentation networks (RFC 5737, RFC 3849): never a real host, and connecting a UDP socket sends nothing.
+_NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}(%[A-Za-z0-9._-]{1,15})?")
+
+
+def host_problem(text: str) -> str | None:
+    """Say why `text` can be no host's address or name, or return None."""
+    if "*" in text:
+        return "that is a masked address: write the real one"
+    if _HOST.fullmatch(text) is None:
+        return "that is no address or host name"
+    return None
+
+
+def canonical(host: str) -> str:
+    """Return one spelling per address, the same on every machine: the loopback names become `localhost`."""
+    name = host.strip("[]").rstrip(".").lower()
+    address = _literal(name)
+    spelled = name if address is None else str(address)
+    return "localhost" if spelled in LOOPBACK else spelled
+
+
+def dial_host(host: str) -> str:
+    """Return `host` as one should connect to it: `localhost` is 127.0.0.1, where a server on 0.0.0.0 listens."""
+    return "127.0.0.1" if host.lower() == "localhost" else host
+
+
+def same_host(a: str, b: str) -> bool:
+    """Tell whether two addresses or names mean one machine; names are looked up, this machine's own are known."""
+    if canonical(a) == canonical(b):
+        return True
+    own = own_hosts()
+    return not _meanings(a, own).isdisjoint(_meanings(b, own))
+
+
+def own_hosts() -> frozenset[str]:
+    """Return every canonical name and address that means this machine."""
+    known = (*LOOPBACK, socket.gethostname(), *interface_addresses())
+    return LOOPBACK | {canonical(host) for host in known}
+
+
+def own_address(
+    source: Callable[[socket.AddressFamily, str], str | None] = route_source,
+    interfaces: Callable[[], tuple[str, ...]] = interface_addresses,
+) -> str:
+    """Return the address others reach this machine at: of the default route, else of an interface, else 127.0.0.1."""
+    routed = (source(family, nowhere) for family, nowhere in _NOWHERE)
+    for address in (*routed, *interfaces()):
+        if address is not None and _is_public(address):
+            return address
+    return "127.0.0.1"
+
+
+def resolve(name: str, timeout_s: float = 5.0) -> frozenset[str]:
+    """Return the canonical addresses of a name; empty when it is unknown or the lookup takes too long."""
+    answers: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(_look_up(name)), daemon=True).start()
+    try:
+        return answers.get(timeout=timeout_s)
+    except queue.Empty:
+        return frozenset()
+
+
+def _meanings(host: str, own: frozenset[str]) -> frozenset[str]:
+    spelled = canonical(host)
+    if spelled in own:
+        return own
+    if _literal(spelled) is not None:
+        return frozenset({spelled})
+    addresses = resolve(spelled)
+    # Debian's /etc/hosts names the machine itself 127.0.1.1.
+    if not addresses.isdisjoint(own) or any(address.startswith("127.") for address in addresses):
+        return own
+    return addresses | {spelled}
+
+
+def _look_up(name: str) -> frozenset[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return frozenset()
+    return frozenset(canonical(str(entry[4][0])) for entry in found)
+
+
+def _literal(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _is_public(text: str) -> bool:
+    address = _literal(text)
+    return address is not None and not (address.is_loopback or address.is_link_local or address.is_unspecified)

@@ -1,0 +1,42 @@
+"""Deal a host's cores to the devices of its CPU instances. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import canonical
+from ranktable_tools.tables import GlobalTable, Server
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """The cores of one instance; `shared` when the host has more device ids than cores."""
+
+    cores: tuple[int, ...]
+    shared: bool
+
+
+def core_share(table: GlobalTable, own: Server, own_addresses: Collection[str], cores: Sequence[int]) -> CoreShare:
+    """Return the cores of `own`: `cores` dealt evenly, in table order, to all device ids of this host.
+
+    `own_addresses` are all names and addresses of this host (`addresses.own_hosts()`). With fewer cores than ids,
+    neighbouring ids share one core. Raises ValueError when there are no cores or `own` is not in the table.
+    """
+    here = [instance.server for instance in table.instances if _is_here(instance.server, own, own_addresses)]
+    ids = list(dict.fromkeys(device_id for server in here for device_id in server.device_ids))
+    if not cores or not set(own.device_ids) <= set(ids):
+        raise ValueError(f"cannot deal {len(cores)} cores to devices {own.device_ids} among {ids}")
+    dealt: set[int] = set()
+    for device_id in own.device_ids:
+        dealt.update(_deal(ids.index(device_id), len(ids), cores))
+    return CoreShare(tuple(core for core in cores if core in dealt), shared=len(ids) > len(cores))
+
+
+def _deal(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
+    start = position * len(cores) // num_ids
+    end = (position + 1) * len(cores) // num_ids
+    return cores[start : max(end, start + 1)]
+
+
+def _is_here(server: Server, own: Server, own_addresses: Collection[str]) -> bool:
+    mine, theirs = canonical(own.server_ip), canonical(server.server_ip)
+    return mine == theirs or (mine in own_addresses and theirs in own_addresses)

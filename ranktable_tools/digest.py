@@ -1,0 +1,18 @@
+"""Name a global table by a digest, so that processes can tell whether they were given the same one."""
+
+import hashlib
+import json
+
+from ranktable_tools.addresses import canonical
+from ranktable_tools.tables import GlobalTable, Server
+
+
+def table_digest(table: GlobalTable) -> str:
+    """Return 16 hex digits of sha256 over who is in the table; ports, server ids and formatting do not count."""
+    form = [_form(table.scheduler), [_form(server) for server in table.prefill], [_form(s) for s in table.decode]]
+    return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def _form(server: Server) -> list[object]:
+    devices = [[device.device_id, canonical(device.device_ip), device.rank_id] for device in server.devices]
+    return [canonical(server.server_ip), devices]

@@ -1,0 +1,154 @@
+"""Generate the tables of one host. Pure: what was typed and the device addresses in, tables and file names out."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import host_problem
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.ports import parse_port
+from ranktable_tools.tables import Device, LocalTable, Server, TablePart
+
+_DEVICE_ID = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenRequest:
+    """What to generate: the device ids of each instance, whether the scheduler is here, this host's address."""
+
+    prefill: tuple[tuple[str, ...], ...]
+    decode: tuple[tuple[str, ...], ...]
+    with_scheduler: bool
+    ip: str
+    ports: tuple[int, ...] = ()
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """All device ids, prefill first."""
+        return tuple(device_id for ids in (*self.prefill, *self.decode) for device_id in ids)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLocal:
+    """A local table and the name of its file."""
+
+    file_name: str
+    table: LocalTable
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The tables of one host and the names of their files; locals in global order, the host file last."""
+
+    global_name: str
+    part: TablePart
+    instances: tuple[NamedLocal, ...]
+    host: NamedLocal | None
+
+    @property
+    def locals(self) -> tuple[NamedLocal, ...]:
+        """All local tables."""
+        return self.instances if self.host is None else (*self.instances, self.host)
+
+
+def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Read `4,5 6,7`: a space parts instances, a comma devices. Raises RanktableError naming the flag and value."""
+    words = [word for value in values for word in value.split()]
+    lists = tuple(tuple(word.split(",")) for word in words)
+    for word, ids in zip(words, lists, strict=True):
+        if not all(_DEVICE_ID.fullmatch(device_id) for device_id in ids):
+            raise RanktableError(
+                f"Input format error. {flag} has {word!r}; "
+                "write device ids parted by commas and instances parted by spaces, like 4,5 6,7"
+            )
+    return tuple(tuple(str(int(device_id)) for device_id in ids) for ids in lists)
+
+
+def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
+    """Read `8088,8089`, one port per instance, prefill first. Raises RanktableError naming --ports and the value."""
+    parsed = [parse_port(word) for word in value.split(",")]
+    ports = tuple(port for port in parsed if port is not None)
+    if len(ports) < len(parsed):
+        raise RanktableError(f"--ports is {value!r}; write ports from 1 to 65535 parted by commas, like 8088,8089")
+    if len(ports) != num_instances:
+        raise RanktableError(f"--ports has {len(ports)} ports, there are {num_instances} instances: {value}")
+    twice = next((port for port in ports if ports.count(port) > 1), None)
+    if twice is not None:
+        raise RanktableError(f"--ports has {twice} twice: {value}; instances of one host need ports of their own")
+    return ports
+
+
+def check_request(request: GenRequest) -> None:
+    """Refuse what cannot be generated, before a device is asked or a file is written."""
+    if not request.device_ids and not request.with_scheduler:
+        raise RanktableError("nothing to generate: give --prefill-server-list, --decode-server-list or --api-server")
+    problem = host_problem(request.ip)
+    if problem is not None:
+        raise RanktableError(f"--ip is {request.ip!r}; {problem}")
+    _check_devices_once(request)
+    _check_names(request)
+
+
+def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
+    """Return the tables of a checked request; `device_ips` has the address of each device."""
+    ports: list[int | None] = list(request.ports) or [None] * (len(request.prefill) + len(request.decode))
+    instances = [
+        Server(request.ip, request.ip, _devices(ids, device_ips), port)
+        for ids, port in zip((*request.prefill, *request.decode), ports, strict=True)
+    ]
+    split = len(request.prefill)
+    scheduler = Server(request.ip, request.ip) if request.with_scheduler else None
+    return Generated(
+        global_name=f"global_ranktable_{request.ip}.json",
+        part=TablePart(scheduler, tuple(instances[:split]), tuple(instances[split:])),
+        instances=tuple(
+            NamedLocal(_local_name(request.ip, server.device_ids), LocalTable(server)) for server in instances
+        ),
+        host=None if scheduler is None else NamedLocal(_local_name(request.ip, ("host",)), LocalTable(scheduler)),
+    )
+
+
+def tensor_parallel_note(request: GenRequest) -> str | None:
+    """Return a note when instances differ in their number of devices; that is allowed."""
+    sizes = [len(ids) for ids in (*request.prefill, *request.decode)]
+    if len(set(sizes)) < 2:
+        return None
+    listed = ",".join(str(size) for size in sizes)
+    return f"the instances differ in tensor-parallel-size, prefill first: {listed}"
+
+
+def _check_devices_once(request: GenRequest) -> None:
+    owner_by_id: dict[str, str] = {}
+    for label, ids in _labelled(request):
+        for device_id in ids:
+            if device_id in owner_by_id:
+                raise RanktableError(
+                    "A device_id can be used only once in prefill server and decode server. "
+                    f"Device {device_id} is in {owner_by_id[device_id]} and in {label}"
+                )
+            owner_by_id[device_id] = label
+
+
+def _check_names(request: GenRequest) -> None:
+    owner_by_name: dict[str, str] = {}
+    for label, ids in _labelled(request):
+        name = _local_name(request.ip, ids)
+        if name in owner_by_name:
+            raise RanktableError(
+                f"{name} would be the file of {owner_by_name[name]} and of {label}; nothing was written: "
+                "group the devices in another way, or generate each with its own --save-dir and merge"
+            )
+        owner_by_name[name] = f"{label} ({','.join(ids)})"
+
+
+def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
+    prefill = [(f"prefill instance {number}", ids) for number, ids in enumerate(request.prefill)]
+    return prefill + [(f"decode instance {number}", ids) for number, ids in enumerate(request.decode)]
+
+
+def _local_name(ip: str, ids: tuple[str, ...]) -> str:
+    return f"local_ranktable_{ip}_{''.join(ids)}.json"
+
+
+def _devices(ids: tuple[str, ...], device_ips: Mapping[str, str]) -> tuple[Device, ...]:
+    return tuple(Device(device_id, device_ips[device_id], str(rank)) for rank, device_id in enumerate(ids))

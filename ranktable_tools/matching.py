@@ -1,0 +1,67 @@
+"""Find the entry of the global table that a local table means: by exact equality, or say what differs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import same_host
+from ranktable_tools.document import shown
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that the local table and an entry have in different ways."""
+
+    place: str
+    local: object
+    entry: object
+
+    def __str__(self) -> str:
+        return f"{self.place} is {shown(self.local)} here and {shown(self.entry)} there"
+
+
+def find_own_entry(local: LocalTable, table: GlobalTable) -> Instance | None:
+    """Return the instance the local table means, None for the scheduler.
+
+    Raises RanktableError naming the nearest entry, the differing field and both values.
+    """
+    if not local.server.devices:
+        _require_scheduler(local.server, table.scheduler)
+        return None
+    found = [(list(differences(local.server, instance.server)), instance) for instance in table.instances]
+    gaps, nearest = min(found, key=lambda pair: _distance(local.server, pair[1].server, pair[0]))
+    if gaps:
+        raise RanktableError(f"is not in the global table; the nearest entry is {nearest} ({nearest.place}): {gaps[0]}")
+    return nearest
+
+
+def differences(local: Server, entry: Server) -> Iterator[Difference]:
+    """Yield what differs: the host (resolved), the device ids, the device addresses, the ranks."""
+    if not same_host(local.server_ip, entry.server_ip):
+        yield Difference("server_list[0].server_ip", local.server_ip, entry.server_ip)
+    if local.device_ids != entry.device_ids:
+        yield Difference("the device_id list", local.device_ids, entry.device_ids)
+        return
+    for position, (mine, theirs) in enumerate(zip(local.devices, entry.devices, strict=True)):
+        place = f"server_list[0].device[{position}]"
+        if mine.device_ip != theirs.device_ip:
+            yield Difference(f"{place}.device_ip", mine.device_ip, theirs.device_ip)
+        if mine.rank_id != theirs.rank_id:
+            yield Difference(f"{place}.rank_id", mine.rank_id, theirs.rank_id)
+
+
+def _require_scheduler(local: Server, scheduler: Server) -> None:
+    if not same_host(local.server_ip, scheduler.server_ip):
+        difference = Difference("server_list[0].server_ip", local.server_ip, scheduler.server_ip)
+        raise RanktableError(
+            "has no device, so it means the scheduler, but the global table's scheduler "
+            f"(server_group_list[0].server_list[0]) differs: {difference}"
+        )
+
+
+def _distance(local: Server, entry: Server, gaps: list[Difference]) -> tuple[int, bool, int]:
+    """Order entries by fewest devices not shared, then by host, then by number of differing fields."""
+    apart = len(set(local.device_ids) ^ set(entry.device_ids))
+    other_host = any(gap.place.endswith("server_ip") for gap in gaps)
+    return apart, other_host, len(gaps)

@@ -1,0 +1,71 @@
+"""Merge the global tables of several hosts into one. Pure, apart from looking up host names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.checks import check_across
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.modelarts import PlacedServer
+from ranktable_tools.tables import GlobalTable, Server, TablePart
+
+MERGED_NAME = "global_ranktable_merge.json"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """One host's global table and the file it came from."""
+
+    path: str
+    part: TablePart
+
+
+def check_enough(paths: Sequence[str]) -> None:
+    """Refuse fewer than two tables."""
+    if len(paths) < 2:
+        given = ", ".join(paths) or "none"
+        raise RanktableError(f"Ensure that there are two global ranktable for merge mode. Given: {given}")
+
+
+def merge(parts: Sequence[NamedPart]) -> GlobalTable:
+    """Return the tables as one, servers in argument order. Raises RanktableError naming the files that clash."""
+    scheduler = _only_scheduler(parts)
+    _check_clashes(parts)
+    return GlobalTable(
+        scheduler,
+        _joined("prefill", [named.part.prefill for named in parts]),
+        _joined("decode", [named.part.decode for named in parts]),
+    )
+
+
+def _only_scheduler(parts: Sequence[NamedPart]) -> Server:
+    found = [(named.path, named.part.scheduler) for named in parts if named.part.scheduler is not None]
+    if not found:
+        raise RanktableError(
+            f"no table has group_id 0, the scheduler: {', '.join(named.path for named in parts)}; "
+            "generate one of them again with --api-server"
+        )
+    if len(found) > 1:
+        raise RanktableError(
+            "All global ranktable can contain only one group_id 0 field. "
+            f"{' and '.join(path for path, _ in found)} have one each; keep the scheduler in one of them and generate "
+            "the other again with --no-api-server (pd_ranktable_tools: without --api-server)"
+        )
+    return found[0][1]
+
+
+def _check_clashes(parts: Sequence[NamedPart]) -> None:
+    placed = [
+        PlacedServer(instance.server, f"{named.path}: {instance.role} instance {instance.number}")
+        for named in parts
+        for instance in named.part.instances
+    ]
+    problems = check_across(placed)
+    if problems:
+        raise RanktableError(str(problems[0]))
+
+
+def _joined(role: str, lists: Sequence[tuple[Server, ...]]) -> tuple[Server, ...]:
+    servers = tuple(server for servers in lists for server in servers)
+    if not servers:
+        raise RanktableError(f"no table has a {role} instance; generate one with --{role}-server-list")
+    return servers

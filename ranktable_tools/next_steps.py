@@ -1,0 +1,53 @@
+"""Say what to type after gen or merge."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from ranktable_tools.generate import Generated, NamedLocal
+from ranktable_tools.tables import Instance, whole
+
+_FIRST_PORT = 8088
+
+
+def after_gen(generated: Generated, save_dir: str) -> list[str]:
+    """Return the lines that start this host's processes, or, for a part of a table, the way to the whole one."""
+    global_path = os.path.join(save_dir, generated.global_name)
+    if whole(generated.part) is None:
+        return [
+            "This table is one host's part. Generate the other hosts' and merge them all:",
+            f"  ranktable merge --global-ranktable-list {shlex.quote(global_path)} OTHER_GLOBAL_RANKTABLE",
+        ]
+    return ["Next, each in a shell of its own, in any order:", *_start_lines(generated, global_path, save_dir)]
+
+
+def after_merge(merged_path: str, secret_path: str) -> list[str]:
+    """Return what has to reach the other hosts."""
+    return [f"Next: copy {merged_path} and {secret_path} to every host, side by side, and start the processes there."]
+
+
+def _start_lines(generated: Generated, global_path: str, save_dir: str) -> Iterator[str]:
+    ports = [_port(instance) for instance in generated.part.instances]
+    for instance, local, port in zip(generated.part.instances, generated.instances, ports, strict=True):
+        yield _line(global_path, save_dir, local, "", port) + f"  # {instance}"
+    assert generated.host is not None
+    node_ports = f"NODE_PORTS={','.join(str(port) for port in ports)} "
+    yield _line(global_path, save_dir, generated.host, node_ports, 9000) + "  # scheduler, the public port"
+
+
+def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, port: int) -> str:
+    local_path = os.path.join(save_dir, local.file_name)
+    return (
+        f"  GLOBAL_RANK_TABLE_FILE_PATH={shlex.quote(global_path)} RANK_TABLE_FILE_PATH={shlex.quote(local_path)} "
+        f"{node_ports}sh {shlex.quote(_launcher())} --model=MODEL --host=0.0.0.0 --port={port}"
+    )
+
+
+def _port(instance: Instance) -> int:
+    return instance.server.server_port or _FIRST_PORT + instance.index
+
+
+def _launcher() -> str:
+    launcher = Path(__file__).resolve().parent.parent / "deploy" / "PD_separate" / "start_servers.sh"
+    return str(launcher) if launcher.exists() else "deploy/PD_separate/start_servers.sh"

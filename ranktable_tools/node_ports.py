@@ -1,0 +1,89 @@
+"""Find where the scheduler reaches each instance: NODE_PORTS where it is set, else the table's own ports."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import dial_host, same_host
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.ports import parse_port
+from ranktable_tools.tables import GlobalTable, Instance, Role, Server
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceAddress:
+    """Where one instance listens; `index` counts over the whole table, prefill first."""
+
+    role: Role
+    server: Server
+    host: str
+    port: int
+    index: int
+
+
+def instance_addresses(
+    table: GlobalTable, node_ports: str | None
+) -> tuple[tuple[InstanceAddress, ...], tuple[str, ...]]:
+    """Return the addresses in global order, and a warning for each instance left out because it has no port.
+
+    Raises RanktableError naming NODE_PORTS when its value does not fit the table, or no instance has a port.
+    """
+    if node_ports is not None:
+        ports: Sequence[int | None] = parse_node_ports(node_ports, table)
+    else:
+        ports = [instance.server.server_port for instance in table.instances]
+    pairs = list(zip(table.instances, ports, strict=True))
+    addresses = tuple(_address(instance, port) for instance, port in pairs if port is not None)
+    if not addresses:
+        raise RanktableError(
+            "NODE_PORTS is not set and no entry of the global table has a server_port: set NODE_PORTS to the --port of "
+            f"each of the {len(pairs)} instances in table order, like NODE_PORTS={_example(len(pairs))}"
+        )
+    return addresses, tuple(_missing(instance) for instance, port in pairs if port is None)
+
+
+def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
+    """Read NODE_PORTS, one port per instance in table order. Raises RanktableError naming NODE_PORTS and the value."""
+    words = [word.strip() for word in value.split(",")]
+    count = len(table.instances)
+    if words == [""]:
+        raise RanktableError(f"NODE_PORTS is empty: write one port per instance, like {_example(count)}")
+    ports = []
+    for word in words:
+        port = parse_port(word)
+        if port is None:
+            raise RanktableError(f'NODE_PORTS is "{value}": "{word}" is no port from 1 to 65535')
+        ports.append(port)
+    if len(ports) != count:
+        raise RanktableError(
+            f'NODE_PORTS is "{value}": {len(ports)} ports, but the global table has {count} instances '
+            f"({len(table.prefill)} prefill, {len(table.decode)} decode)"
+        )
+    _refuse_shared(value, ports, table.instances)
+    return tuple(ports)
+
+
+def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instance]) -> None:
+    for second, port in enumerate(ports):
+        for first in range(second):
+            hosts = (instances[first].server.server_ip, instances[second].server.server_ip)
+            if ports[first] == port and same_host(*hosts):
+                raise RanktableError(
+                    f'NODE_PORTS is "{value}": port {port} stands twice on {hosts[0]}, '
+                    f"for {instances[first]} and {instances[second]}"
+                )
+
+
+def _address(instance: Instance, port: int) -> InstanceAddress:
+    server = instance.server
+    return InstanceAddress(instance.role, server, dial_host(server.server_ip), port, instance.index)
+
+
+def _missing(instance: Instance) -> str:
+    return (
+        f"{instance} on {instance.server.server_ip} is left out: {instance.place} of the global table has no "
+        "server_port and NODE_PORTS is not set"
+    )
+
+
+def _example(count: int) -> str:
+    return ",".join(str(8088 + index) for index in range(count))

@@ -1,0 +1,10 @@
+"""Read one port number as people and tables write it."""
+
+import re
+
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
+
+def parse_port(text: str) -> int | None:
+    """Return the port from 1 to 65535 that `text` says, or None."""
+    return int(text) if _PORT.fullmatch(text) and int(text) <= 65535 else None
