@@ -23,16 +23,19 @@ _Table = TypeVar("_Table", GlobalTable, LocalTable)
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What one process is. `own` and `own_index` (global order) are None for the scheduler, which alone has
-    `instance_addresses`; `notes` and `warnings` are for the log."""
+    """What one process is: its role, its own entry of the table and that entry's index in global order.
+
+    The scheduler's own entry is group 0's; it has no index, and it alone has `instance_addresses`. `notes` and
+    `warnings` are for the log.
+    """
 
     role: Role
     global_table: GlobalTable
     global_path: str
     local_path: str
     table_digest: str
-    own: Server | None
-    own_index: int | None
+    own: Server
+    index: int | None
     instance_addresses: tuple[InstanceAddress, ...] = ()
     use_openai: bool = True
     notes: tuple[str, ...] = ()
@@ -68,8 +71,8 @@ def _scheduler_plan(
         global_path=global_path,
         local_path=local_path,
         table_digest=table_digest(table),
-        own=None,
-        own_index=None,
+        own=table.scheduler,
+        index=None,
         instance_addresses=addresses,
         use_openai=_use_openai(environ),
         notes=notes,
@@ -87,7 +90,7 @@ def _instance_plan(
         local_path=local_path,
         table_digest=table_digest(table),
         own=entry.server,
-        own_index=entry.index,
+        index=entry.index,
         notes=notes,
     )
 
