@@ -1,0 +1,47 @@
+"""What an attention backend is. All pass the same contract tests; `reference` is the truth.
+
+PagedAttention (paged.py) --plan once a step--> StepAttention --attend once a layer--> [num_tokens, heads, head_dim]
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.step_metadata import StepMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How one layer attends.
+
+    A query at position p sees keys in (p - sliding_window, p]. `softcap` bounds scores to softcap * tanh(s / softcap).
+    `sinks` is one logit a head that takes part in the softmax and has no value.
+    """
+
+    scaling: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None  # [num_heads]
+
+
+class StepAttention(Protocol):
+    """One step's attention; what layers share is computed once."""
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Return [num_tokens, num_heads, value_dim].
+
+        `query` is [num_heads, num_tokens, head_dim]; `keys` and `values` are one layer's pool with the step's own
+        tokens already in it, [num_slots, num_kv_heads, dim].
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Makes a StepAttention for each step."""
+
+    def plan(self, metadata: StepMetadata) -> StepAttention:
+        """Prepare what all layers of the step share."""
+        ...

@@ -1,0 +1,132 @@
+"""A checkpoint folder as transformers loads it: its config, what of it we refuse, its weights. The one door to both."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from wire.errors import ConfigError
+from wire.model_identity import stored_tensors
+
+_REFUSED_ROPE_TYPES = ("dynamic", "longrope")  # their frequencies follow the longest position of the whole batch
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A supported model whose weights are not loaded yet. `config` is transformers' own."""
+
+    path: Path
+    config: Any
+    network_class: type[Any]
+    stored_dtype: str
+
+    @property
+    def text_config(self) -> Any:
+        """The language model's part of the config."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether its forward pass can compute the logits of chosen rows only."""
+        return "logits_to_keep" in inspect.signature(self.network_class.forward).parameters
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read and check everything but the weights. Raises ConfigError in words for what cannot be served."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} is not a model folder: it has no config.json")
+    tensors = stored_tensors(path)
+    config = _read_config(path)
+    network_class = _network_class(path, config)
+    _refuse_unsupported(path, config, network_class)
+    stored = next((_STORED_DTYPES[t.dtype] for t in tensors if t.dtype in _STORED_DTYPES), None)
+    if stored is None:
+        raise ConfigError(f"{path}: its tensors are {tensors[0].dtype if tensors else 'none'}, not floats")
+    return Checkpoint(path, config, network_class, stored)
+
+
+def load_network(checkpoint: Checkpoint, *, dtype: str, attention: str) -> Any:
+    """Return the network with its weights in `dtype`, ready to run. Raises ConfigError if weights are missing."""
+    transformers_logging.disable_progress_bar()
+    try:
+        network, report = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            config=checkpoint.config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{checkpoint.path}: its weights cannot be loaded: {error}") from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            names = sorted(str(key) for key in report[what])
+            raise ConfigError(f"{checkpoint.path}: {len(names)} {what.replace('_', ' ')}, the first {names[0]}")
+    return network.eval()
+
+
+def model_length(checkpoint: Checkpoint, asked: int | None) -> int:
+    """Return the longest sequence: as asked, else the model's own. Raises ConfigError with both numbers."""
+    own = getattr(checkpoint.text_config, "max_position_embeddings", None)
+    if own is None and asked is None:
+        raise ConfigError(f"{checkpoint.path} does not say its length: set --max-model-len")
+    if asked is not None and (asked < 1 or (own is not None and asked > own)):
+        raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
+    return asked if asked is not None else int(own or 0)
+
+
+def eos_token_ids(network: Any) -> tuple[int, ...]:
+    """Return the ids that end a sequence: generation_config.json's, else the config's."""
+    ids = network.generation_config.eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}/config.json is not a model transformers knows: {error}") from error
+
+
+def _network_class(path: Path, config: Any) -> type[Any]:
+    try:
+        found = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise ConfigError(f"{path}: model type {config.model_type} is not a causal language model") from error
+    classes: tuple[type[Any], ...] = found if isinstance(found, tuple) else (found,)
+    names = config.architectures or []
+    return next((cls for cls in classes if cls.__name__ in names), classes[0])
+
+
+def _refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
+    text, kind = config.get_text_config(decoder=True), config.model_type
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{path}: {kind} is an encoder-decoder model: not supported")
+    if not network_class._supports_attention_backend:
+        raise ConfigError(f"{path}: {kind} does not use transformers' attention interface: not supported")
+    if getattr(config, "quantization_config", None):
+        method = dict(config.quantization_config).get("quant_method", "unknown")
+        raise ConfigError(f"{path}: quantized weights ({method}) are not supported yet")
+    other = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    if other:
+        raise ConfigError(f"{path}: {kind} has layers of type {', '.join(other)}: not supported")
+    for rope_type in _rope_types(getattr(text, "rope_parameters", None)):
+        if rope_type in _REFUSED_ROPE_TYPES:
+            raise ConfigError(f"{path}: rope type {rope_type} depends on the batch's longest position: not supported")
+
+
+def _rope_types(parameters: dict[str, Any] | None) -> set[str]:
+    """Return the rope types named: directly, or one level down where layer types have their own."""
+    values = [parameters or {}, *(value for value in (parameters or {}).values() if isinstance(value, dict))]
+    return {str(value["rope_type"]) for value in values if "rope_type" in value}

@@ -1,0 +1,43 @@
+"""The dtype weights and KV are held in: what was asked for, or what this machine computes fastest."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+from wire.kv_layout import ITEM_BYTES
+
+_FAST_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """A dtype and the reason for it, fit for the user's eyes."""
+
+    name: str
+    reason: str
+
+
+def choose_dtype(asked: str, checkpoint: str, *, cpu_flags: frozenset[str]) -> DtypeChoice:
+    """Return `asked`, or for `auto` the checkpoint's dtype where the CPU is fast at it, else float32."""
+    if asked != "auto":
+        if asked not in ITEM_BYTES:
+            raise ConfigError(f"dtype {asked!r} is not one of auto, {', '.join(ITEM_BYTES)}")
+        return DtypeChoice(asked, f"dtype {asked}, as asked")
+    fast = [flag for flag in _FAST_BF16_FLAGS if flag in cpu_flags]
+    if checkpoint == "bfloat16" and fast:
+        return DtypeChoice("bfloat16", f"dtype bfloat16, the checkpoint's: the CPU has {fast[0]}")
+    if checkpoint == "float32":
+        return DtypeChoice("float32", "dtype float32, the checkpoint's")
+    return DtypeChoice("float32", f"dtype float32: the checkpoint is {checkpoint}, which this CPU is slow at")
+
+
+def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the CPU's feature names; none where the system does not tell."""
+    label = "Features" if platform.machine() == "aarch64" else "flags"
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.startswith(label)), "")
+    return frozenset(found.partition(":")[2].split())

@@ -1,0 +1,18 @@
+"""How much memory this process may still take: the host's free memory, or what its cgroup leaves of its limit."""
+
+from pathlib import Path
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes still available. Raises OSError where the system does not tell."""
+    lines = meminfo.read_text(encoding="ascii").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,96 @@
+"""From a model folder to a TorchModel that runs: checks, weights, KV layout, pool, attention backend."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.attention.cpu import CpuAttention
+from engine.attention.interface import AttentionBackend
+from engine.attention.reference import ReferenceAttention
+from engine.attention.registered import NAME, attach, register
+from engine.checkpoint import Checkpoint, eos_token_ids, load_network, model_length, open_checkpoint
+from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.host_memory import available_bytes
+from engine.host_pool import HostPool
+from engine.interface import EngineInfo
+from engine.kv_probe import KvProbe
+from engine.memory_plan import cpu_budget, plan_pool
+from engine.torch_model import TorchModel
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout
+from wire.model_identity import identify
+
+_BACKENDS: dict[str, type[CpuAttention] | type[ReferenceAttention]] = {
+    "auto": CpuAttention,
+    "cpu": CpuAttention,
+    "reference": ReferenceAttention,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to step, and what the user should know of how it was loaded, one line each."""
+
+    model: TorchModel
+    notes: tuple[str, ...]
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: str,
+    block_size: int,
+    kv_cache_memory: int | None,
+    num_threads: int,
+    attention_backend: str = "auto",
+    max_model_len: int | None = None,
+    name: str | None = None,
+) -> LoadedModel:
+    """Load the checkpoint in folder `path` on the CPU; `name` is the identity's, the folder's own by default.
+
+    `kv_cache_memory` is in bytes, None chooses. Sets torch's thread count for the whole process. Raises ConfigError,
+    before the weights are read where the config tells.
+    """
+    backend = _make_backend(attention_backend)
+    checkpoint = open_checkpoint(path)
+    length = model_length(checkpoint, max_model_len)
+    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags())
+    identity = identify(path, name or path.resolve().name)
+    torch.set_num_threads(num_threads)
+    register()
+    network = load_network(checkpoint, dtype=choice.name, attention=NAME)
+    tensors = find_kv_tensors(network, checkpoint, choice.name)
+    budget = cpu_budget(kv_cache_memory, available_bytes())
+    plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
+    layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
+    info = EngineInfo(
+        model=identity,
+        max_model_len=length,
+        vocab_size=checkpoint.text_config.vocab_size,
+        dtype=choice.name,
+        device="cpu",
+        layout=layout,
+        eos_token_ids=eos_token_ids(network),
+    )
+    model = TorchModel(
+        network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits
+    )
+    return LoadedModel(model, (choice.reason, plan.describe()))
+
+
+@torch.inference_mode()
+def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+    """Return what each layer keeps of a token, seen by running one. Raises ConfigError for what cannot be paged."""
+    probe = KvProbe(dtype)
+    attach(network, probe)
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    network(input_ids=zero, position_ids=zero, use_cache=False)
+    return probe.tensors(checkpoint.text_config.num_hidden_layers)
+
+
+def _make_backend(name: str) -> AttentionBackend:
+    if name not in _BACKENDS:
+        raise ConfigError(f"attention backend {name!r} is not one of {', '.join(_BACKENDS)}")
+    return _BACKENDS[name]()

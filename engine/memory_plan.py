@@ -1,0 +1,71 @@
+"""How many KV blocks fit the memory given to the pool. Pure: the caller measures the machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wire.errors import ConfigError
+from wire.kv_layout import ALIGNMENT, KvTensor
+
+DEFAULT_CPU_BYTES = 1 << 30
+MIN_SEQUENCE_TOKENS = 16
+_SHORT_MEMORY_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The pool's size and what it holds."""
+
+    num_blocks: int
+    block_size: int
+    kv_bytes: int
+    max_model_len: int
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence: the pool's or the model's limit, whichever is less."""
+        return min(self.num_blocks * self.block_size, self.max_model_len)
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        return (
+            f"KV pool: {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of {self.block_size} tokens, "
+            f"longest sequence {self.longest_sequence} tokens (model: {self.max_model_len})"
+        )
+
+
+def cpu_budget(asked_bytes: int | None, available_bytes: int) -> int:
+    """Return the pool's bytes on a CPU: as asked, else 1 GiB or a quarter of what is free, whichever is less."""
+    if asked_bytes is None:
+        return min(DEFAULT_CPU_BYTES, available_bytes // _SHORT_MEMORY_SHARE)
+    return _checked(asked_bytes, available_bytes)
+
+
+def device_budget(asked_bytes: int | None, utilization: float, total_bytes: int, free_bytes: int) -> int:
+    """Return the pool's bytes on a device: as asked, else its memory times `utilization` less what is in use.
+
+    Call it after the weights are loaded, so that they count as in use.
+    """
+    if not 0 < utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization {utilization}: must be above 0 and at most 1")
+    if asked_bytes is not None:
+        return _checked(asked_bytes, free_bytes)
+    return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes))
+
+
+def plan_pool(tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int) -> MemoryPlan:
+    """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits."""
+    block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
+    num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
+    needed = -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
+    if num_blocks < needed:
+        raise ConfigError(
+            f"{budget_bytes} bytes of KV memory are {max(0, num_blocks)} blocks of {block_size} tokens "
+            f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}"
+        )
+    return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len)
+
+
+def _checked(asked_bytes: int, free_bytes: int) -> int:
+    if not 0 < asked_bytes <= free_bytes:
+        raise ConfigError(f"--kv-cache-memory {asked_bytes} bytes: must be above 0 and at most the {free_bytes} free")
+    return asked_bytes

@@ -1,0 +1,124 @@
+"""Choose one token for each sampled row. A row's result depends on nothing but that row.
+
+Filters follow transformers' order: temperature, top_k, top_p, min_p. The choice is the inverse CDF, in token id order,
+of one uniform number from the counter hash. Every operation below works row by row: weights are computed in float64
+and rounded to float32, so that neither vector width nor neighbours show in them; sums are running sums along a row.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.counter_hash import uniform
+from engine.interface import SampleRow
+
+_NUCLEUS_GUESS = 1024
+_OFF = float("-inf")
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Return one token id for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks."""
+    if not rows:
+        return []
+    scores = _ban(logits, rows)
+    tokens = scores.argmax(dim=-1)
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
+    return [int(token) for token in tokens.tolist()]
+
+
+def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Return [num_rows, vocab_size] float32: unnormalised probabilities after temperature and all filters."""
+    temperatures = _column([row.params.temperature for row in rows], scores)
+    scores = scores / temperatures
+    for keep in (_keep_top_k, _keep_top_p, _keep_min_p):
+        scores = keep(scores, rows)
+    return _weights(scores, scores.amax(dim=-1, keepdim=True))
+
+
+def _ban(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    pairs = [(i, token) for i, row in enumerate(rows) for token in row.banned if token < logits.shape[-1]]
+    if not pairs:
+        return logits
+    banned = torch.tensor(pairs, device=logits.device)
+    scores = logits.clone()
+    scores[banned[:, 0], banned[:, 1]] = _OFF
+    return scores
+
+
+def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    cumulative = kept_weights(scores, rows).cumsum(dim=-1)
+    total = cumulative[:, -1:].contiguous()
+    draws = _column([uniform(row.params.seed, row.sequence, row.position) for row in rows], scores)
+    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not lead past the last kept token
+    target = torch.minimum(draws * total, below_total)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def _keep_top_k(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    vocab_size = scores.shape[-1]
+    limits = [row.params.top_k if 0 < row.params.top_k < vocab_size else 0 for row in rows]
+    limited = [i for i, limit in enumerate(limits) if limit]
+    if not limited:
+        return scores
+    picked = scores[limited]
+    best = picked.topk(max(limits), dim=-1).values
+    last = torch.tensor([limits[i] - 1 for i in limited], device=scores.device)[:, None]
+    return _replace(scores, limited, picked.masked_fill(picked < best.gather(1, last), _OFF))
+
+
+def _keep_top_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    limited = [i for i, row in enumerate(rows) if row.params.top_p < 1.0]
+    if not limited:
+        return scores
+    picked = scores[limited]
+    top_p = _column([rows[i].params.top_p for i in limited], scores)
+    return _replace(scores, limited, picked.masked_fill(picked < _nucleus_edge(picked, top_p), _OFF))
+
+
+def _keep_min_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    limited = [i for i, row in enumerate(rows) if row.params.min_p > 0.0]
+    if not limited:
+        return scores
+    picked = scores[limited]
+    min_p = _column([rows[i].params.min_p for i in limited], scores)
+    weights = _weights(picked, picked.amax(dim=-1, keepdim=True))  # the best token weighs 1
+    return _replace(scores, limited, picked.masked_fill(weights < min_p, _OFF))
+
+
+def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return the lowest score in each row's nucleus, [num_rows, 1]: the fewest best tokens that reach `top_p`.
+
+    Only the best tokens are sorted; a row whose nucleus is larger is sorted whole.
+    """
+    best = scores.amax(dim=-1, keepdim=True)
+    needed = top_p * _weights(scores, best).cumsum(dim=-1)[:, -1:]
+    edge = torch.empty_like(best)
+    todo, size = list(range(len(scores))), min(_NUCLEUS_GUESS, scores.shape[-1])
+    while todo:
+        ordered = scores[todo].topk(size, dim=-1).values
+        reached = _weights(ordered, best[todo]).cumsum(dim=-1)
+        members = 1 + (reached < needed[todo]).sum(dim=-1, keepdim=True)
+        edge[todo] = ordered.gather(1, members.clamp(max=size) - 1)
+        todo = [row for row, count in zip(todo, members.flatten().tolist(), strict=True) if count > size]
+        if size == scores.shape[-1]:
+            break
+        size = scores.shape[-1]
+    return edge
+
+
+def _weights(scores: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    return (scores - best).double().exp().float()
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+
+
+def _replace(scores: torch.Tensor, rows: list[int], new: torch.Tensor) -> torch.Tensor:
+    if len(rows) == len(scores):
+        return new
+    scores = scores.clone()
+    scores[rows] = new
+    return scores

@@ -1,0 +1,107 @@
+"""The engine's Model on torch and transformers: weights, paged pool, attention and sampler of one rank."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.attention.interface import AttentionBackend
+from engine.attention.paged import LayerPool, PagedAttention
+from engine.attention.registered import attach
+from engine.interface import EngineInfo, Memory, StepBatch
+from engine.sampler import sample
+from engine.step_metadata import StepMetadata, build
+
+
+@dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A step computed at launch, as CPUs do."""
+
+    token_ids: list[int]
+
+    def collect(self) -> list[int]:
+        """Return one token id for each SampleRow, in order."""
+        return self.token_ids
+
+
+class TorchModel:
+    """Runs steps on the CPU. Owns the tensors over the pool's memory; one thread calls it."""
+
+    def __init__(
+        self, network: Any, *, info: EngineInfo, memory: Memory, backend: AttentionBackend, keeps_logits: bool
+    ) -> None:
+        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`."""
+        self._network = network
+        self._info = info
+        self._memory = memory
+        self._keeps_logits = keeps_logits
+        self._device = torch.device(info.device)
+        self._pools = _layer_pools(memory)
+        self._attention = PagedAttention(self._pools, backend)
+        attach(network, self._attention)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the loaded model and its pool are."""
+        return self._info
+
+    @property
+    def memory(self) -> Memory:
+        """The pool."""
+        return self._memory
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
+        """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
+        logits = self.logits(batch, layer_done)
+        return DoneStep(sample(logits, batch.samples))
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
+        """Compute one step and return the logits of its sampled rows, [num_samples, vocab_size]."""
+        metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
+        with self._attending(metadata, layer_done):
+            return self._forward(metadata)
+
+    @torch.inference_mode()
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block of every tensor."""
+        size = self._memory.layout.block_size
+        for pool in self._pools:
+            for tensor in (pool.keys, pool.values):
+                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+    def _forward(self, metadata: StepMetadata) -> torch.Tensor:
+        inputs: dict[str, Any] = {"input_ids": metadata.token_ids, "position_ids": metadata.positions}
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = metadata.sample_rows
+        logits: torch.Tensor = self._network(**inputs, use_cache=False).logits[0]
+        return logits if self._keeps_logits else logits[metadata.sample_rows]
+
+    @contextmanager
+    def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
+        self._attention.begin(metadata, layer_done)
+        try:
+            yield
+        finally:
+            self._attention.end()
+
+
+def _layer_pools(memory: Memory) -> list[LayerPool]:
+    """Return each layer's key and value tensors over the pool's bytes; no page is touched."""
+    layout = memory.layout
+    pools = []
+    for layer in range(layout.num_layers):
+        keys, values = (_pool_tensor(memory, index) for index in layout.tensors_of(layer))
+        pools.append(LayerPool(keys, values))
+    return pools
+
+
+def _pool_tensor(memory: Memory, index: int) -> torch.Tensor:
+    layout, spec = memory.layout, memory.layout.tensors[index]
+    shape = (layout.num_blocks * layout.block_size, spec.heads, spec.head_dim)
+    count = shape[0] * shape[1] * shape[2]
+    dtype = getattr(torch, spec.dtype)
+    return torch.frombuffer(memory.buffer, dtype=dtype, count=count, offset=layout.offsets[index]).view(shape)
