@@ -1,0 +1,27 @@
+"""The random numbers of sampling: a counter hash, so that a draw depends on nothing but its own coordinates.
+
+Constants: splitmix64's increment and finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators).
+"""
+
+_MASK = (1 << 64) - 1
+_INCREMENT = 0x9E3779B97F4A7C15
+_BITS = 24
+
+
+def uniform(seed: int, sequence: int, position: int) -> float:
+    """Return a number in [0, 1) with 24 bits, exact in float32, for output `position` of `sequence` under `seed`."""
+    return (hash64(seed, sequence, position) >> (64 - _BITS)) / (1 << _BITS)
+
+
+def hash64(*words: int) -> int:
+    """Return 64 bits that depend on every word and on their order; of each word, the low 64 bits count."""
+    state = 0
+    for word in words:
+        state = _finalise(((state ^ word) + _INCREMENT) & _MASK)
+    return state
+
+
+def _finalise(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,29 @@
+"""Decide whether a sequence has ended by its tokens. Pure; P, D and resume all ask here."""
+
+from collections.abc import Sequence
+
+from wire.types import FinishReason, SamplingParams
+
+Ending = tuple[FinishReason, int | None]
+"""The reason, and the stop token id if one was the reason."""
+
+
+def finish_of(
+    outputs: Sequence[int], params: SamplingParams, *, prompt_length: int, max_model_len: int
+) -> Ending | None:
+    """Return how a sequence with these output token ids has ended, or None while it goes on.
+
+    A stop token counts once `min_tokens` outputs are there, and wins over a length that is reached with it.
+    """
+    if not outputs:
+        return None
+    if len(outputs) >= params.min_tokens and outputs[-1] in params.stop_token_ids:
+        return FinishReason.STOP, outputs[-1]
+    if len(outputs) >= params.max_tokens or prompt_length + len(outputs) >= max_model_len:
+        return FinishReason.LENGTH, None
+    return None
+
+
+def banned_tokens(params: SamplingParams, position: int) -> tuple[int, ...]:
+    """Return the token ids that may not be output `position`: every stop id before `min_tokens` are reached."""
+    return params.stop_token_ids if position < params.min_tokens else ()

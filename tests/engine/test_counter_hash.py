@@ -1,0 +1,40 @@
+"""Counter hash: the published splitmix64 stream, range, exactness in float32, independence of the coordinates."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.counter_hash import hash64, uniform
+
+words = st.integers(min_value=-(2**63), max_value=2**64 - 1)
+
+
+def test_one_word_is_the_published_splitmix64_step() -> None:
+    # First outputs of the reference splitmix64 (Vigna) seeded with 0 and with 1234567.
+    assert hash64(0) == 0xE220A8397B1DCDAF
+    assert hash64(1234567) == 6457827717110365317
+
+
+@given(seed=words, sequence=st.integers(0, 2**20), position=st.integers(0, 2**24))
+def test_uniform_is_below_one_and_exact_in_float32(seed: int, sequence: int, position: int) -> None:
+    number = uniform(seed, sequence, position)
+
+    assert 0.0 <= number < 1.0
+    assert struct.unpack("f", struct.pack("f", number))[0] == number
+
+
+def test_every_coordinate_counts() -> None:
+    base = uniform(7, 0, 0)
+
+    assert len({base, uniform(8, 0, 0), uniform(7, 1, 0), uniform(7, 0, 1)}) == 4
+    assert uniform(7, 1, 2) != uniform(7, 2, 1)
+    assert uniform(7, 0, 0) == base
+
+
+def test_numbers_spread_evenly() -> None:
+    counts = [0] * 16
+    for position in range(16_000):
+        counts[int(uniform(42, 0, position) * 16)] += 1
+
+    assert all(850 < count < 1150 for count in counts)

@@ -1,0 +1,74 @@
+"""Host pool: writable by its owner, only readable for whoever gets the descriptor."""
+
+import mmap
+import os
+
+import pytest
+
+from engine.host_pool import HostPool
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout
+
+LAYOUT = PoolLayout([KvTensor(0, "k", 2, 4, "float32")], num_blocks=4, block_size=4)
+
+
+def fd_of(pool: HostPool) -> int:
+    assert pool.fd is not None
+    return pool.fd
+
+
+def test_the_buffer_is_the_whole_pool_and_writable() -> None:
+    with HostPool(LAYOUT) as pool:
+        pool.buffer[-3:] = b"end"
+
+        assert len(pool.buffer) == LAYOUT.total_bytes
+        assert bytes(pool.buffer[-3:]) == b"end"
+
+
+def test_a_second_mapping_reads_what_the_owner_writes() -> None:
+    with HostPool(LAYOUT) as pool, mmap.mmap(fd_of(pool), 0, prot=mmap.PROT_READ) as peer:
+        pool.buffer[:5] = b"hello"
+
+        assert peer[:5] == b"hello"
+
+
+def test_a_second_writable_mapping_is_refused() -> None:
+    with HostPool(LAYOUT) as pool, pytest.raises(PermissionError):
+        mmap.mmap(fd_of(pool), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_writing_and_resizing_through_the_descriptor_are_refused() -> None:
+    with HostPool(LAYOUT) as pool:
+        for change in (
+            lambda: os.pwrite(fd_of(pool), b"x", 0),
+            lambda: os.ftruncate(fd_of(pool), 0),
+            lambda: os.ftruncate(fd_of(pool), LAYOUT.total_bytes + 4096),
+        ):
+            with pytest.raises(PermissionError):
+                change()
+
+
+def test_close_is_idempotent_and_closes_the_descriptor() -> None:
+    pool = HostPool(LAYOUT)
+    fd = fd_of(pool)
+    pool.close()
+    pool.close()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_close_leaves_views_that_others_still_hold_readable() -> None:
+    pool = HostPool(LAYOUT)
+    view = pool.buffer[:2]
+    view[:] = b"ok"
+    pool.close()
+
+    assert bytes(view) == b"ok"
+
+
+def test_a_pool_that_cannot_be_had_says_how_many_bytes() -> None:
+    layout = PoolLayout([KvTensor(0, "k", 2**20, 2**20, "float32")], num_blocks=2**20, block_size=4)
+
+    with pytest.raises(ConfigError, match=str(layout.total_bytes)):
+        HostPool(layout)
