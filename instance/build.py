@@ -1,7 +1,9 @@
 """Make an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.core import EngineCore
 from engine.interface import Model
@@ -59,11 +61,11 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
 
     options = config.options
     loaded = load_model(
-        options.model,
+        Path(options.model),
         dtype=options.dtype,
         block_size=options.block_size,
         kv_cache_memory=options.kv_cache_memory,
-        num_threads=len(config.cores) or None,
+        num_threads=len(config.cores) or len(os.sched_getaffinity(0)),
         attention_backend=options.attention_backend,
         max_model_len=options.max_model_len,
     )
@@ -71,6 +73,6 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
 
 
 def _fake_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
-    from engine.fake import FakeModel, fake_info
+    from instance.fake import fake_model
 
-    raise NotImplementedError((FakeModel, fake_info))
+    return fake_model(config), ("--engine fake: tokens are arithmetic, not a model's",)

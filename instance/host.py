@@ -26,6 +26,7 @@ from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
 log = EventLogger("instance")
 
 HEARTBEAT_S = 1.0
+UNHEALTHY_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ class InstanceHost:
         await asyncio.to_thread(self._receiver.close)
         if not await asyncio.to_thread(self.loop.stop, self.config.drain_s):
             log.warning("engine_still_stepping", waited_s=self.config.drain_s)
+
+    def healthy(self) -> bool:
+        """Whether the engine thread lives and made progress in the last seconds."""
+        return self.loop.alive() and self.loop.progress_age() < UNHEALTHY_AFTER_S
 
     def describe(self) -> InstanceDescription:
         """Return what this instance is."""

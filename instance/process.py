@@ -12,12 +12,14 @@ from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.entry_lock import EntryLock
 from instance.host import Identity, InstanceHost
+from instance.http import build_server
 from telemetry.logs import EventLogger
 from wire.grpc_connection import GrpcServer
 
 log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
+HEALTH_S = 1.0
 
 
 def run(config: InstanceConfig) -> int:
@@ -51,10 +53,23 @@ async def _serve(config: InstanceConfig) -> None:
     connect_handoff(config, engine, identity, host)
     await server.start(host)
     log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
-    await stop.wait()
-    log.info("stopping", instance=identity.instance_id)
+    async with asyncio.TaskGroup() as tasks:
+        beside = [tasks.create_task(_report_health(host, server))]
+        if config.options.http_port is not None:
+            http = build_server(config.options.host, config.options.http_port, load=host.load, healthy=host.healthy)
+            beside.append(tasks.create_task(http.serve()))
+        await stop.wait()
+        log.info("stopping", instance=identity.instance_id)
+        for task in beside:
+            task.cancel()
     await server.stop(STOP_GRACE_S)
     await host.stop()
+
+
+async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
+    while True:
+        await server.set_healthy(host.healthy())
+        await asyncio.sleep(HEALTH_S)
 
 
 async def _load_unless_stopped(

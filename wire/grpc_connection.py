@@ -4,11 +4,12 @@ One bidirectional stream a session. The server's half only moves messages; the i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
@@ -171,8 +172,9 @@ class GrpcServer:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._server: Any = None
+        self._health: Any = health.aio.HealthServicer()
 
-    def bind(self, add_more: Callable[[Any], None] | None = None) -> int:
+    def bind(self) -> int:
         """Take the port; return its number. Connections wait in the backlog until `start`."""
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
@@ -180,14 +182,19 @@ class GrpcServer:
             port = int(self._server.add_insecure_port(where))
         except RuntimeError as error:
             raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
-        if add_more is not None:
-            add_more(self._server)
         return port
 
     async def start(self, service: InstanceService) -> None:
         """Begin to serve."""
         pb_grpc.add_InstanceServicer_to_server(_Servicer(service), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_healthy(True)
         await self._server.start()
+
+    async def set_healthy(self, healthy: bool) -> None:
+        """Answer the standard gRPC health service so, for the whole server."""
+        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
 
     async def stop(self, grace_s: float) -> None:
         """End all sessions and free the port."""

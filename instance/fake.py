@@ -1,0 +1,42 @@
+"""The fake engine's model from a model folder: `fake.json` there may set any FakeConfig field (delays, sizes)."""
+
+import dataclasses
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from engine.fake import FakeConfig, FakeModel
+from engine.interface import Model
+from instance.config import InstanceConfig
+from wire.errors import ConfigError
+from wire.kv_layout import ITEM_BYTES
+
+DEFAULT_POOL_BYTES = 16 * 2**20
+
+
+def fake_model(config: InstanceConfig) -> Model:
+    """Make the fake of an instance; its salt is its own, so its numbers show who computed what."""
+    options = config.options
+    values = _read(Path(options.model) / "config.json", {"vocab_size": "vocab_size"})
+    values |= _read(Path(options.model) / "fake.json", {f.name: f.name for f in dataclasses.fields(FakeConfig)})
+    values |= {"salt": zlib.crc32(f"{config.server_ip}|{config.device_ids}".encode()), "block_size": options.block_size}
+    if options.max_model_len is not None:
+        values["max_model_len"] = options.max_model_len
+    if options.dtype != "auto":
+        values["dtype"] = options.dtype
+    draft = FakeConfig(**values)
+    token_bytes = 2 * draft.num_layers * draft.heads * draft.head_dim * ITEM_BYTES[draft.dtype]
+    num_blocks = (options.kv_cache_memory or DEFAULT_POOL_BYTES) // (token_bytes * draft.block_size)
+    return FakeModel(dataclasses.replace(draft, num_blocks=max(1, num_blocks)))
+
+
+def _read(path: Path, names: dict[str, str]) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    values = {names[key]: value for key, value in document.items() if key in names}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
