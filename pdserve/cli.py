@@ -1,0 +1,83 @@
+"""The `pdserve` command: finds the subcommand, imports only that, and turns errors into one line and an exit status."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pdserve import __version__
+from wire.errors import ConfigError, Incompatible, PdserveError
+
+COMMANDS = {
+    "up": "start a scheduler and its prefill and decode instances on this machine",
+    "down": "stop what `up` started",
+    "status": "show the instances of the running cluster",
+    "logs": "show or follow what its processes log",
+    "serve": "serve one model from one process (the combined instance)",
+    "verify": "prove that P/D, combined and transformers give the same tokens",
+    "model": "print the folder of the default model, making it if need be",
+}
+
+HELP = """\
+usage: pdserve COMMAND [flags]
+
+Serve a language model with prefill and decode on separate instances.
+
+commands:
+{commands}
+
+A cluster on this machine, with the default model:
+  pdserve up --detach
+  curl http://127.0.0.1:9000/v1/chat/completions -H 'Content-Type: application/json' \\
+       -d '{{"model": "SmolLM2-135M-Instruct", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+  pdserve status
+  pdserve down
+
+Two prefill and two decode instances of a model of yours:
+  pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B --dtype bfloat16
+
+Over several machines: `ranktable gen --help` and deploy/PD_separate/start_servers.sh.
+
+`pdserve COMMAND --help` lists a command's flags. --version prints the version.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+        print(HELP.format(commands=commands), end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"pdserve {__version__}")
+        return 0
+    return guarded(f"pdserve {arguments[0]}", lambda: _run(arguments[0], arguments[1:]))
+
+
+def guarded(name: str, action: Callable[[], int]) -> int:
+    """Run `action`; an error of ours becomes one line on stderr that starts with `name`."""
+    from ranktable_tools.errors import RanktableError
+
+    try:
+        return action()
+    except (PdserveError, RanktableError) as error:
+        sys.stdout.flush()
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | Incompatible | RanktableError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        advice = f"did you mean `pdserve {near[0]}`?" if near else "`pdserve --help` lists them"
+        raise ConfigError(f"there is no such command; {advice}")
+    run: Callable[[Sequence[str]], int] = importlib.import_module(f"pdserve.{command}").main
+    return run(arguments)

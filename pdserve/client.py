@@ -1,0 +1,116 @@
+"""A small HTTP client for what pdserve asks of its own cluster: standard library only, no proxies."""
+
+import http.client
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from wire.errors import Unavailable
+
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer, whole."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON, or None when it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a Prometheus page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Client:
+    """Talks to one base URL; every call opens its own connection and has a deadline."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 10.0) -> None:
+        parts = urlsplit(base_url)
+        self.base_url = base_url.rstrip("/")
+        self._host = parts.hostname or "127.0.0.1"
+        self._port = parts.port or 80
+        self._timeout_s = timeout_s
+
+    def get(self, path: str) -> Reply:
+        """Return the answer to a GET. Raises Unavailable when there is none."""
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """Return the answer to a POST of JSON. Raises Unavailable when there is none."""
+        return self._request("POST", path, body)
+
+    def metrics(self) -> tuple[Sample, ...]:
+        """Return the samples of /metrics."""
+        return parse_metrics(self.get("/metrics").body.decode())
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events of a streamed answer as they come. Raises Unavailable when it fails, in its words."""
+        connection = self._connect()
+        try:
+            response = self._send(connection, "POST", path, {**body, "stream": True})
+            if response.status != 200:
+                raise Unavailable(f"HTTP {response.status}: {_message(response.read())}")
+            for line in response:
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                    event = json.loads(line[5:])
+                    if "error" in event:
+                        raise Unavailable(_message(line[5:]))
+                    yield event
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{self.base_url} broke off: {error}") from error
+        finally:
+            connection.close()
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Reply:
+        connection = self._connect()
+        try:
+            response = self._send(connection, method, path, body)
+            return Reply(response.status, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{self.base_url} does not answer: {error}") from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        return connection.getresponse()
+
+
+def parse_metrics(text: str) -> tuple[Sample, ...]:
+    """Return the samples of a page in Prometheus' text format; comments are left out."""
+    samples = []
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match:
+            samples.append(Sample(match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])))
+    return tuple(samples)
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip() or "no words"

@@ -1,0 +1,69 @@
+"""From an instance's command line and its place in the table to its InstanceConfig."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from instance.config import InstanceConfig
+from pdserve.step_tokens import check_step_tokens
+from ranktable_tools.addresses import own_hosts
+from ranktable_tools.launch_plan import CoreShare, LaunchPlan, core_share
+from scheduler import config as scheduler_config
+from wire.errors import ConfigError
+from wire.options import EngineOptions, from_namespace
+from wire.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLaunch:
+    """A config and what the operator should be told about it."""
+
+    config: InstanceConfig
+    notices: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> EngineOptions:
+    """Return the engine options of a command line; the scheduler's flags may stand in it too. Raises ConfigError."""
+    return from_namespace(EngineOptions, scheduler_config.parser().parse_args(argv))
+
+
+def launch(options: EngineOptions, plan: LaunchPlan) -> InstanceLaunch:
+    """Return the config of the instance `plan` found this process to be. Raises ConfigError."""
+    check_step_tokens(options)
+    devices = plan.own.device_ids
+    share, notices = CoreShare((), shared=False), []
+    if options.device in ("auto", "cpu"):
+        notices += check_tensor_parallel(options.tensor_parallel_size, devices)
+        share = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0)))
+    if share.shared:
+        notices.append(f"devices {','.join(devices)} share cores with others: this host has fewer cores than devices")
+    config = InstanceConfig(
+        options=replace(options, port=_port(options, plan)),
+        role=Role(plan.role),
+        server_ip=plan.own.server_ip,
+        device_ids=devices,
+        table_digest=plan.table_digest,
+        cores=share.cores,
+    )
+    return InstanceLaunch(config, tuple(notices))
+
+
+def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> list[str]:
+    """Return what to say about an instance's ranks on CPU. Raises ConfigError unless `size` is the device count."""
+    if size is not None and size != len(devices):
+        raise ConfigError(
+            f"--tensor-parallel-size {size} differs from the {len(devices)} devices of the local ranktable "
+            f"({','.join(devices)}): give {len(devices)} or leave it out"
+        )
+    if len(devices) > 1:
+        return [f"{len(devices)} devices on CPU: one rank runs over the cores of devices {','.join(devices)}"]
+    return []
+
+
+def _port(options: EngineOptions, plan: LaunchPlan) -> int:
+    port = options.port or plan.own.server_port
+    if not port:
+        raise ConfigError("--port is missing: give the port of this instance, the one NODE_PORTS has for it")
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port {port} is not in 1..65535")
+    return port

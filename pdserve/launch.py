@@ -1,0 +1,65 @@
+"""`python -P -m pdserve.launch`: one process of a cluster; its role comes from matching its local ranktable.
+
+deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same flags for every role.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]  # the folder one starts from must not shadow our packages
+
+from pdserve.cli import guarded
+from pdserve.ports import require_free
+from pdserve.step_tokens import check_step_tokens
+from ranktable_tools.launch_plan import LaunchPlan, resolve
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the process until SIGTERM; 2 when its flags, environment or tables are wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded("pdserve.launch", lambda: _launch(arguments))
+
+
+def describe(plan: LaunchPlan) -> str:
+    """Return the line that says which entry of the table this process is."""
+    if plan.index is None:
+        return f"this process is the scheduler ({plan.own.server_ip})"
+    devices = ",".join(plan.own.device_ids)
+    return f"this process is instance {plan.index}, role {plan.role} ({plan.own.server_ip}, devices {devices})"
+
+
+def _launch(argv: Sequence[str]) -> int:
+    plan = resolve(os.environ)
+    for line in (describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
+        print(line, flush=True)
+    return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
+
+
+def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
+    from scheduler import config, process
+
+    parsed = config.parse(argv, os.environ)
+    check_step_tokens(parsed.engine)
+    require_free(parsed.engine.host, parsed.engine.port)
+    return process.run(parsed, plan)
+
+
+def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
+    from pdserve import instance_flags
+
+    launch = instance_flags.launch(instance_flags.parse(argv), plan)
+    for notice in launch.notices:
+        print(notice, flush=True)
+    options = launch.config.options
+    require_free(options.host, options.port)
+    if options.http_port is not None:
+        require_free(options.host, options.http_port, "--http-port")
+    from instance import process
+
+    return process.run(launch.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

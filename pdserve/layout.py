@@ -1,0 +1,89 @@
+"""Lay out a cluster on this machine: its tables, the ports inside it, and the command of each process."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.ports import free_ports
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.generate import Generated
+from ranktable_tools.secret import ensure_secret
+
+HOST = "127.0.0.1"
+_OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """How many instances, and what all their processes are told."""
+
+    num_prefill: int
+    num_decode: int
+    host: str
+    port: int
+    flags: tuple[str, ...]
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process to start; `env` is what it has beside our own environment."""
+
+    name: str
+    role: str
+    address: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
+    """Write the ranktables and the cluster secret into `tables`; return the processes, instances first."""
+    num_instances = shape.num_prefill + shape.num_decode
+    ports = free_ports(num_instances, HOST)
+    generated = _generate(shape, ports, tables)
+    ensure_secret(tables)
+    names = [f"prefill-{i}" for i in range(shape.num_prefill)] + [f"decode-{i}" for i in range(shape.num_decode)]
+    instances = [
+        _process(tables, generated, local.file_name, name, HOST, port, shape.flags)
+        for name, local, port in zip(names, generated.instances, ports, strict=True)
+    ]
+    assert generated.host is not None, "the host file was asked for"
+    host_file = generated.host.file_name
+    return (*instances, _process(tables, generated, host_file, "scheduler", shape.host, shape.port, shape.flags))
+
+
+def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process: ours, without what would mean another cluster."""
+    return {key: value for key, value in environ.items() if key not in _OF_OTHERS} | dict(plan.env)
+
+
+def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Generated:
+    ids = [str(device) for device in range(len(ports))]
+    arguments = GenArguments(
+        prefill_server_list=ids[: shape.num_prefill],
+        decode_server_list=ids[shape.num_prefill :],
+        api_server=True,
+        save_dir=str(tables),
+        ip=HOST,
+        ports=",".join(map(str, ports)),
+        device_type="npu" if shape.device == "npu" else "cpu",
+    )
+    return gen(arguments, lambda line: None, os.environ)
+
+
+def _process(
+    tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...]
+) -> ProcessPlan:
+    where = ("--host", host, "--port", str(port))
+    return ProcessPlan(
+        name=name,
+        role=name.partition("-")[0],
+        address=f"{host}:{port}",
+        command=(sys.executable, "-P", "-m", "pdserve.launch", *where, *flags),
+        env={
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(tables / generated.global_name),
+            "RANK_TABLE_FILE_PATH": str(tables / local),
+        },
+    )

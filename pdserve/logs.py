@@ -1,0 +1,81 @@
+"""`pdserve logs`: show or follow what the processes of the cluster log."""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdserve.run_folder import RunFolder, default_run_dir
+from wire.errors import ConfigError
+from wire.options import Parser
+
+_POLL_S = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; with -f it follows until Ctrl-C."""
+    parser = Parser(prog="pdserve logs", description="Show what the processes of the cluster log.")
+    parser.add_argument("name", nargs="?", help="one process, as prefill-0 (default: all)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
+    parser.add_argument("-n", "--lines", type=int, default=50, help="lines of each to begin with (default: 50)")
+    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
+    arguments = parser.parse_args(argv)
+    tails = [Tail(path, len(paths) > 1) for paths in [find(arguments.run_dir, arguments.name)] for path in paths]
+    for tail in tails:
+        tail.show_last(max(0, arguments.lines))
+    while arguments.follow:
+        for tail in tails:
+            tail.show_new()
+        sys.stdout.flush()
+        time.sleep(_POLL_S)
+    return 0
+
+
+def find(run_dir: str, name: str | None) -> list[Path]:
+    """Return the logs of a run folder, or the one called `name`. Raises ConfigError naming those there are."""
+    paths = sorted(RunFolder(Path(run_dir).absolute()).log("*").parent.glob("*.log"))
+    if not paths:
+        raise ConfigError(f"there are no logs in {run_dir}: nothing was started there")
+    if name is None:
+        return paths
+    chosen = [path for path in paths if path.stem == name]
+    if not chosen:
+        raise ConfigError(f"no log is called {name!r}: there are {', '.join(path.stem for path in paths)}")
+    return chosen
+
+
+class Tail:
+    """One log being shown; remembers how far."""
+
+    def __init__(self, path: Path, with_name: bool) -> None:
+        self._path = path
+        self._prefix = f"{path.stem:<10} | " if with_name else ""
+        self._offset = 0
+
+    def show_last(self, lines: int) -> None:
+        """Print the last lines."""
+        self._print(deque(self._read(), maxlen=lines))
+
+    def show_new(self) -> None:
+        """Print the lines that came since; a log begun anew is shown from its start."""
+        if self._path.exists() and self._path.stat().st_size < self._offset:
+            self._offset = 0
+        self._print(self._read())
+
+    def _print(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            print(self._prefix + line)
+
+    def _read(self) -> Sequence[str]:
+        """Return the whole lines from where we are."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return ()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()

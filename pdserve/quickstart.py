@@ -1,0 +1,69 @@
+"""What scripts/quickstart runs once pdserve is installed: a cluster, one question, what to try next."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdserve import up
+from pdserve.cli import guarded
+from pdserve.client import Client
+from pdserve.question import ask, served_model
+from pdserve.readiness import ask as ask_ready
+from pdserve.run_folder import RunFolder, default_run_dir
+from wire.errors import PdserveError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:9000"
+QUESTION = "What is the capital of France, and what is it known for?"
+_ANSWER_TIMEOUT_S = 120.0
+
+NEXT = """\
+The cluster keeps serving. Try next:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+       -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+  the openai client (pip install openai): OpenAI(base_url="{url}/v1", api_key="none")
+  .venv/bin/pdserve status
+  .venv/bin/pdserve down
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask a running cluster, or one that is started first; its flags are those of `pdserve up`."""
+    flags = list(sys.argv[1:] if argv is None else argv)
+    folder = RunFolder(Path(default_run_dir(os.environ)))
+    return guarded("quickstart", lambda: _run(folder, flags))
+
+
+def _run(folder: RunFolder, flags: Sequence[str]) -> int:
+    try:
+        url = serving(folder)
+        if url is None:
+            print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
+            up.main(["--detach", *flags])
+            url = serving(folder)
+        if url is None:
+            raise Unavailable("the cluster was ready and is no longer")
+        _ask(url)
+    except PdserveError as error:
+        raise type(error)(f"{error} (logs: {folder.log('*').parent})") from error
+    return 0
+
+
+def serving(folder: RunFolder) -> str | None:
+    """Return where a cluster serves: the run folder's, else one on port 9000."""
+    state = folder.read()
+    urls = [state.base_url] if state is not None and state.living() else []
+    return next((url for url in [*urls, DEFAULT_URL] if ask_ready(Client(url, timeout_s=5.0))[0]), None)
+
+
+def _ask(url: str) -> None:
+    client = Client(url, timeout_s=_ANSWER_TIMEOUT_S)
+    model = served_model(client)
+    print(f"asking {model} at {url}\n> {QUESTION}", flush=True)
+    times = ask(client, model, QUESTION, lambda text: print(text, end="", flush=True))
+    print(f"\n\n{times}\n")
+    print(NEXT.format(url=url, model=model), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Wait until a cluster is ready, watching its processes meanwhile."""
+
+import time
+from collections.abc import Sequence
+
+from pdserve.client import Client
+from pdserve.processes import POLL_S, Child
+from wire.errors import DeadlineExceeded, Unavailable
+
+
+def wait_ready(children: Sequence[Child], client: Client, timeout_s: float) -> None:
+    """Return when /ready says so, telling what it waits for.
+
+    Raises Unavailable, with its last log line, when a process ends, and DeadlineExceeded after `timeout_s`.
+    """
+    print(f"starting {', '.join(child.record.name for child in children)}", flush=True)
+    deadline = time.monotonic() + timeout_s
+    told = ""
+    while True:
+        for child in children:
+            end = child.ended()
+            if end is not None:
+                raise Unavailable(end)
+        ready, words = ask(client)
+        if ready:
+            return
+        if words not in ("", told):
+            told = words
+            print(f"waiting: {words}", flush=True)
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"not ready after {timeout_s:g} s: {told or 'the scheduler does not answer'}")
+        time.sleep(POLL_S)
+
+
+def ask(client: Client) -> tuple[bool, str]:
+    """Return whether the cluster is ready, and what /ready says it waits for."""
+    try:
+        reply = client.get("/ready")
+    except Unavailable:
+        return False, ""
+    return reply.status == 200, "" if reply.status == 200 else _words(reply.json())
+
+
+def _words(body: object) -> str:
+    if not isinstance(body, dict):
+        return ""
+    error = body.get("error")
+    if isinstance(error, dict):
+        return str(error.get("message", ""))
+    for key in ("waiting", "missing", "reason", "detail"):
+        if body.get(key):
+            value = body[key]
+            return "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ""

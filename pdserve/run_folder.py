@@ -1,0 +1,132 @@
+"""The run folder of `pdserve up`: its lock, the state of the cluster in it, tables and logs.
+
+<run folder>/lock  state.json  tables/  logs/NAME.log
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+
+def default_run_dir(environ: Mapping[str, str]) -> Path:
+    """Return $PDSERVE_RUN_DIR, else pdserve's folder in XDG's state folder."""
+    return _folder(environ, "PDSERVE_RUN_DIR", "XDG_STATE_HOME", ".local/state")
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """Return $PDSERVE_CACHE_DIR, else pdserve's folder in XDG's cache folder."""
+    return _folder(environ, "PDSERVE_CACHE_DIR", "XDG_CACHE_HOME", ".cache")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """One process of a cluster. `started` tells it from a later one with the same pid."""
+
+    name: str
+    role: str
+    pid: int
+    started: int
+    address: str
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return start_time(self.pid) == self.started
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What `pdserve up` wrote: where the cluster is served and which processes make it."""
+
+    base_url: str
+    model: str
+    processes: tuple[ProcessRecord, ...]
+
+    def living(self) -> tuple[ProcessRecord, ...]:
+        """Return the processes that still run."""
+        return tuple(process for process in self.processes if process.alive)
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class RunFolder:
+    """One run folder; at most one cluster lives in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tables = path / "tables"
+        self._state = path / "state.json"
+
+    def log(self, name: str) -> Path:
+        """Return where the process `name` logs."""
+        return self.path / "logs" / f"{name}.log"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against another `pdserve up`. Raises ConfigError when one holds it."""
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another `pdserve up` holds the run folder {self.path}") from None
+            yield
+
+    def read(self) -> ClusterState | None:
+        """Return the cluster's state, or None when there is none."""
+        try:
+            data = json.loads(self._state.read_text())
+            processes = tuple(ProcessRecord(**process) for process in data.pop("processes"))
+            return ClusterState(processes=processes, **data)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{self._state} is not a state pdserve wrote: {error}; delete it") from error
+
+    def write(self, state: ClusterState) -> None:
+        """Replace the cluster's state, whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = self._state.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
+        draft.replace(self._state)
+
+    def clear(self) -> None:
+        """Forget the cluster: its state and its tables. Logs stay."""
+        self._state.unlink(missing_ok=True)
+        shutil.rmtree(self.tables, ignore_errors=True)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank, or words for an empty one."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65536))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return "(no log)"
+    return lines[-1].strip() if lines else "(its log is empty)"
+
+
+def _folder(environ: Mapping[str, str], own: str, xdg: str, home: str) -> Path:
+    if environ.get(own):
+        return Path(environ[own]).absolute()
+    if environ.get(xdg):
+        return Path(environ[xdg]).absolute() / "pdserve"
+    return Path(environ.get("HOME") or Path.home()) / home / "pdserve"

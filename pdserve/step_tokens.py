@@ -1,0 +1,17 @@
+"""The guide's rule for the largest step: at least the model's length."""
+
+from scheduler.model_files import read_model_files
+from wire.errors import ConfigError
+from wire.options import EngineOptions
+
+
+def check_step_tokens(options: EngineOptions) -> None:
+    """Raise ConfigError when --max-num-batched-tokens is below the model's length, as the guide demands."""
+    step, length = options.max_num_batched_tokens, options.max_model_len
+    source = "--max-model-len"
+    if length is None and options.model:
+        length, source = read_model_files(options.model).max_model_len, "the model's length"
+    if step is not None and length is not None and step < length:
+        raise ConfigError(
+            f"--max-num-batched-tokens {step} is below {source} {length}: raise it, or lower --max-model-len"
+        )

@@ -1,0 +1,102 @@
+"""What was typed to `pdserve up`."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve import model
+from scheduler.config import SchedulerOptions
+from scheduler.model_files import read_model_files
+from wire.errors import ConfigError
+from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace
+
+DEFAULT_PORT = 9000
+EPILOG = """\
+examples:
+  pdserve up                                       one prefill, one decode instance; Ctrl-C stops it
+  pdserve up --detach                              the same, and returns when it is ready
+  pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
+  pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
+"""
+_ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Flags of `up` alone; all others go to every process."""
+
+    prefill: int = flag(1, "prefill instances", parse=int)
+    decode: int = flag(1, "decode instances", parse=int)
+    detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
+    run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")
+
+
+@dataclass(frozen=True, slots=True)
+class UpRequest:
+    """A cluster to start; `flags` are what every process is told beside host and port."""
+
+    options: UpOptions
+    engine: EngineOptions
+    startup_timeout_s: float
+    flags: tuple[str, ...]
+
+    @property
+    def base_url(self) -> str:
+        """Where the cluster is reached from this machine."""
+        host = "127.0.0.1" if self.engine.host in _ANY_HOST else self.engine.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.engine.port}"
+
+
+def parse(argv: Sequence[str]) -> UpRequest:
+    """Return what was typed, with the default model where none was named. Raises ConfigError."""
+    parser = Parser(
+        prog="pdserve up",
+        usage="pdserve up [flags]",
+        description="Start a scheduler and its prefill and decode instances on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for options_type, title in ((UpOptions, "cluster"), (EngineOptions, "engine"), (SchedulerOptions, "scheduler")):
+        add_flags(parser, options_type, title)
+    namespace = parser.parse_args(argv)
+    for name in ("global_rank_table", "node_ports", "use_openai", "http_port"):
+        if name in namespace:
+            raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve up` itself: leave it out")
+    options = from_namespace(UpOptions, namespace)
+    if options.prefill < 1 or options.decode < 1:
+        raise ConfigError(f"--prefill {options.prefill} --decode {options.decode}: at least one of each")
+    namespace.port = getattr(namespace, "port", DEFAULT_PORT)
+    if not 0 < namespace.port < 65536:
+        raise ConfigError(f"--port {namespace.port} is not in 1..65535")
+    fill_model(namespace)
+    timeout_s = from_namespace(SchedulerOptions, namespace).startup_timeout
+    return UpRequest(options, from_namespace(EngineOptions, namespace), timeout_s, to_flags(namespace))
+
+
+def fill_model(namespace: argparse.Namespace) -> None:
+    """Put the default model where none was named, and a step that holds the model's length."""
+    if not getattr(namespace, "model", ""):
+        namespace.model = str(model.ensure_default(os.environ))
+        namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
+    step = getattr(namespace, "max_num_batched_tokens", None)
+    if step is None:
+        return
+    length = read_model_files(namespace.model, getattr(namespace, "max_model_len", None)).max_model_len
+    if step < length:
+        print(f"--max-num-batched-tokens {step} is below the model's length {length}: using {length}", file=sys.stderr)
+        namespace.max_num_batched_tokens = length
+
+
+def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:
+    """Return what was typed for engine and scheduler as a command line again, without host and port."""
+    flags: list[str] = []
+    for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions)):
+        if field.name in namespace and field.name not in ("host", "port"):
+            value = getattr(namespace, field.name)
+            flags.append("--" + field.name.replace("_", "-"))
+            flags.extend(map(str, value) if isinstance(value, list) else [str(value)])
+    return tuple(flags)
