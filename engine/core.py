@@ -1,0 +1,278 @@
+"""The engine: a continuous batch over one model and one pool of blocks. Integers only, no torch.
+
+One step is four verbs: select (roster.py), launch and collect (the model), advance (below).
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from engine.batcher import BatchLimits
+from engine.blocks import BlockPool
+from engine.ending import banned_tokens, finish_of
+from engine.interface import (
+    Chunk,
+    EngineInfo,
+    EngineLoad,
+    Memory,
+    Model,
+    OnLayer,
+    Prefilled,
+    SampleRow,
+    StepBatch,
+    StepResult,
+)
+from engine.prompt import Prompt
+from engine.requirements import check_runnable
+from engine.roster import Piece, Roster
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, InvalidRequest
+from wire.types import PromptState, TokenOutput
+
+_log = EventLogger("engine")
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a step has made so far."""
+
+    tokens: list[TokenOutput] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+    failed: list[tuple[str, Exception]] = field(default_factory=list)
+    first_steps: list[tuple[str, float]] = field(default_factory=list)
+
+
+class _Announcer:
+    """Tells `on_layer` about the held prompts' chunks of one step; an error there is theirs alone, so it is kept."""
+
+    def __init__(self, pieces: list[Piece], on_layer: OnLayer | None) -> None:
+        self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
+        self._on_layer = on_layer
+        self.error: Exception | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anyone to tell, and anything."""
+        return self._on_layer is not None and bool(self._chunks)
+
+    def __call__(self, layer: int) -> None:
+        if self._on_layer is None or self.error is not None:
+            return
+        try:
+            self._on_layer(layer, self._chunks)
+        except Exception as error:  # noqa: BLE001 - ends the held prompts after the step, not the others
+            self.error = error
+
+
+class EngineCore:
+    """The `Engine` over any `Model`. One thread calls it; `check`, `load` and `blocks` may be used from any."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefill_chunk_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
+        self._clock = clock
+        self._blocks = BlockPool(model.info.layout.num_blocks)
+        self._roster = Roster(model, self._blocks, self._limits)
+        self._accepted = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the loaded model and its pool are."""
+        return self._model.info
+
+    @property
+    def memory(self) -> Memory:
+        """The pool's memory."""
+        return self._model.memory
+
+    @property
+    def blocks(self) -> BlockPool:
+        """The pool's accounting."""
+        return self._blocks
+
+    def check(self, state: PromptState) -> None:
+        """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
+        check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs)
+
+    def add(self, state: PromptState, *, hold: bool = False) -> None:
+        """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit."""
+        check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
+        self._roster.waiting.append(self._accept(state, hold=hold))
+
+    def admit(self, state: PromptState, block_ids: Many[int]) -> None:
+        """Start a prompt whose KV lies in `block_ids`. If it raises (as `check`), the references stay the caller's."""
+        layout = self.info.layout
+        wanted = layout.num_blocks_for(len(state.token_ids))
+        if len(block_ids) < wanted:
+            raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} do")
+        if len(state.outputs) != state.params.n or not all(state.outputs):
+            raise InvalidRequest(f"an admitted prompt has a token for each of its {state.params.n} sequences")
+        prompt = self._accept(state, hold=False)
+        if not prompt.ended:
+            self.check(state)
+            prompt.admitted_at = self._clock()
+        assert prompt.stem is not None
+        prompt.stem.block_ids = list(block_ids[:wanted])
+        prompt.fork(self._blocks)
+        self._blocks.release(block_ids[wanted:])
+        if not prompt.ended:
+            self._roster.running[state.prompt_id] = prompt
+
+    def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
+        """End a prompt or one of its sequences; return their endings. Idempotent; the blocks are free on return."""
+        prompt = self._roster.find(prompt_id)
+        if prompt is None:
+            return ()
+        chosen = range(len(prompt.sequences)) if sequence is None else (sequence,)
+        live = [i for i in chosen if 0 <= i < len(prompt.sequences) and prompt.sequences[i].finish is None]
+        endings = tuple(prompt.cancel(i, self._blocks) for i in live)
+        if prompt.ended:
+            self._roster.remove(prompt)
+        return endings
+
+    def release(self, prompt_id: str) -> None:
+        """Free what a held prompt holds. Idempotent."""
+        prompt = self._roster.held.get(prompt_id)
+        if prompt is not None:
+            self._roster.remove(prompt)
+
+    def has_work(self) -> bool:
+        """Whether `step` would compute something. False while all that runs waits for blocks that others hold."""
+        return self._roster.has_work()
+
+    def load(self) -> EngineLoad:
+        """Return the figures of now. Any thread."""
+        roster = self._roster
+        return EngineLoad(
+            running=len(roster.running),
+            waiting=len(roster.waiting),
+            uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in roster.prompts()),
+            held_prompts=len(roster.held),
+            preemptions=roster.preemptions,
+        )
+
+    def step(self, on_layer: OnLayer | None = None) -> StepResult:
+        """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on."""
+        started = self._clock()
+        outcome = _Outcome()
+        selection = self._roster.select(started)
+        for prompt, error in selection.failed:
+            self._fail(prompt, error, outcome)
+        if selection.pieces:
+            self._compute(selection.pieces, on_layer, outcome)
+        return StepResult(
+            tokens=tuple(outcome.tokens),
+            prefilled=tuple(outcome.prefilled),
+            failed=tuple(outcome.failed),
+            first_steps=tuple(outcome.first_steps),
+            seconds=self._clock() - started,
+        )
+
+    def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
+        batch, announcer = _batch_of(pieces), _Announcer(pieces, on_layer)
+        try:
+            sampled = self._model.launch(batch, announcer if announcer.wanted else None).collect()
+            if len(sampled) != len(batch.samples):
+                raise InternalError(f"the model returned {len(sampled)} tokens for {len(batch.samples)} rows")
+        except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
+            for prompt in {id(piece.prompt): piece.prompt for piece in pieces}.values():
+                self._fail(prompt, error, outcome)
+            return
+        token_ids = iter(sampled)
+        for piece in pieces:
+            own = [next(token_ids) for _ in piece.sampled] if piece.reaches_end else []
+            if announcer.error is not None and piece.prompt.hold:
+                self._fail(piece.prompt, announcer.error, outcome)
+            elif self._roster.runs(piece.prompt):
+                self._try_to_advance(piece, own, outcome)
+
+    def _try_to_advance(self, piece: Piece, token_ids: list[int], outcome: _Outcome) -> None:
+        try:
+            self._advance(piece, token_ids, outcome)
+        except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
+            self._fail(piece.prompt, error, outcome)
+
+    def _advance(self, piece: Piece, token_ids: list[int], outcome: _Outcome) -> None:
+        prompt, ends = piece.prompt, piece.reaches_end
+        piece.sequence.num_computed += piece.count
+        if not ends:
+            return
+        for index, token_id in zip(piece.sampled, token_ids, strict=True):
+            self._append(prompt, index, token_id, outcome)
+        if prompt.hold:
+            self._end_prefill(prompt, outcome)
+        elif prompt.ended:
+            self._roster.remove(prompt)
+        elif piece.sequence is prompt.stem:
+            prompt.fork(self._blocks)
+
+    def _append(self, prompt: Prompt, index: int, token_id: int, outcome: _Outcome) -> None:
+        sequence, params = prompt.sequences[index], prompt.state.params
+        sequence.token_ids.append(token_id)
+        if sequence.finish is not None:
+            return
+        ending = finish_of(
+            sequence.outputs, params, prompt_length=sequence.prompt_length, max_model_len=self.info.max_model_len
+        )
+        finish, stop_token_id = ending or (None, None)
+        position = sequence.num_outputs - 1
+        outcome.tokens.append(TokenOutput(prompt.state.prompt_id, index, position, token_id, finish, stop_token_id))
+        if finish is not None:
+            sequence.finish = finish
+            sequence.drop(self._blocks)
+        if prompt.admitted_at is not None:
+            outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
+            prompt.admitted_at = None
+
+    def _end_prefill(self, prompt: Prompt, outcome: _Outcome) -> None:
+        assert prompt.started_at is not None
+        seconds = self._clock() - prompt.started_at
+        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds))
+        if prompt.ended:
+            self._roster.remove(prompt)
+        else:
+            self._roster.hold(prompt)
+
+    def _accept(self, state: PromptState, *, hold: bool) -> Prompt:
+        if self._roster.find(state.prompt_id) is not None:
+            raise InvalidRequest(f"prompt {state.prompt_id} is here already")
+        self._accepted += 1
+        return Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len)
+
+    def _fail(self, prompt: Prompt, error: Exception, outcome: _Outcome) -> None:
+        prompt_id = prompt.state.prompt_id
+        _log.error("prompt_failed", error, prompt_id=prompt_id, request_id=prompt.state.request_id)
+        self._roster.remove(prompt)
+        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        outcome.failed.append((prompt_id, failure))
+
+
+def _batch_of(pieces: list[Piece]) -> StepBatch:
+    token_ids: list[int] = []
+    samples: list[SampleRow] = []
+    for piece in pieces:
+        token_ids.extend(piece.sequence.next_tokens(piece.count))
+        if piece.reaches_end:
+            samples.extend(_sample_row(piece.prompt, index, len(token_ids) - 1) for index in piece.sampled)
+    parts = tuple(piece.sequence.part(piece.count) for piece in pieces)
+    return StepBatch(tuple(token_ids), parts, tuple(samples))
+
+
+def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
+    position, params = prompt.sequences[index].num_outputs, prompt.state.params
+    return SampleRow(row, params, index, position, banned_tokens(params, position))
+
+
+def _chunk_of(piece: Piece) -> Chunk:
+    start = piece.sequence.num_computed
+    return Chunk(piece.prompt.state.prompt_id, start, start + piece.count, tuple(piece.sequence.block_ids))

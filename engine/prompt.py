@@ -1,0 +1,120 @@
+"""One prompt inside the engine: computed once by its stem, then forked into its sequences.
+
+waiting --start--> stem computes the prompt --fork--> live sequences generate, sharing the prompt's blocks
+   ^                        |                               |
+   |                        +--hold--> stem keeps the prompt's blocks until they are released
+   +----------------------drop (preemption: back to token ids)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from engine.blocks import BlockPool
+from engine.ending import finish_of
+from engine.sequence import Sequence
+from wire.types import FinishReason, PromptState, TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a prompt can compute next: a sequence, and the indices of those that get a token at its end."""
+
+    sequence: Sequence
+    sampled: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock."""
+
+    state: PromptState
+    age: int
+    hold: bool
+    sequences: tuple[Sequence, ...]
+    stem: Sequence | None
+    started_at: float | None = None
+    admitted_at: float | None = None
+
+    @classmethod
+    def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int) -> "Prompt":
+        """Make the prompt as it waits; sequences that its outputs have finished are marked so."""
+        outputs = state.outputs + ((),) * (state.params.n - len(state.outputs))
+        sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids)) for done in outputs)
+        for sequence in sequences:
+            ending = finish_of(
+                sequence.outputs, state.params, prompt_length=sequence.prompt_length, max_model_len=max_model_len
+            )
+            sequence.finish = ending[0] if ending else None
+        return cls(state, age, hold, sequences, stem=_stem_of(state))
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Sequences that have not ended."""
+        return [sequence for sequence in self.sequences if sequence.finish is None]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(sequence.finish is not None for sequence in self.sequences)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Prompt tokens whose KV is still to be computed. Safe from any thread."""
+        stem = self.stem
+        return stem.remaining if stem is not None else 0
+
+    @property
+    def described(self) -> PromptState:
+        """The prompt with its outputs so far."""
+        return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
+
+    def runs(self) -> Iterator[Run]:
+        """Yield what can be computed: the stem while there is one, else each live sequence."""
+        if self.stem is not None:
+            yield Run(self.stem, tuple(i for i, sequence in enumerate(self.sequences) if self._wants_first(sequence)))
+            return
+        for i, sequence in enumerate(self.sequences):
+            if sequence.finish is None:
+                yield Run(sequence, (i,))
+
+    def start(self, blocks: BlockPool, block_size: int, now: float) -> None:
+        """Take all blocks of the prompt. Raises NoCapacity, unchanged."""
+        assert self.stem is not None, "a prompt starts with its stem"
+        num_blocks = -(-len(self.stem.token_ids) // block_size)
+        self.stem.block_ids = list(blocks.allocate(num_blocks, probe=self.state.probe))
+        self.started_at = now if self.started_at is None else self.started_at
+
+    def fork(self, blocks: BlockPool) -> None:
+        """The prompt's KV is whole: every live sequence shares its blocks, the stem is done."""
+        assert self.stem is not None, "a prompt forks once"
+        for sequence in self.live:
+            blocks.retain(self.stem.block_ids)
+            sequence.block_ids = list(self.stem.block_ids)
+            sequence.num_computed = sequence.prompt_length
+        self.stem.drop(blocks)
+        self.stem = None
+
+    def drop(self, blocks: BlockPool) -> None:
+        """Release every block; what is left are token ids, and a fresh stem to compute them again."""
+        self.free(blocks)
+        self.stem = _stem_of(self.state)
+
+    def free(self, blocks: BlockPool) -> None:
+        """Release every block."""
+        for sequence in (*self.sequences, *([self.stem] if self.stem else [])):
+            sequence.drop(blocks)
+
+    def cancel(self, index: int, blocks: BlockPool) -> TokenOutput:
+        """End the live sequence `index` and release its blocks."""
+        sequence = self.sequences[index]
+        sequence.finish = FinishReason.CANCELLED
+        sequence.drop(blocks)
+        return TokenOutput(self.state.prompt_id, index, sequence.num_outputs, None, FinishReason.CANCELLED)
+
+    def _wants_first(self, sequence: Sequence) -> bool:
+        """A held prompt is described to its receiver whole, so even a cancelled sequence gets its first token."""
+        return sequence.num_outputs == 0 and (self.hold or sequence.finish is None)
+
+
+def _stem_of(state: PromptState) -> Sequence:
+    return Sequence(list(state.token_ids), len(state.token_ids))

@@ -1,0 +1,77 @@
+"""Decide whether an engine can ever run a prompt, and how many blocks it takes. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from engine.ending import finish_of
+from engine.interface import EngineInfo
+from wire.errors import InvalidRequest, NeverFits, PromptTooLong
+from wire.types import PromptState
+
+
+def blocks_needed(prompt_length: int, outputs_computed: Iterable[int], block_size: int) -> int:
+    """Return the blocks of a prompt and its sequences, the i-th with KV of `outputs_computed[i]` output tokens.
+
+    Full prompt blocks are shared; a sequence that writes has its own copy of a partial last one.
+    """
+    shared, partial = prompt_length // block_size, int(prompt_length % block_size > 0)
+    counts = list(outputs_computed)
+    own = sum(-(-(prompt_length + count) // block_size) - shared for count in counts if count > 0)
+    return shared + own + (partial if not counts or min(counts) == 0 else 0)
+
+
+def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, prompt_only: bool = False) -> None:
+    """Raise PromptTooLong, NeverFits or InvalidRequest, with the value and the limit, if `state` can never run.
+
+    `prompt_only`: only the prompt's KV has to fit (a held prompt, whose outputs are generated elsewhere).
+    """
+    _check_length(len(state.token_ids), info.max_model_len)
+    _check_ids("prompt", state.token_ids, info.vocab_size)
+    for outputs in state.outputs:
+        _check_ids("outputs", outputs, info.vocab_size)
+    _check_sequences(state, max_num_seqs, info.max_model_len)
+    _check_blocks(state, info, prompt_only)
+
+
+def _check_length(num_tokens: int, max_model_len: int) -> None:
+    if num_tokens == 0:
+        raise InvalidRequest("the prompt is empty: at least 1 token is needed", "prompt")
+    if num_tokens >= max_model_len:
+        raise PromptTooLong(
+            f"the prompt has {num_tokens} tokens and leaves no room for output: the model's length is {max_model_len}",
+            "prompt",
+        )
+
+
+def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        return
+    for bad in (min(token_ids), max(token_ids)):
+        if not 0 <= bad < vocab_size:
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {vocab_size})", param)
+
+
+def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) -> None:
+    params = state.params
+    if not 1 <= params.n <= max_num_seqs:
+        raise InvalidRequest(f"n is {params.n}: it must be from 1 to {max_num_seqs} (max_num_seqs)", "n")
+    if params.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
+    if len(state.outputs) > params.n:
+        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, n is {params.n}", "outputs")
+    length = len(state.token_ids)
+    ended = [finish_of(done, params, prompt_length=length, max_model_len=max_model_len) for done in state.outputs]
+    if len(ended) == params.n and all(ended):
+        raise InvalidRequest("every sequence has ended already: nothing is left to generate", "outputs")
+
+
+def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> None:
+    length, params, layout = len(state.token_ids), state.params, info.layout
+    # The last token of a sequence is never computed, so it needs no slot.
+    computed = 0 if prompt_only else min(params.max_tokens, info.max_model_len - length) - 1
+    needed = blocks_needed(length, [computed] * params.n, layout.block_size)
+    if needed > layout.num_blocks:
+        raise NeverFits(
+            f"{length} prompt tokens and {params.n} x {computed + 1} output tokens need {needed} KV blocks of "
+            f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",
+            "max_tokens",
+        )

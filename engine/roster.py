@@ -1,0 +1,168 @@
+"""Who waits, who runs and who is held, and who of them takes part in the next step.
+
+waiting --start--> running --(hold)--> held --> gone
+   ^                  |
+   +----preemption----+      the youngest goes first, the oldest always runs; held prompts never go
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from engine.batcher import BatchLimits, plan_step
+from engine.blocks import BlockPool
+from engine.interface import Model
+from engine.prompt import Prompt, Run
+from engine.requirements import blocks_needed
+from engine.sequence import Sequence
+from wire.errors import NoCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next `count` tokens of one sequence of a prompt; at its end the sequences `sampled` get a token each."""
+
+    prompt: Prompt
+    sequence: Sequence
+    count: int
+    sampled: tuple[int, ...]
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether nothing of the sequence is left uncomputed after this piece."""
+        return self.count == self.sequence.remaining
+
+
+@dataclass(slots=True)
+class Selection:
+    """What the next step computes, and the prompts whose own handling failed while it was chosen."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    failed: list[tuple[Prompt, Exception]] = field(default_factory=list)
+
+
+class Roster:
+    """Mutable, owned by the core: every prompt of the engine is in exactly one of its three places."""
+
+    def __init__(self, model: Model, blocks: BlockPool, limits: BatchLimits) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._limits = limits
+        self._block_size = model.info.layout.block_size
+        self.waiting: deque[Prompt] = deque()
+        self.running: dict[str, Prompt] = {}
+        self.held: dict[str, Prompt] = {}
+        self.preemptions = 0
+
+    def prompts(self) -> list[Prompt]:
+        """Return every prompt. Safe from any thread; one that moves meanwhile may be missed or seen twice."""
+        return [*self.waiting.copy(), *self.running.copy().values(), *self.held.copy().values()]
+
+    def find(self, prompt_id: str) -> Prompt | None:
+        """Return the prompt of that id, wherever it is."""
+        prompt = self.running.get(prompt_id) or self.held.get(prompt_id)
+        return prompt or next((waits for waits in self.waiting if waits.state.prompt_id == prompt_id), None)
+
+    def runs(self, prompt: Prompt) -> bool:
+        """Whether the prompt is running: not waiting, held or gone."""
+        return self.running.get(prompt.state.prompt_id) is prompt
+
+    def hold(self, prompt: Prompt) -> None:
+        """Move a running prompt to those that only keep their blocks."""
+        self.held[prompt.state.prompt_id] = self.running.pop(prompt.state.prompt_id)
+
+    def remove(self, prompt: Prompt) -> None:
+        """Free what the prompt has and forget it. Idempotent."""
+        prompt.free(self._blocks)
+        self.running.pop(prompt.state.prompt_id, None)
+        self.held.pop(prompt.state.prompt_id, None)
+        if prompt in self.waiting:
+            self.waiting.remove(prompt)
+
+    def has_work(self) -> bool:
+        """Whether `select` would find something: a stalled engine must not spin."""
+        if self.waiting and self._may_start(self.waiting[0]):
+            return True
+        if sum(not prompt.hold for prompt in self.running.values()) > 1:
+            return True  # the oldest can take the blocks of the youngest
+        free = self._blocks.num_free
+        return any(
+            run.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
+            for prompt in self.running.values()
+            for run in prompt.runs()
+        )
+
+    def select(self, now: float) -> Selection:
+        """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
+        self._start_waiting(now)
+        oldest_first = sorted(self.running.values(), key=lambda prompt: prompt.age)
+        runs = [(prompt, run) for prompt in oldest_first for run in prompt.runs()]
+        counts = plan_step([run.sequence.remaining for _, run in runs], self._limits)
+        selection = Selection()
+        for (prompt, run), count in zip(runs, counts, strict=True):
+            if count and self.runs(prompt):
+                self._take_part(prompt, run, count, selection)
+        selection.pieces = [piece for piece in selection.pieces if self.runs(piece.prompt)]
+        return selection
+
+    def _take_part(self, prompt: Prompt, run: Run, count: int, selection: Selection) -> None:
+        try:
+            count = self._make_room(prompt, run.sequence, count)
+        except Exception as error:  # noqa: BLE001 - a copy that fails ends this prompt only, and is reported
+            self.remove(prompt)
+            selection.failed.append((prompt, error))
+            return
+        if count:
+            selection.pieces.append(Piece(prompt, run.sequence, count, run.sampled))
+
+    def _make_room(self, prompt: Prompt, sequence: Sequence, count: int) -> int:
+        """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""
+        while True:
+            try:
+                sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
+                return count
+            except NoCapacity:
+                if self._preempt_for(prompt):
+                    if not self.runs(prompt):
+                        return 0
+                elif count > 1:
+                    count = 1
+                else:
+                    return 0
+
+    def _preempt_for(self, prompt: Prompt) -> bool:
+        """Drop the youngest prompt that is no older than this one; False where that would be the only one."""
+        droppable = [other for other in self.running.values() if not other.hold]
+        youngest = max(droppable, key=lambda other: other.age)
+        if len(droppable) == 1 or youngest.age < prompt.age:
+            return False
+        youngest.drop(self._blocks)
+        del self.running[youngest.state.prompt_id]
+        self.waiting.appendleft(youngest)
+        self.preemptions += 1
+        return True
+
+    def _start_waiting(self, now: float) -> None:
+        while self.waiting and self._may_start(self.waiting[0]):
+            prompt = self.waiting[0]
+            try:
+                prompt.start(self._blocks, self._block_size, now)
+            except NoCapacity:
+                return  # another thread was faster
+            self.running[prompt.state.prompt_id] = self.waiting.popleft()
+
+    def _may_start(self, prompt: Prompt) -> bool:
+        """Whether its sequences have seats, its tokens a place in the next chunk, and its blocks are free.
+
+        One free block is left for each running sequence, so that what starts is not preempted at once.
+        """
+        running = self.running.values()
+        backlog = sum(other.uncomputed_tokens for other in running)
+        seats = self._limits.max_num_seqs - sum(len(other.live) for other in running)
+        growing = sum(len(other.live) for other in running if not other.hold)
+        if backlog >= self._limits.prefill_chunk_size or seats < len(prompt.live):
+            return False
+        return self._blocks_to_start(prompt) + growing <= self._blocks.num_free
+
+    def _blocks_to_start(self, prompt: Prompt) -> int:
+        outputs = [] if prompt.hold else [sequence.num_outputs for sequence in prompt.live]
+        return blocks_needed(len(prompt.state.token_ids), outputs, self._block_size)

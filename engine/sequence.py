@@ -1,0 +1,79 @@
+"""One token sequence under computation: its tokens, how far its KV is, and where that lies."""
+
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockPool
+from engine.interface import BatchSequence, Model
+from wire.types import FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable, owned by the core. KV of tokens [0, num_computed) lies in `block_ids`.
+
+    While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
+    token is sampled. Without blocks (not started, dropped, ended) it is only its token ids.
+    """
+
+    token_ids: list[int]
+    prompt_length: int
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Output token ids so far."""
+        return tuple(self.token_ids[self.prompt_length :])
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens so far; the position of the next one."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV is to be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    def blocks_missing(self, count: int, blocks: BlockPool, block_size: int) -> int:
+        """Return how many blocks must be allocated before the next `count` tokens can be written."""
+        grow = -(-(self.num_computed + count) // block_size) - len(self.block_ids)
+        return max(grow, 0) + self._writes_into_shared(blocks, block_size)
+
+    def make_room(self, count: int, blocks: BlockPool, model: Model, *, probe: bool) -> None:
+        """Own the blocks of the next `count` tokens: a shared one is copied first. Raises NoCapacity, unchanged."""
+        block_size = model.info.layout.block_size
+        missing = self.blocks_missing(count, blocks, block_size)
+        if missing == 0:
+            return
+        fresh = blocks.allocate(missing, probe=probe)
+        copies = self._writes_into_shared(blocks, block_size)
+        self.block_ids.extend(fresh[copies:])
+        if copies:
+            self._copy_on_write(self.num_computed // block_size, fresh[0], blocks, model)
+
+    def part(self, count: int) -> BatchSequence:
+        """Return this sequence's part of a step that computes its next `count` tokens."""
+        return BatchSequence(self.num_computed, count, tuple(self.block_ids))
+
+    def next_tokens(self, count: int) -> list[int]:
+        """Return the next `count` tokens to compute."""
+        return self.token_ids[self.num_computed : self.num_computed + count]
+
+    def drop(self, blocks: BlockPool) -> None:
+        """Release the blocks: the sequence is its token ids again."""
+        blocks.release(self.block_ids)
+        self.block_ids = []
+        self.num_computed = 0
+
+    def _writes_into_shared(self, blocks: BlockPool, block_size: int) -> bool:
+        index = self.num_computed // block_size
+        return index < len(self.block_ids) and blocks.is_shared(self.block_ids[index])
+
+    def _copy_on_write(self, index: int, fresh: int, blocks: BlockPool, model: Model) -> None:
+        shared, self.block_ids[index] = self.block_ids[index], fresh
+        try:
+            model.copy_block(shared, fresh)
+        finally:
+            blocks.release([shared])

@@ -1,0 +1,169 @@
+"""The engine core under random orders of add, admit, cancel, release, reservations of others, and steps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.core import EngineCore
+from engine.fake import Computed, FakeConfig, FakeModel, expected_tokens
+from engine.interface import Chunk, Prefilled, StepBatch
+from wire.errors import NoCapacity
+from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
+
+CONFIG = FakeConfig(salt=3, num_layers=1, block_size=4, num_blocks=14, vocab_size=60, max_model_len=40)
+MAX_STEPS = 1000
+
+
+class Counting(FakeModel):
+    """Counts its steps."""
+
+    num_launched = 0
+
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+        self.num_launched += 1
+        return super().launch(batch, layer_done)
+
+
+class Driver(RuleBasedStateMachine):
+    """Keeps what every sequence has been told, and compares it with the reference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Counting(CONFIG)
+        self.core = EngineCore(self.model, max_num_seqs=5, max_num_batched_tokens=9, prefill_chunk_size=6)
+        self.states: dict[str, PromptState] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.finish: dict[tuple[str, int], FinishReason] = {}
+        self.held: dict[str, Prefilled] = {}
+        self.tables: dict[str, tuple[int, ...]] = {}
+        self.reserved: list[tuple[int, ...]] = []
+
+    @rule(length=st.integers(1, 20), max_tokens=st.integers(1, 8), n=st.integers(1, 3), hold=st.booleans())
+    def add(self, length: int, max_tokens: int, n: int, hold: bool) -> None:
+        name = f"p{len(self.states)}"
+        params = SamplingParams(max_tokens, n=n, seed=length, stop_token_ids=(0, 1, 2), min_tokens=max_tokens // 2)
+        state = PromptState(name, name, tuple((length * 13 + i * 5) % 60 for i in range(length)), params)
+        self.core.add(state, hold=hold)
+        self.track(state)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def hand_off(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        state, layout = self.held[name].state, CONFIG.block_size
+        try:
+            target = self.core.blocks.allocate(-(-len(state.token_ids) // layout))
+        except NoCapacity:
+            return
+        for source, block in zip(self.tables[name], target, strict=True):
+            self.model.copy_block(source, block)
+        admitted = replace(state, prompt_id=f"{name}-admitted")
+        self.core.admit(admitted, target)
+        self.track(admitted)
+        self.release(name)
+
+    @precondition(lambda self: self.states)
+    @rule(data=st.data(), sequence=st.none() | st.integers(0, 2))
+    def cancel(self, data: st.DataObject, sequence: int | None) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        self.take(self.core.cancel(name, sequence))
+        if all((name, i) in self.finish for i in range(self.states[name].params.n)):
+            self.held.pop(name, None)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release_held(self, data: st.DataObject) -> None:
+        self.release(data.draw(st.sampled_from(sorted(self.held))))
+
+    @rule(count=st.integers(1, 5))
+    def reserve(self, count: int) -> None:
+        if count <= self.core.blocks.num_free:
+            self.reserved.append(self.core.blocks.allocate(count))
+
+    @precondition(lambda self: self.reserved)
+    @rule()
+    def end_reservation(self) -> None:
+        self.core.blocks.release(self.reserved.pop())
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.step_once()
+
+    @invariant()
+    def the_blocks_add_up(self) -> None:
+        self.core.blocks.check()
+
+    def step_once(self) -> None:
+        had_work, free = self.core.has_work(), self.core.blocks.num_free
+        before = self.model.num_launched
+        result = self.core.step(self.on_layer)
+        assert result.failed == ()
+        assert had_work == (self.model.num_launched > before), f"{free} blocks were free"
+        self.take(result.tokens)
+        self.held.update({done.state.prompt_id: done for done in result.prefilled if not done.finished})
+
+    def teardown(self) -> None:
+        while self.reserved:
+            self.end_reservation()
+        for _ in range(MAX_STEPS):
+            for name in list(self.held):
+                self.release(name)
+            if not self.core.has_work():
+                break
+            self.step_once()
+        wanted = {(name, i) for name, state in self.states.items() for i in range(state.params.n)}
+        used, load = self.core.blocks.num_used, self.core.load()
+        self.core.blocks.check()
+        self.model.close()
+        assert set(self.finish) == wanted
+        assert (used, load.running, load.waiting, load.held_prompts) == (0, 0, 0, 0)
+
+    def track(self, state: PromptState) -> None:
+        """Know a prompt; the first token of one admitted is known, and may have ended its sequence."""
+        self.states[state.prompt_id] = state
+        origin = state.prompt_id.removesuffix("-admitted")
+        for i, given in enumerate(state.outputs):
+            self.outputs[state.prompt_id, i] = list(given)
+            ended = self.finish.get((origin, i))
+            if ended in (FinishReason.STOP, FinishReason.LENGTH):
+                self.finish[state.prompt_id, i] = ended
+
+    def take(self, outputs: tuple[TokenOutput, ...]) -> None:
+        for output in outputs:
+            key = output.prompt_id, output.sequence
+            assert key not in self.finish, f"{output} after its end"
+            told = self.outputs.setdefault(key, [])
+            assert output.index == len(told), f"{output} after {len(told)} tokens"
+            if output.token_id is not None:
+                told.append(output.token_id)
+            if output.finish is not None:
+                self.finish[key] = output.finish
+                self.compare(key)
+
+    def compare(self, key: tuple[str, int]) -> None:
+        state, told = self.states[key[0]], self.outputs[key]
+        assert tuple(told) == expected_tokens(
+            CONFIG, state.token_ids, state.params, count=len(told), salts=[CONFIG.salt], sequence=key[1]
+        )
+        if self.finish[key] is FinishReason.LENGTH:
+            assert len(told) == state.params.max_tokens
+        if self.finish[key] is FinishReason.STOP:
+            assert told[-1] in state.params.stop_token_ids
+
+    def release(self, name: str) -> None:
+        """End a held prompt; its sequences go on elsewhere, which ends them here."""
+        del self.held[name]
+        self.core.release(name)
+        for i in range(self.states[name].params.n):
+            self.finish.setdefault((name, i), FinishReason.CANCELLED)
+
+    def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
+        self.tables.update({chunk.prompt_id: chunk.block_ids for chunk in chunks})
+
+
+TestDriver = Driver.TestCase
+TestDriver.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -1,0 +1,115 @@
+"""The fake model: its pool holds what it says, and its reference says what it answers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.fake import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
+from engine.interface import BatchSequence, SampleRow, StepBatch
+from wire.types import SamplingParams
+
+CONFIG = FakeConfig(salt=5, block_size=4, num_blocks=8)
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+PROMPT = (11, 12, 13, 14, 15, 16)
+
+
+@pytest.fixture
+def model() -> Iterator[FakeModel]:
+    made = FakeModel(CONFIG)
+    yield made
+    made.close()
+
+
+def whole_prompt(
+    block_ids: tuple[int, ...], params: SamplingParams = GREEDY, *, banned: int | None = None
+) -> StepBatch:
+    sample = SampleRow(len(PROMPT) - 1, params, 0, 0, () if banned is None else (banned,))
+    return StepBatch(PROMPT, (BatchSequence(0, len(PROMPT), block_ids),), (sample,))
+
+
+def test_every_token_of_every_tensor_lies_in_its_slot(model: FakeModel) -> None:
+    model.launch(whole_prompt((6, 2))).collect()
+
+    layout = model.info.layout
+    for tensor, spec in enumerate(layout.tensors):
+        for position, token_id in enumerate(PROMPT):
+            (run,) = layout.runs(tensor, (6, 2), position, position + 1)
+            stored = bytes(model.memory.buffer[run.offset : run.offset + run.length])
+            assert stored == kv_bytes(token_id, position, tensor, CONFIG.salt, spec.token_bytes)
+
+
+def test_the_first_token_is_the_expected_one(model: FakeModel) -> None:
+    assert tuple(model.launch(whole_prompt((6, 2))).collect()) == expected_tokens(
+        CONFIG, PROMPT, GREEDY, count=1, salts=[5]
+    )
+
+
+def test_a_damaged_byte_of_any_tensor_changes_one_of_the_next_answers() -> None:
+    good = expected_tokens(CONFIG, PROMPT, GREEDY, count=4, salts=[5])
+
+    for position in range(len(PROMPT)):
+        salts = [5] * len(PROMPT)
+        salts[position] = 6
+        assert expected_tokens(CONFIG, PROMPT, GREEDY, count=4, salts=[*salts, 5]) != good
+
+
+def test_the_token_depends_on_the_bytes_in_the_pool(model: FakeModel) -> None:
+    (good,) = model.launch(whole_prompt((6, 2))).collect()
+    layout = model.info.layout
+    for tensor in range(len(layout.tensors)):
+        (run,) = layout.runs(tensor, (2,), 1, 2)
+        model.memory.buffer[run.offset] ^= 1
+    row = StepBatch((), (BatchSequence(6, 0, (6, 2)),), (SampleRow(-1, GREEDY, 0, 0),))
+
+    assert model.launch(row).collect() != [good]
+
+
+def test_layers_are_announced_in_order_after_their_bytes(model: FakeModel) -> None:
+    layout, seen = model.info.layout, list[tuple[int, list[bool]]]()
+
+    def layer_done(layer: int) -> None:
+        firsts = [next(layout.runs(tensor, (6,), 0, 1)).offset for tensor in range(len(layout.tensors))]
+        seen.append((layer, [any(model.memory.buffer[at : at + 8]) for at in firsts]))
+
+    model.launch(whole_prompt((6, 2)), layer_done)
+
+    assert seen == [(0, [True, True, False, False]), (1, [True, True, True, True])]
+
+
+def test_copy_block_copies_every_tensor(model: FakeModel) -> None:
+    (good,) = model.launch(whole_prompt((6, 2))).collect()
+    model.copy_block(6, 0)
+    model.copy_block(2, 7)
+    row = StepBatch((), (BatchSequence(6, 0, (0, 7)),), (SampleRow(-1, GREEDY, 0, 0),))
+
+    assert model.launch(row).collect() == [good]
+
+
+def test_greedy_ignores_the_seed_and_sampling_obeys_seed_and_sequence() -> None:
+    def answer(temperature: float, seed: int, sequence: int) -> tuple[int, ...]:
+        params = SamplingParams(max_tokens=4, temperature=temperature, seed=seed)
+        return expected_tokens(CONFIG, PROMPT, params, count=4, salts=[5], sequence=sequence)
+
+    assert answer(0, 1, 0) == answer(0, 2, 1)
+    assert len({answer(1, 1, 0), answer(1, 2, 0), answer(1, 1, 1)}) == 3
+
+
+def test_a_banned_token_is_not_chosen(model: FakeModel) -> None:
+    (free,) = model.launch(whole_prompt((6, 2))).collect()
+
+    assert model.launch(whole_prompt((6, 2), banned=free)).collect() == [free + 1]
+
+
+def test_delays_are_slept_through_the_injected_callable() -> None:
+    slept = list[float]()
+    model = FakeModel(FakeConfig(num_blocks=2, num_layers=2, step_seconds=1.0, token_seconds=0.5), slept.append)
+    model.launch(whole_prompt((0,)))
+    model.close()
+
+    assert slept == [2.0, 2.0]
+
+
+def test_fakes_of_other_salts_are_the_same_model() -> None:
+    mine, theirs = fake_info(FakeConfig(salt=1)), fake_info(FakeConfig(salt=2))
+
+    assert (mine.model, mine.layout.tensors) == (theirs.model, theirs.layout.tensors)
