@@ -111,7 +111,13 @@ def _split(values: Sequence[str]) -> tuple[str, ...]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are ConfigErrors (exit status 2), with the nearest flag for an unknown one."""
+    """argparse whose mistakes are ConfigErrors (exit status 2), with the nearest flag for an unknown one.
+
+    Abbreviations are off: they would change meaning with every new flag.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | kwargs)
 
     def error(self, message: str) -> Any:
         """Raise instead of printing usage and exiting."""

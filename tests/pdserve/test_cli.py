@@ -1,0 +1,69 @@
+"""The command line's manners: help, versions, suggestions, exit statuses, nothing heavy imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve import __version__
+from pdserve.cli import COMMANDS, guarded, main
+from ranktable_tools.errors import RanktableError
+from wire.errors import ConfigError, Incompatible, Unavailable
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+
+    out = capsys.readouterr().out
+    assert all(f"  {command} " in out for command in COMMANDS)
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pdserve {__version__}\n"
+
+
+def test_a_slip_of_the_fingers_is_answered_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dwon"]) == 2
+    assert "did you mean `pdserve down`?" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--prefil", "2", "--model", "x"]) == 2
+    assert "did you mean --prefill?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("a\nb"), 2),
+        (RanktableError("a b"), 2),
+        (Incompatible("a b"), 2),
+        (Unavailable("a b"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_one_line_and_a_status(
+    error: BaseException, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise error
+
+    assert guarded("pdserve x", fail) == status
+    expected = "" if isinstance(error, KeyboardInterrupt) else "pdserve x: a b\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from pdserve.cli import main; main(['--help']);"
+        "heavy = {'torch', 'grpc', 'fastapi', 'transformers', 'numpy'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,95 @@
+"""The small HTTP client against a real server of the standard library."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from pdserve.client import Client, Sample, parse_metrics
+from pdserve.question import ask, served_model
+from wire.errors import Unavailable
+
+_EVENTS: list[dict[str, Any]] = [
+    {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+    {"choices": [{"delta": {"content": "Par"}}]},
+    {"choices": [{"delta": {"content": "is"}, "finish_reason": "stop"}]},
+    {
+        "choices": [],
+        "usage": {"completion_tokens": 2},
+        "pdserve": {"stages_ms": {"send": 1.5}, "kv_bytes": 1024, "transport": "shm"},
+    },
+]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        bodies = {"/v1/models": {"data": [{"id": "m"}]}, "/none": {"data": []}}
+        self._answer(200, json.dumps(bodies.get(self.path, {})).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] == "unknown":
+            self._answer(404, b'{"error": {"message": "no such model"}}')
+        elif body["model"] == "breaks":
+            self._answer(200, b'data: {"error": {"message": "the instance is gone"}}\n\n')
+        elif body["model"] == "silent":
+            self._answer(200, b"data: [DONE]\n\n")
+        else:
+            self._answer(200, b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in _EVENTS) + b"data: [DONE]\n\n")
+
+    def _answer(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield Client(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def test_a_question_is_answered_piece_by_piece_with_its_figures(client: Client) -> None:
+    pieces: list[str] = []
+    clock = iter([0.0, 0.5, 1.0])
+
+    times = ask(client, served_model(client), "Where?", pieces.append, lambda: next(clock))
+
+    assert pieces == ["Par", "is"]
+    assert (times.ttft_s, times.tokens, times.tokens_per_s) == (0.5, 2, 2.0)
+    assert str(times) == "TTFT 500 ms, 2 tokens, 2.0 tokens/s; KV hop: 1,024 bytes in 1.5 ms over shm"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("unknown", "HTTP 404: no such model"), ("breaks", "the instance is gone"), ("silent", "the answer had no text")],
+)
+def test_an_answer_that_fails_is_told_in_its_own_words(client: Client, model: str, words: str) -> None:
+    with pytest.raises(Unavailable, match=words):
+        ask(client, model, "Where?", lambda text: None)
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        Client("http://127.0.0.1:1").get("/")
+
+
+def test_metrics_are_read_with_their_labels() -> None:
+    page = '# HELP x y\nx{instance="127.0.0.1:1",a="b\\"c"} 3.0\nplain 1e3\n'
+
+    assert parse_metrics(page) == (
+        Sample("x", {"instance": "127.0.0.1:1", "a": 'b\\"c'}, 3.0),
+        Sample("plain", {}, 1000.0),
+    )

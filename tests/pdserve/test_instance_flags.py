@@ -1,0 +1,75 @@
+"""From the guide's command line and a table to an instance's config."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdserve.instance_flags import check_tensor_parallel, launch, parse
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.launch_plan import LaunchPlan, resolve
+from wire.errors import ConfigError
+from wire.types import Role
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    return str(tmp_path)
+
+
+def _plan(tmp_path: Path, number: int, ports: str | None = None) -> LaunchPlan:
+    arguments = GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", ports, "cpu")
+    generated = gen(arguments, lambda line: None, {})
+    return resolve(
+        {
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / generated.global_name),
+            "RANK_TABLE_FILE_PATH": str(tmp_path / generated.instances[number].file_name),
+        }
+    )
+
+
+@pytest.mark.parametrize("form", ["--port=8089", "--port 8089"])
+def test_the_guides_flags_are_taken_in_both_forms(tmp_path: Path, model: str, form: str) -> None:
+    argv = [f"--model={model}", "--tensor-parallel-size=2", "--max-num-seqs", "8", "--host=0.0.0.0", *form.split()]
+    argv += ["--max-model-len=4096", "--max-num-batched-tokens=4096", "--served-model-name", "name"]
+
+    made = launch(parse(argv), _plan(tmp_path, 1))
+
+    assert made.config.role is Role.DECODE
+    assert made.config.device_ids == ("6", "7")
+    assert made.config.options.port == 8089
+    assert made.config.cores
+    assert any("one rank runs over the cores of devices 6,7" in notice for notice in made.notices)
+
+
+def test_an_instance_without_a_port_takes_its_entrys(tmp_path: Path, model: str) -> None:
+    made = launch(parse(["--model", model]), _plan(tmp_path, 0, ports="18088,18089"))
+
+    assert made.config.options.port == 18088
+
+
+def test_an_instance_without_any_port_is_refused(tmp_path: Path, model: str) -> None:
+    with pytest.raises(ConfigError, match="--port is missing"):
+        launch(parse(["--model", model]), _plan(tmp_path, 0))
+
+
+def test_a_missing_model_folder_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/no/such/model"):
+        launch(parse(["--model", "/no/such/model", "--port", "1"]), _plan(tmp_path, 0))
+
+
+def test_the_schedulers_flags_may_stand_in_an_instances_line(tmp_path: Path, model: str) -> None:
+    options = parse(["--model", model, "--startup-timeout", "30"])
+
+    assert options.model == model
+
+
+def test_another_number_of_ranks_than_devices_is_refused_with_both() -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 4 differs from the 2 devices .*\(4,5\)"):
+        check_tensor_parallel(4, ("4", "5"))
+
+
+def test_one_device_needs_no_notice() -> None:
+    assert check_tensor_parallel(None, ("0",)) == []
+    assert check_tensor_parallel(1, ("0",)) == []

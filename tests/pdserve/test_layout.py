@@ -1,0 +1,77 @@
+"""A cluster laid out on this machine: tables that resolve, ports that differ, an environment of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.layout import ClusterShape, environment, lay_out
+from ranktable_tools.launch_plan import resolve
+from wire.errors import ConfigError
+
+
+@pytest.fixture
+def shape() -> ClusterShape:
+    return ClusterShape(2, 1, "127.0.0.1", 9000, ("--model", "/m"))
+
+
+def test_every_process_resolves_to_its_role_and_port(tmp_path: Path, shape: ClusterShape) -> None:
+    plans = lay_out(shape, tmp_path)
+
+    resolved = [resolve(environment(plan, {})) for plan in plans]
+    assert [plan.name for plan in plans] == ["prefill-0", "prefill-1", "decode-0", "scheduler"]
+    assert [entry.role for entry in resolved] == ["prefill", "prefill", "decode", "scheduler"]
+    addresses = [f"{peer.host}:{peer.port}" for peer in resolved[-1].instance_addresses]
+    assert addresses == [plan.address for plan in plans[:-1]]
+    assert len(set(addresses)) == 3
+    assert plans[-1].command[-6:] == ("--host", "127.0.0.1", "--port", "9000", "--model", "/m")
+
+
+def test_the_secret_lies_beside_the_table_for_us_alone(tmp_path: Path, shape: ClusterShape) -> None:
+    lay_out(shape, tmp_path)
+
+    assert (tmp_path / "cluster_secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_variables_of_another_cluster_are_not_passed_on(tmp_path: Path, shape: ClusterShape) -> None:
+    plan = lay_out(shape, tmp_path)[0]
+
+    made = environment(plan, {"NODE_PORTS": "1,2", "RANK_TABLE_FILE_PATH": "/else", "KEPT": "1"})
+
+    assert "NODE_PORTS" not in made
+    assert made["KEPT"] == "1"
+    assert made["RANK_TABLE_FILE_PATH"].startswith(str(tmp_path))
+
+
+def test_errors_name_the_flag() -> None:
+    from pdserve.up_request import parse
+
+    with pytest.raises(ConfigError, match="--prefill 0"):
+        parse(["--prefill", "0", "--model", "/m"])
+    with pytest.raises(ConfigError, match="--port 0"):
+        parse(["--port", "0", "--model", "/m"])
+    with pytest.raises(ConfigError, match="--node-ports is decided"):
+        parse(["--node-ports", "1,2", "--model", "/m"])
+
+
+def test_what_was_typed_goes_to_every_process_as_typed() -> None:
+    from pdserve.up_request import parse
+
+    request = parse(
+        [
+            "--model",
+            "/m",
+            "--served-model-name",
+            "a",
+            "b",
+            "--kv-cache-memory=1MiB",
+            "--stall-timeout",
+            "5",
+            "--host",
+            "::1",
+        ]
+    )
+
+    assert request.flags == (
+        "--model", "/m", "--served-model-name", "a", "b", "--kv-cache-memory", "1048576", "--stall-timeout", "5.0",
+    )  # fmt: skip
+    assert request.base_url == "http://[::1]:9000"

@@ -1,0 +1,47 @@
+"""Ports are found and refused by binding."""
+
+import socket
+
+import pytest
+
+from pdserve.ports import free_ports, require_free
+from wire.errors import ConfigError
+
+
+def test_a_port_in_use_is_refused_by_its_number() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=rf"--port {port} on 127\.0\.0\.1: in use by another process"):
+            require_free("127.0.0.1", port)
+    require_free("127.0.0.1", port)
+
+
+def test_a_port_shared_by_reuseport_counts_as_in_use() -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        with pytest.raises(ConfigError, match="in use"):
+            require_free("127.0.0.1", listener.getsockname()[1])
+
+
+def test_an_address_that_is_not_ours_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"--port 1 on 192\.0\.2\.1|--port 12345 on 192\.0\.2\.1"):
+        require_free("192.0.2.1", 12345)
+
+
+def test_a_port_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="70000"):
+        require_free("127.0.0.1", 70000)
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = free_ports(8)
+
+    assert len(set(ports)) == 8
+    for port in ports:
+        require_free("127.0.0.1", port)

@@ -1,0 +1,71 @@
+"""Children are started apart, watched, and stopped by SIGTERM or, when they do not heed it, by SIGKILL."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.layout import ProcessPlan
+from pdserve.processes import Child, stop
+from pdserve.run_folder import ProcessRecord
+
+_STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+_MEEK = "import signal; print('up', flush=True); signal.pause()"
+
+
+class _Spawner:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.children: list[Child] = []
+
+    def __call__(self, code: str, role: str = "decode") -> Child:
+        plan = ProcessPlan(f"{role}-{len(self.children)}", role, "x:1", (sys.executable, "-S", "-c", code), {})
+        self.children.append(Child(plan, self._folder / plan.name, os.environ))
+        return self.children[-1]
+
+    def when_up(self, code: str, role: str = "decode") -> Child:
+        child = self(code, role)
+        while "up" not in Path(child.record.log).read_text():
+            assert child.ended() is None
+        return child
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[_Spawner]:
+    spawner = _Spawner(tmp_path)
+    yield spawner
+    stop([child.record for child in spawner.children], 0.0)
+    assert all(child.ended() for child in spawner.children)
+
+
+def test_a_child_that_ends_is_told_with_its_last_line_and_log(spawn: _Spawner) -> None:
+    child = spawn("print('first'); print('no such model'); raise SystemExit(2)")
+    while (end := child.ended()) is None:
+        pass
+
+    assert end == f"decode-0 ended with exit status 2: no such model (log: {child.record.log})"
+
+
+def test_sigterm_is_enough_for_one_that_heeds_it(spawn: _Spawner) -> None:
+    child = spawn.when_up(_MEEK)
+
+    assert stop([child.record]) == ()
+    assert child.ended() == f"decode-0 ended with signal SIGTERM: up (log: {child.record.log})"
+
+
+def test_one_that_does_not_heed_sigterm_is_killed(spawn: _Spawner) -> None:
+    child = spawn.when_up(_STUBBORN, "scheduler")
+
+    assert stop([child.record], 0.1) == (child.record,)
+    assert not child.record.alive
+
+
+def test_a_reused_pid_is_not_touched(spawn: _Spawner) -> None:
+    child = spawn.when_up(_MEEK)
+    record = child.record
+    reused = ProcessRecord(record.name, record.role, record.pid, record.started + 1, record.address, record.log)
+
+    assert stop([reused]) == ()
+    assert record.alive

@@ -1,0 +1,110 @@
+"""The run folder: state that survives, processes told from reused pids, one holder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.run_folder import (
+    ClusterState,
+    ProcessRecord,
+    RunFolder,
+    default_cache_dir,
+    default_run_dir,
+    last_line,
+    start_time,
+)
+from wire.errors import ConfigError
+
+
+def _record(pid: int, started: int) -> ProcessRecord:
+    return ProcessRecord("decode-0", "decode", pid, started, "127.0.0.1:8089", "/log")
+
+
+def test_state_reads_back_as_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    state = ClusterState("http://127.0.0.1:9000", "/model", (_record(1, 2), _record(3, 4)))
+
+    folder.write(state)
+
+    assert folder.read() == state
+
+
+def test_a_folder_without_state_has_none(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).read() is None
+
+
+def test_state_of_another_form_is_refused_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"processes": [{"pid": 1}]}')
+
+    with pytest.raises(ConfigError, match=r"state\.json is not a state pdserve wrote"):
+        RunFolder(tmp_path).read()
+
+
+def test_clear_keeps_the_logs(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write(ClusterState("http://x", "m", ()))
+    folder.tables.mkdir()
+    folder.log("scheduler").parent.mkdir()
+    folder.log("scheduler").write_text("line\n")
+
+    folder.clear()
+
+    assert folder.read() is None
+    assert not folder.tables.exists()
+    assert folder.log("scheduler").exists()
+
+
+def test_a_pid_with_another_start_time_is_not_alive() -> None:
+    started = start_time(os.getpid())
+
+    assert started is not None
+    assert _record(os.getpid(), started).alive
+    assert not _record(os.getpid(), started + 1).alive
+
+
+def test_a_zombie_is_not_alive() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    assert start_time(child.pid) is None
+    child.wait()
+
+
+def test_the_lock_has_one_holder(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path).lock(),
+        pytest.raises(ConfigError, match="another `pdserve up`"),
+        RunFolder(tmp_path).lock(),
+    ):
+        pass
+
+    with RunFolder(tmp_path).lock():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PDSERVE_RUN_DIR": "/r", "XDG_STATE_HOME": "/s", "HOME": "/h"}, "/r"),
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/pdserve"),
+        ({"HOME": "/h"}, "/h/.local/state/pdserve"),
+    ],
+)
+def test_the_run_folder_follows_the_environment(environ: dict[str, str], expected: str) -> None:
+    assert default_run_dir(environ) == Path(expected)
+
+
+def test_the_cache_folder_follows_the_environment() -> None:
+    assert default_cache_dir({"PDSERVE_CACHE_DIR": "/c"}) == Path("/c")
+    assert default_cache_dir({"HOME": "/h"}) == Path("/h/.cache/pdserve")
+
+
+def test_last_line_skips_blank_lines(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("first\nlast words\n\n")
+
+    assert last_line(log) == "last words"
+    assert last_line(tmp_path / "missing.log") == "(no log)"
