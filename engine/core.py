@@ -8,19 +8,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from engine.assembly import Announcer, batch_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
-from engine.ending import banned_tokens, finish_of
+from engine.ending import finish_of
 from engine.interface import (
-    Chunk,
     EngineInfo,
     EngineLoad,
     Memory,
     Model,
     OnLayer,
     Prefilled,
-    SampleRow,
-    StepBatch,
     StepResult,
 )
 from engine.prompt import Prompt
@@ -41,28 +39,6 @@ class _Outcome:
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[tuple[str, float]] = field(default_factory=list)
-
-
-class _Announcer:
-    """Tells `on_layer` about the held prompts' chunks of one step; an error there is theirs alone, so it is kept."""
-
-    def __init__(self, pieces: list[Piece], on_layer: OnLayer | None) -> None:
-        self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
-        self._on_layer = on_layer
-        self.error: Exception | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anyone to tell, and anything."""
-        return self._on_layer is not None and bool(self._chunks)
-
-    def __call__(self, layer: int) -> None:
-        if self._on_layer is None or self.error is not None:
-            return
-        try:
-            self._on_layer(layer, self._chunks)
-        except Exception as error:  # noqa: BLE001 - ends the held prompts after the step, not the others
-            self.error = error
 
 
 class EngineCore:
@@ -178,7 +154,7 @@ class EngineCore:
         )
 
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
-        batch, announcer = _batch_of(pieces), _Announcer(pieces, on_layer)
+        batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
         try:
             sampled = self._model.launch(batch, announcer if announcer.wanted else None).collect()
             if len(sampled) != len(batch.samples):
@@ -255,24 +231,3 @@ class EngineCore:
         failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         outcome.failed.append((prompt_id, failure))
-
-
-def _batch_of(pieces: list[Piece]) -> StepBatch:
-    token_ids: list[int] = []
-    samples: list[SampleRow] = []
-    for piece in pieces:
-        token_ids.extend(piece.sequence.next_tokens(piece.count))
-        if piece.reaches_end:
-            samples.extend(_sample_row(piece.prompt, index, len(token_ids) - 1) for index in piece.sampled)
-    parts = tuple(piece.sequence.part(piece.count) for piece in pieces)
-    return StepBatch(tuple(token_ids), parts, tuple(samples))
-
-
-def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
-    position, params = prompt.sequences[index].num_outputs, prompt.state.params
-    return SampleRow(row, params, index, position, banned_tokens(params, position))
-
-
-def _chunk_of(piece: Piece) -> Chunk:
-    start = piece.sequence.num_computed
-    return Chunk(piece.prompt.state.prompt_id, start, start + piece.count, tuple(piece.sequence.block_ids))

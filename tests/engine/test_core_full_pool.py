@@ -1,0 +1,141 @@
+"""The engine core when the pool is full: who waits, who is preempted, who keeps blocks."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
+
+
+def test_prompts_queue_while_the_pool_is_full() -> None:
+    config = replace(CONFIG, num_blocks=6)
+    states = [prompt(f"p{i}", 16, max_tokens=4) for i in range(5)]
+    with engine(config) as (core, _):
+        for state in states:
+            core.add(state)
+        answers = Answers()
+        answers.take(core.step().tokens)
+        assert (core.load().running, core.load().waiting) == (1, 4)
+
+        assert_answers(run(core, answers), states, config)
+        assert core.load().preemptions == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_running_prompts_that_outgrow_the_pool_are_recomputed_with_equal_answers(n: int) -> None:
+    config = replace(CONFIG, num_blocks=18)
+    states = [prompt(f"p{i}", 6, max_tokens=24, n=n, temperature=1.0, seed=i) for i in range(6)]
+    with engine(config, chunk=7) as (core, _):
+        for state in states:
+            core.add(state)
+
+        assert_answers(run(core), states, config)
+        assert core.load().preemptions > 0
+        assert core.blocks.num_used == 0
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    with engine(replace(CONFIG, num_blocks=8)) as (core, _):
+        for name in "abc":
+            core.add(prompt(name, 4, max_tokens=20))
+        answers, gaps = Answers(), 0
+        while ("a", 0) not in answers.finish:
+            before = len(answers.tokens.get(("a", 0), []))
+            answers.take(core.step().tokens)
+            gaps += len(answers.tokens.get(("a", 0), [])) == before
+
+        assert gaps == 0
+        assert core.load().preemptions > 0
+
+
+def test_an_engine_whose_blocks_others_hold_stalls_without_spinning_and_goes_on() -> None:
+    state = prompt("a", 4, max_tokens=12)
+    with engine(replace(CONFIG, num_blocks=8)) as (core, _):
+        core.add(state)
+        reserved = core.blocks.allocate(6)
+        answers = run(core)
+        assert not core.has_work()
+        assert core.step().tokens == ()
+        core.blocks.release(reserved)
+
+        assert core.has_work()
+        assert_answers(run(core, answers), [state])
+
+
+def test_work_is_left_when_the_only_way_on_is_preemption() -> None:
+    config = replace(CONFIG, num_blocks=4)
+    states = [prompt(name, 4, max_tokens=9) for name in "ab"]
+    with engine(config) as (core, _):
+        for state in states:
+            core.add(state)
+        answers = Answers()
+        for _ in range(5):
+            answers.take(core.step().tokens)
+        assert (core.blocks.num_free, core.load().preemptions) == (0, 0)
+        assert core.has_work()
+
+        assert_answers(run(core, answers), states, config)
+
+
+def test_a_preempted_prompt_goes_on_before_those_that_never_ran() -> None:
+    config = replace(CONFIG, num_blocks=4)
+    with engine(config, seqs=2) as (core, _):
+        for name in "abc":
+            core.add(prompt(name, 4, max_tokens=9))
+
+        assert [name for name, _ in run(core).finish] == ["a", "b", "c"]
+        assert core.load().preemptions >= 1
+
+
+def test_a_prompt_waits_rather_than_take_the_block_that_a_running_one_needs_next() -> None:
+    with engine(replace(CONFIG, num_blocks=4)) as (core, _):
+        core.add(prompt("a", 4, max_tokens=9))
+        core.step()
+        core.add(prompt("b", 12, max_tokens=2))
+        core.step()
+        assert (core.load().running, core.load().waiting) == (1, 1)
+
+        core.cancel("a")
+        core.step()
+        assert (core.load().running, core.load().waiting) == (1, 0)
+
+
+def test_a_prompt_to_be_held_is_not_preempted_while_its_chunks_go_out() -> None:
+    with engine(replace(CONFIG, num_blocks=6), chunk=4) as (core, _):
+        core.add(prompt("a", 4, max_tokens=9))
+        core.step()
+        core.add(prompt("h", 16), hold=True)
+        starts = list[int]()
+        while core.has_work():
+            core.step(lambda layer, chunks: starts.extend(chunk.start for chunk in chunks if layer == 0))
+        assert (starts, core.load().running, core.load().held_prompts) == ([0, 4, 8, 12], 1, 1)
+
+        core.release("h")
+        assert core.has_work()
+        core.cancel("a")
+
+
+def test_a_sequence_that_ends_frees_its_own_blocks_while_the_others_go_on() -> None:
+    state = prompt("n", 8, n=2, temperature=1.0)
+    stop = wanted(state, 1)[2]
+    assert stop not in wanted(state, 0)[:4]
+    with engine() as (core, _):
+        core.add(replace(state, params=replace(state.params, stop_token_ids=(stop,))))
+        core.step()
+        core.step()
+        assert core.blocks.num_used == 2 + 2
+        core.step()
+
+        assert core.blocks.num_used == 2 + 1
+        core.cancel("n")
+
+
+def test_probes_are_counted_apart_while_they_run() -> None:
+    with engine() as (core, _):
+        core.add(replace(prompt("probe", 9), probe=True))
+        core.add(prompt("user", 4))
+        core.step()
+
+        assert (core.blocks.num_used, core.blocks.num_probe) == (4, 3)
+        core.cancel("probe")
+        assert (core.blocks.num_used, core.blocks.num_probe) == (1, 0)
