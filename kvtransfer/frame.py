@@ -1,0 +1,274 @@
+"""The messages of a KV link and their bytes. Fixed headers, bounded lengths, no object ever rebuilt from the wire.
+
+    prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
+    then the body; after a FRAME's body, on transports that carry it, the payload [token][head][dim]
+
+    sender   HELLO ->                 OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
+    receiver       <- WELCOME|REFUSE                       <- NACK, ACK, ABORT
+
+Integers are big-endian. A body's length is checked against its type's limit before a byte of it is allocated.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from wire.types import PROTOCOL_VERSION
+
+MAGIC = b"PDKV"
+PREFIX = struct.Struct("!4sBBHI")
+MAX_DESCRIPTION_BYTES = 16 << 20
+MAX_FRAME_BYTES = 64 << 20
+MAX_FRAME_BLOCKS = 65_536
+MAX_TEXT_BYTES = 4_096
+
+_TICKET = struct.Struct("!16sQ")
+_OPEN = struct.Struct("!II")
+_FRAME = struct.Struct("!IIIIIHHQQI")
+_COMMIT = struct.Struct("!IQQQ")
+_NUMBER = struct.Struct("!I")
+
+
+class WireError(Exception):
+    """The peer's bytes are not this protocol: the connection is closed and counted."""
+
+
+class VersionMismatch(WireError):
+    """The peer speaks another version of this protocol."""
+
+
+class MessageType(IntEnum):
+    """The type byte."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    OPEN = 4
+    FRAME = 5
+    NACK = 6
+    COMMIT = 7
+    ACK = 8
+    ABORT = 9
+    RENEW = 10
+
+
+_MAX_BODY = {
+    MessageType.HELLO: 1 << 20,
+    MessageType.WELCOME: 4_096,
+    MessageType.REFUSE: 2 * MAX_TEXT_BYTES + 8,
+    MessageType.OPEN: _TICKET.size + _OPEN.size,
+    MessageType.FRAME: _TICKET.size + _FRAME.size + 4 * MAX_FRAME_BLOCKS,
+    MessageType.NACK: _TICKET.size + _NUMBER.size,
+    MessageType.COMMIT: _TICKET.size + _COMMIT.size + MAX_DESCRIPTION_BYTES,
+    MessageType.ACK: _TICKET.size,
+    MessageType.ABORT: _TICKET.size + 2 * MAX_TEXT_BYTES + 8,
+    MessageType.RENEW: _TICKET.size,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The sender is about to send this ticket's frames, and what it believes is wanted."""
+
+    ticket_id: str
+    epoch: int
+    num_tokens: int
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Tokens [start, end) of one KV tensor: `tensor` is its index in the layout, `digest` xxh3-64 of the payload.
+
+    `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool.
+    """
+
+    ticket_id: str
+    epoch: int
+    number: int
+    layer: int
+    tensor: int
+    start: int
+    end: int
+    head_start: int
+    head_end: int
+    num_bytes: int
+    digest: int
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Frame `number` did not match its digest: send it once more."""
+
+    ticket_id: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All frames are sent: their number, bytes and the sum of their digests modulo 2^64; and what the prompt is."""
+
+    ticket_id: str
+    epoch: int
+    num_frames: int
+    kv_bytes: int
+    digest_sum: int
+    description_digest: int
+    description: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The receiver has committed."""
+
+    ticket_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The ticket is over on the side that says so; `error` is a name of wire.errors."""
+
+    ticket_id: str
+    epoch: int
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """The sender's engine makes progress: the lease starts anew."""
+
+    ticket_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The link is refused; `error` is a name of wire.errors."""
+
+    error: str
+    reason: str
+
+
+TicketMessage = Open | Frame | Nack | Commit | Ack | Abort | Renew
+
+
+def encode(message: TicketMessage | Refuse) -> bytes:
+    """Return prefix and body of `message`."""
+    match message:
+        case Refuse(error, reason):
+            return pack(MessageType.REFUSE, pack_text(error) + pack_text(reason))
+        case Open():
+            kind, tail = MessageType.OPEN, _OPEN.pack(message.num_tokens, message.first_token)
+        case Frame():
+            kind, tail = MessageType.FRAME, _encode_frame(message)
+        case Nack():
+            kind, tail = MessageType.NACK, _NUMBER.pack(message.number)
+        case Commit():
+            kind, tail = MessageType.COMMIT, _encode_commit(message)
+        case Ack():
+            kind, tail = MessageType.ACK, b""
+        case Abort():
+            kind, tail = MessageType.ABORT, pack_text(message.error) + pack_text(message.reason)
+        case Renew():
+            kind, tail = MessageType.RENEW, b""
+    return pack(kind, _TICKET.pack(bytes.fromhex(message.ticket_id), message.epoch) + tail)
+
+
+def pack(kind: MessageType, body: bytes) -> bytes:
+    """Return `body` behind its prefix. A body over its limit is our own defect."""
+    assert len(body) <= _MAX_BODY[kind], f"{kind.name} body of {len(body)} bytes"
+    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, len(body)) + body
+
+
+def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, int]:
+    """Return the type and the body's length. Raises WireError, and VersionMismatch with both versions."""
+    magic, version, kind, zero, length = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise WireError(f"{bytes(magic)!r} is not a KV link's magic {MAGIC!r}")
+    if version != PROTOCOL_VERSION:
+        raise VersionMismatch(f"KV protocol version {PROTOCOL_VERSION} here, {version} there")
+    if zero != 0 or kind not in _MAX_BODY:
+        raise WireError(f"no message of type {kind} with flags {zero}")
+    if length > _MAX_BODY[MessageType(kind)]:
+        raise WireError(f"{MessageType(kind).name} of {length} bytes, the limit is {_MAX_BODY[MessageType(kind)]}")
+    return MessageType(kind), length
+
+
+def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse:
+    """Rebuild a message from its body. Raises WireError."""
+    try:
+        return _decode(kind, memoryview(body))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed {kind.name} of {len(body)} bytes: {error}") from error
+
+
+def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse:
+    if kind is MessageType.REFUSE:
+        return Refuse(*unpack_texts(body, 2))
+    raw_id, epoch = _TICKET.unpack_from(body)
+    ticket_id, tail = raw_id.hex(), body[_TICKET.size :]
+    match kind:
+        case MessageType.OPEN:
+            return Open(ticket_id, epoch, *_OPEN.unpack(tail))
+        case MessageType.FRAME:
+            return _decode_frame(ticket_id, epoch, tail)
+        case MessageType.NACK:
+            return Nack(ticket_id, epoch, *_NUMBER.unpack(tail))
+        case MessageType.COMMIT:
+            num_frames, kv_bytes, digest_sum, digest = _COMMIT.unpack_from(tail)
+            return Commit(ticket_id, epoch, num_frames, kv_bytes, digest_sum, digest, bytes(tail[_COMMIT.size :]))
+        case MessageType.ABORT:
+            return Abort(ticket_id, epoch, *unpack_texts(tail, 2))
+        case MessageType.ACK | MessageType.RENEW if not tail:
+            return Ack(ticket_id, epoch) if kind is MessageType.ACK else Renew(ticket_id, epoch)
+    raise WireError(f"{kind.name} of {len(body)} bytes is not a message of a ticket")
+
+
+def _encode_frame(frame: Frame) -> bytes:
+    head = _FRAME.pack(
+        frame.number, frame.layer, frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end,
+        frame.num_bytes, frame.digest, len(frame.block_ids),
+    )  # fmt: skip
+    return head + struct.pack(f"!{len(frame.block_ids)}I", *frame.block_ids)
+
+
+def _decode_frame(ticket_id: str, epoch: int, tail: memoryview) -> Frame:
+    number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, num_blocks = _FRAME.unpack_from(tail)
+    if num_blocks > MAX_FRAME_BLOCKS:
+        raise WireError(f"a FRAME names {num_blocks} blocks, the limit is {MAX_FRAME_BLOCKS}")
+    block_ids = struct.unpack(f"!{num_blocks}I", tail[_FRAME.size :])
+    return Frame(
+        ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids
+    )
+
+
+def _encode_commit(commit: Commit) -> bytes:
+    return (
+        _COMMIT.pack(commit.num_frames, commit.kv_bytes, commit.digest_sum, commit.description_digest)
+        + commit.description
+    )
+
+
+def pack_text(text: str) -> bytes:
+    """Return `text` as length and UTF-8, cut at the limit."""
+    data = text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
+    return _NUMBER.pack(len(data)) + data
+
+
+def unpack_texts(body: memoryview, count: int) -> list[str]:
+    """Return the `count` texts that make up `body`. Raises WireError."""
+    texts, offset = [], 0
+    for _ in range(count):
+        (length,) = _NUMBER.unpack_from(body, offset)
+        offset += _NUMBER.size
+        if length > MAX_TEXT_BYTES or offset + length > len(body):
+            raise WireError(f"a text of {length} bytes, {len(body) - offset} are there, the limit is {MAX_TEXT_BYTES}")
+        texts.append(str(body[offset : offset + length], "utf-8"))
+        offset += length
+    if offset != len(body):
+        raise WireError(f"{len(body) - offset} bytes after the last text")
+    return texts

@@ -1,0 +1,108 @@
+"""HELLO and WELCOME: what two instances tell each other before the first frame, and what keeps them apart.
+
+HELLO | protocol u32 | sender epoch u64 | link epoch u64 | receiver epoch u64 | block size u32 | blocks u64 |
+      | tensors u32 | zero u32 | per tensor: layer u32, heads u32, dim u32 |
+          | texts: sender id, receiver id, transport, then per tensor: name, dtype |
+"""
+
+import struct
+from dataclasses import dataclass
+
+from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
+from wire.errors import Incompatible, InstanceLost
+from wire.kv_layout import KvTensor, PoolLayout, describe_difference
+from wire.types import PROTOCOL_VERSION
+
+_HEAD = struct.Struct("!IQQQIQII")
+_TENSOR = struct.Struct("!III")
+_WELCOME = struct.Struct("!QQ")
+_MAX_TENSORS = 8_192
+_MAX_POOL_BYTES = 1 << 46
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a link: who sends, whom it means, and how the sender's pool lies."""
+
+    protocol_version: int
+    sender_id: str
+    sender_epoch: int
+    link_epoch: int
+    receiver_id: str
+    receiver_epoch: int
+    transport: str
+    block_size: int
+    num_blocks: int
+    tensors: tuple[KvTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The receiver takes the link."""
+
+    receiver_epoch: int
+    link_epoch: int
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Return prefix and body of HELLO."""
+    texts = b"".join(map(pack_text, (hello.sender_id, hello.receiver_id, hello.transport)))
+    names = [pack_text(text) for tensor in hello.tensors for text in (tensor.name, tensor.dtype)]
+    shapes = [_TENSOR.pack(tensor.layer, tensor.heads, tensor.head_dim) for tensor in hello.tensors]
+    head = _HEAD.pack(
+        hello.protocol_version, hello.sender_epoch, hello.link_epoch, hello.receiver_epoch,
+        hello.block_size, hello.num_blocks, len(hello.tensors), 0,
+    )  # fmt: skip
+    return pack(MessageType.HELLO, head + b"".join(shapes) + texts + b"".join(names))
+
+
+def decode_hello(body: bytes | bytearray) -> Hello:
+    """Rebuild HELLO. Raises WireError."""
+    try:
+        version, sender_epoch, link_epoch, receiver_epoch, block_size, num_blocks, count, zero = _HEAD.unpack_from(body)
+        if count > _MAX_TENSORS or zero != 0:
+            raise WireError(f"HELLO names {count} KV tensors, the limit is {_MAX_TENSORS}")
+        end = _HEAD.size + count * _TENSOR.size
+        shapes = list(_TENSOR.iter_unpack(memoryview(body)[_HEAD.size : end]))
+        sender, receiver, transport, *names = unpack_texts(memoryview(body)[end:], 3 + 2 * count)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed HELLO of {len(body)} bytes: {error}") from error
+    tensors = tuple(
+        KvTensor(layer=layer, name=name, heads=heads, head_dim=head_dim, dtype=dtype)
+        for (layer, heads, head_dim), name, dtype in zip(shapes, names[::2], names[1::2], strict=True)
+    )
+    return Hello(
+        protocol_version=version, sender_id=sender, sender_epoch=sender_epoch, link_epoch=link_epoch,
+        receiver_id=receiver, receiver_epoch=receiver_epoch, transport=transport, block_size=block_size,
+        num_blocks=num_blocks, tensors=tensors,
+    )  # fmt: skip
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    """Return prefix and body of WELCOME."""
+    return pack(MessageType.WELCOME, _WELCOME.pack(welcome.receiver_epoch, welcome.link_epoch))
+
+
+def decode_welcome(body: bytes | bytearray) -> Welcome:
+    """Rebuild WELCOME. Raises WireError."""
+    try:
+        return Welcome(*_WELCOME.unpack(body))
+    except struct.error as error:
+        raise WireError(f"malformed WELCOME of {len(body)} bytes: {error}") from error
+
+
+def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayout) -> PoolLayout:
+    """Return the sender's layout. Raises Incompatible or InstanceLost with both values."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise Incompatible(f"KV protocol version {PROTOCOL_VERSION} here, {hello.protocol_version} there")
+    if (hello.receiver_id, hello.receiver_epoch) != (instance_id, epoch):
+        raise InstanceLost(
+            f"{hello.receiver_id} of epoch {hello.receiver_epoch:x} was meant, this is {instance_id} of epoch {epoch:x}"
+        )
+    difference = describe_difference(layout.tensors, hello.tensors)
+    if difference is not None:
+        raise Incompatible(f"{difference} ({instance_id} here, {hello.sender_id} there)")
+    pool_bytes = hello.num_blocks * hello.block_size * layout.token_bytes
+    if not 0 < pool_bytes <= _MAX_POOL_BYTES:
+        raise Incompatible(f"a pool of {hello.num_blocks} blocks of {hello.block_size} is out of bounds")
+    return PoolLayout(hello.tensors, num_blocks=hello.num_blocks, block_size=hello.block_size)

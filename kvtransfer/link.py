@@ -1,0 +1,160 @@
+"""The sender's link to one instance: one life of one connection, with its queue and its two threads.
+
+callers --post--> queue --> writer thread: dials, digests, sends, keeps the leases; owns every ticket's state
+                    ^------ reader thread: NACK, ACK, ABORT of the receiver, and the end of the connection
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+from kvtransfer.dial import dial
+from kvtransfer.frame import Abort, Ack, Nack, WireError, decode
+from kvtransfer.hello import Hello
+from kvtransfer.link_ops import Begin, Heard, LinkSettings, Lost, Op, Tend
+from kvtransfer.outbox import Outbox
+from kvtransfer.sendings import Sendings
+from kvtransfer.stream import LinkLost, Stream
+from telemetry.logs import EventLogger
+from wire.errors import InstanceLost, InternalError, PdserveError
+from wire.types import PROTOCOL_VERSION, KvEndpoint, LinkStatus
+
+_log = EventLogger("kvtransfer")
+_GATHER_OPS = 64
+
+
+class Link:
+    """Owner of one connection's life on the sender. Its end ends every ticket begun on it."""
+
+    def __init__(
+        self, settings: LinkSettings, peer_id: str, peer_epoch: int, link_epoch: int,
+        endpoints: Sequence[KvEndpoint], *, bytes_sent: int = 0, failures: int = 0,
+    ) -> None:  # fmt: skip
+        self._settings, self._peer_id, self._peer_epoch, self._link_epoch = settings, peer_id, peer_epoch, link_epoch
+        self._endpoints, self._bytes_before, self._failures = endpoints, bytes_sent, failures
+        self._state, self._transport = "connecting", ""
+        self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._sendings: Sendings | None = None
+        self.thread = threading.Thread(target=self._run, name=f"kv-out-{peer_id}", daemon=True)
+
+    def begin(self, op: Begin) -> bool:
+        """Queue a Begin; False when this life is over and the caller needs a new link."""
+        with self._lock:
+            if self._state == "down":
+                return False
+            self._queue.put(op)
+            return True
+
+    def post(self, op: Op) -> None:
+        """Queue an op, never waiting. After the link's end it is lost, as its tickets are."""
+        self._queue.put(op)
+
+    def status(self) -> LinkStatus:
+        """The link as it is now."""
+        return LinkStatus(
+            self._peer_id, self._transport, self._state, self._link_epoch, self.bytes_sent, self._failures
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """KV bytes announced to this instance, by earlier lives too."""
+        return self._bytes_before + (self._sendings.bytes_sent if self._sendings is not None else 0)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread; a peer that holds it up is cut half-way."""
+        self.thread.join(timeout_s / 2)
+        stream = self._stream
+        if stream is not None:
+            stream.shutdown()
+        self.thread.join(timeout_s / 2)
+        if self.thread.is_alive():
+            _log.warning("kv_thread_left", thread=self.thread.name)
+
+    def _run(self) -> None:
+        error: PdserveError | None
+        try:
+            error = self._live()
+        except PdserveError as reason:
+            error = reason
+        except LinkLost as reason:
+            error = InstanceLost(f"the KV link to {self._peer_id} is lost: {reason}")
+        except Exception as reason:  # noqa: BLE001  the outermost frame of this link's thread
+            _log.error("kv_link_failed", exc=reason, peer=self._peer_id)
+            error = InternalError(f"the KV link to {self._peer_id} failed: {reason}")
+        self._wind_up(error)
+
+    def _live(self) -> PdserveError | None:
+        settings = self._settings
+        stream, outlet = dial(
+            settings.outlets, self._endpoints, self._hello(),
+            connect_timeout_s=settings.connect_timeout_s, progress_timeout_s=settings.progress_timeout_s,
+        )  # fmt: skip
+        reader = threading.Thread(target=self._read, args=(stream,), name=f"kv-back-{self._peer_id}", daemon=True)
+        outbox = Outbox(stream)
+        self._stream, self._sendings = stream, Sendings(settings, outbox, outlet)
+        self._transport, self._state = outlet.name, "up"
+        _log.info("kv_link_up", peer=self._peer_id, transport=outlet.name, link_epoch=self._link_epoch)
+        reader.start()
+        try:
+            return self._serve(self._sendings, outbox)
+        finally:
+            stream.shutdown()
+            reader.join(settings.progress_timeout_s)
+            stream.close()
+
+    def _serve(self, sendings: Sendings, outbox: Outbox) -> PdserveError | None:
+        while True:
+            for op in self._gather():
+                if isinstance(op, Lost):
+                    if op.error is None:
+                        sendings.abort_all("the sender is shutting down")
+                        outbox.flush()
+                    return op.error
+                if not isinstance(op, Tend):
+                    sendings.handle(op)
+            sendings.tend()
+            outbox.flush()
+
+    def _gather(self) -> list[Op]:
+        ops: list[Op] = []
+        try:
+            ops.append(self._queue.get(timeout=self._settings.tend_interval_s))
+            while len(ops) < _GATHER_OPS:
+                ops.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        return ops
+
+    def _read(self, stream: Stream) -> None:
+        try:
+            while True:
+                message = decode(*stream.receive_message())
+                if not isinstance(message, Nack | Ack | Abort):
+                    raise WireError(f"{type(message).__name__} came from a receiver")
+                self._queue.put(Heard(message))
+        except (LinkLost, WireError) as error:
+            self._queue.put(Lost(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
+
+    def _wind_up(self, error: PdserveError | None) -> None:
+        with self._lock:
+            self._state = "down"
+        if error is not None:
+            self._failures += 1
+            _log.warning("kv_link_down", peer=self._peer_id, transport=self._transport, reason=error)
+        error = error or InstanceLost(f"the KV link to {self._peer_id} was closed")
+        ops = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        if self._sendings is not None:
+            self._sendings.fail_all(error, [op for op in ops if isinstance(op, Heard)])
+        for op in ops:
+            if isinstance(op, Begin) and self._settings.claim(op.ticket.ticket_id):
+                self._settings.events.failed(op.ticket.ticket_id, error)
+
+    def _hello(self) -> Hello:
+        settings, layout = self._settings, self._settings.memory.layout
+        return Hello(
+            protocol_version=PROTOCOL_VERSION, sender_id=settings.instance_id, sender_epoch=settings.epoch,
+            link_epoch=self._link_epoch, receiver_id=self._peer_id, receiver_epoch=self._peer_epoch, transport="",
+            block_size=layout.block_size, num_blocks=layout.num_blocks, tensors=layout.tensors,
+        )  # fmt: skip

@@ -1,0 +1,30 @@
+"""Gathers small pieces into large moves on one stream."""
+
+from collections.abc import Sequence
+
+from kvtransfer.stream import Stream
+
+_BATCH_BYTES = 1 << 20
+_BATCH_PIECES = 512
+
+
+class Outbox:
+    """Owner of what is about to go out. Used by the link's writer thread only."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pieces: list[memoryview | bytes] = []
+        self._num_bytes = 0
+
+    def add(self, pieces: Sequence[memoryview | bytes]) -> None:
+        """Queue pieces; a full batch goes out at once. Raises LinkLost."""
+        self._pieces += pieces
+        self._num_bytes += sum(map(len, pieces))
+        if self._num_bytes >= _BATCH_BYTES or len(self._pieces) >= _BATCH_PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued. Raises LinkLost."""
+        if self._pieces:
+            pieces, self._pieces, self._num_bytes = self._pieces, [], 0
+            self._stream.send(pieces)

@@ -1,0 +1,153 @@
+"""D's half of the hand-off: listens, keeps the tickets, and gives each accepted connection a thread of its own."""
+
+import itertools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvtransfer import shm, tcp
+from kvtransfer.frame import TicketMessage, encode
+from kvtransfer.incoming import Incoming
+from kvtransfer.interface import PoolMemory, ReceiverEvents
+from kvtransfer.stream import Stream
+from kvtransfer.ticket_table import ReceiverCounts, TicketTable
+from kvtransfer.transport import Inlet
+from telemetry.logs import EventLogger
+from wire.errors import ConfigError
+from wire.failpoints import Failpoints, process_failpoints
+from wire.types import KvEndpoint, Ticket
+
+_log = EventLogger("kvtransfer")
+_MAX_CONNECTIONS = 1_024
+_JOIN_S = 5.0
+
+
+class KvReceiver:
+    """Implements interface.Receiver. Owner of the listening sockets, the connections and the ticket table."""
+
+    def __init__(
+        self, memory: PoolMemory, *, instance_id: str, epoch: int, host: str,
+        transports: Sequence[str] = ("shm", "tcp"), events: ReceiverEvents,
+        clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
+        port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0,
+        failpoints: Failpoints | None = None,
+    ) -> None:  # fmt: skip
+        self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
+        self._clock, self._lease_s, self._progress_timeout_s = clock, lease_s, progress_timeout_s
+        self._table = TicketTable(
+            epoch=epoch, memory=memory, events=events, clock=clock, lease_s=lease_s,
+            failpoints=failpoints or process_failpoints(), answer=self._answer,
+        )  # fmt: skip
+        self._links: dict[int, Incoming] = {}
+        self._numbers = itertools.count(1)
+        self._closing = threading.Event()
+        self._listeners = [(*_listen(name, host, port_range), name) for name in transports]
+        self._threads = [
+            threading.Thread(target=self._accept, name="kv-accept", daemon=True),
+            threading.Thread(target=self._sweep_often, name="kv-sweep", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def endpoints(self) -> tuple[KvEndpoint, ...]:
+        """Where senders reach it, best first."""
+        return tuple(endpoint for _, endpoint, _ in self._listeners)
+
+    @property
+    def counts(self) -> ReceiverCounts:
+        """What has come in so far."""
+        return self._table.counts
+
+    @property
+    def bytes_received(self) -> int:
+        """KV bytes moved into the pool."""
+        return self._table.counts.bytes_received
+
+    def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
+        """Make a ticket whose frames go into `block_ids`. Raises ValueError for numbers that do not fit together."""
+        self._table.reserve(ticket_id, num_tokens, first_token, block_ids)
+        return Ticket(
+            ticket_id=ticket_id, epoch=self._epoch, instance_id=self._instance_id, num_tokens=num_tokens,
+            first_token=first_token, lease_s=self._lease_s, endpoints=self.endpoints,
+        )  # fmt: skip
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """End a ticket; a sender that is on it hears it. Silent for a ticket that is over or being committed."""
+        self._table.abort(ticket_id, reason)
+
+    def sweep(self, now: float | None = None) -> None:
+        """End the tickets whose lease ran out; a thread does this all the time."""
+        self._table.sweep(self._clock() if now is None else now)
+
+    def close(self) -> None:
+        """Abort everything, stop listening, join the threads."""
+        self._closing.set()
+        self._table.abort_all("the receiver is shutting down")
+        for sock, _, _ in self._listeners:
+            sock.close()
+        links = list(self._links.values())
+        for link in links:
+            link.shutdown()
+        for thread in [*self._threads, *(link.thread for link in links)]:
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                _log.warning("kv_thread_left", thread=thread.name)
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        by_fd = {sock.fileno(): (sock, name) for sock, _, name in self._listeners}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        while not self._closing.is_set():
+            for fd, _ in poll.poll(100):
+                self._accept_one(*by_fd[fd])
+
+    def _accept_one(self, listener: socket.socket, transport: str) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set():
+            self._table.count(refused_connections=1)
+            sock.close()
+            return
+        if transport == "tcp":
+            tcp.tune(sock, self._progress_timeout_s)
+        stream = Stream(sock, progress_timeout_s=self._progress_timeout_s)
+        inlet: Inlet = tcp.TcpInlet(stream) if transport == "tcp" else shm.ShmInlet(stream)
+        number = next(self._numbers)
+        self._links[number] = Incoming(
+            number, transport, stream, inlet, self._table, instance_id=self._instance_id, epoch=self._epoch,
+            layout=self._memory.layout, hello_timeout_s=self._progress_timeout_s, ended=self._forget,
+        )  # fmt: skip
+        self._links[number].thread.start()
+
+    def _forget(self, number: int) -> None:
+        self._links.pop(number, None)
+
+    def _answer(self, number: int, message: TicketMessage) -> None:
+        link = self._links.get(number)
+        if link is not None:
+            link.answer(encode(message))
+
+    def _sweep_often(self) -> None:
+        while not self._closing.wait(min(1.0, self._lease_s / 4)):
+            try:
+                self.sweep()
+            except Exception as error:  # noqa: BLE001  the outermost frame of the sweeper's thread
+                _log.error("kv_sweep_failed", exc=error)
+
+
+def _listen(transport: str, host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, KvEndpoint]:
+    match transport:
+        case "shm":
+            sock, endpoint = shm.listen()
+        case "tcp":
+            sock, endpoint = tcp.listen(host, port_range)
+        case _:
+            raise ConfigError(f"KV transport {transport!r} is none of shm, tcp")
+    sock.setblocking(False)
+    return sock, endpoint

@@ -1,0 +1,166 @@
+"""The tickets under way on one link: applies what callers ask and the receiver answers to their state machines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvtransfer.digest import digest_of
+from kvtransfer.frame import Abort, Ack, Frame, Nack, Open, Renew, encode
+from kvtransfer.interface import SendStats
+from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
+from kvtransfer.outbox import Outbox
+from kvtransfer.slots import SlotMap, Window, window
+from kvtransfer.ticket import SenderTicket
+from kvtransfer.transport import Outlet
+from wire.errors import HandoffFailed, PdserveError, from_name, to_name
+from wire.types import Ticket
+
+_FRAME_BYTES = 4 << 20
+_FRAME_TOKENS = 32_768
+
+
+@dataclass(slots=True)
+class _Sending:
+    ticket: SenderTicket
+    started: float | None = None
+
+
+class Sendings:
+    """Owner of the tickets of one connection. Used by the link's writer thread only, but for `bytes_sent`."""
+
+    def __init__(self, settings: LinkSettings, outbox: Outbox, outlet: Outlet) -> None:
+        self._settings, self._outbox, self._outlet = settings, outbox, outlet
+        self._memory, self._slots = settings.memory.buffer, SlotMap(settings.memory.layout)
+        layers = {tensor.layer for tensor in self._slots.layout.tensors}
+        self._tensors_of = {layer: self._slots.layout.tensors_of(layer) for layer in layers}
+        self._sendings: dict[str, _Sending] = {}
+        self.bytes_sent = 0
+
+    def handle(self, op: TicketOp) -> None:
+        """Apply one op; what goes wrong with a ticket ends that ticket only. Raises LinkLost."""
+        if isinstance(op, Begin):
+            self._begin(op.ticket)
+            return
+        ticket_id = op.message.ticket_id if isinstance(op, Heard) else op.ticket_id
+        sending = self._sendings.get(ticket_id)
+        if sending is None:
+            return
+        try:
+            self._apply(sending, op)
+        except PdserveError as error:
+            self._fail(sending, error)
+
+    def tend(self) -> None:
+        """Renew the leases while the engine makes progress, and end the tickets whose lease ran out."""
+        now, age = self._settings.clock(), self._settings.progress_age
+        for sending in list(self._sendings.values()):
+            ticket = sending.ticket
+            if ticket.renewal_due(now) and age() < ticket.lease_s / 2 and ticket.renew(now):
+                self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
+            if ticket.expire(now):
+                self._fail(
+                    sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s ran out")
+                )
+
+    def abort_all(self, reason: str) -> None:
+        """Tell the receiver that every ticket is over. Raises LinkLost."""
+        for sending in list(self._sendings.values()):
+            self._tell_abort(sending.ticket, HandoffFailed(reason))
+
+    def fail_all(self, error: PdserveError, heard: Sequence[Heard]) -> None:
+        """The link is gone: end every ticket, after the endings that the receiver still told."""
+        for op in heard:
+            if isinstance(op.message, Ack | Abort):
+                self.handle(op)
+        for sending in list(self._sendings.values()):
+            self._end(sending, error)
+
+    def _begin(self, ticket: Ticket) -> None:
+        if ticket.ticket_id in self._sendings:
+            return
+        sending = SenderTicket(
+            ticket.ticket_id, ticket.epoch, self._slots.layout.tensors, num_tokens=ticket.num_tokens,
+            first_token=ticket.first_token, lease_s=ticket.lease_s, now=self._settings.clock(),
+        )  # fmt: skip
+        self._sendings[ticket.ticket_id] = _Sending(sending)
+        self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
+
+    def _apply(self, sending: _Sending, op: Put | Finish | Drop | Heard) -> None:
+        match op:
+            case Put():
+                self._put(sending, op)
+            case Finish():
+                commit = sending.ticket.commit(op.description, digest_of([op.description]))
+                if commit is not None:
+                    self._outbox.add([encode(commit)])
+            case Drop():
+                self._tell_abort(sending.ticket, HandoffFailed(op.reason))
+            case Heard(Nack() as nack):
+                self._resend(sending.ticket, nack)
+            case Heard(Ack()):
+                self._acked(sending)
+            case Heard(Abort() as abort):
+                self._end(sending, from_name(abort.error, abort.reason))
+
+    def _put(self, sending: _Sending, put: Put) -> None:
+        if put.layer not in self._tensors_of:
+            raise HandoffFailed(f"layer {put.layer} is put, the pool has {len(self._tensors_of)} layers")
+        if sending.started is None:
+            sending.started = self._settings.clock()
+        for tensor in self._tensors_of[put.layer]:
+            token_bytes = self._slots.layout.tensors[tensor].token_bytes
+            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // token_bytes))
+            for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
+                for start in range(gap_start, gap_end, most):
+                    self._send(sending.ticket, tensor, start, min(gap_end, start + most), put.block_ids)
+
+    def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
+        where = window(block_ids, self._slots.layout.block_size, start, end)
+        pieces = self._pieces(tensor, where)
+        frame = ticket.send(tensor, start, end, digest_of(pieces), where.block_ids)
+        self._announce(frame, pieces)
+
+    def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
+        frame = ticket.resend(nack.number)
+        start = frame.start % self._slots.layout.block_size
+        pieces = self._pieces(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
+        if digest_of(pieces) != frame.digest:
+            raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
+        self._announce(frame, pieces)
+
+    def _pieces(self, tensor: int, where: Window) -> list[memoryview]:
+        try:
+            return self._slots.pieces(self._memory, tensor, where)
+        except IndexError as error:
+            raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
+
+    def _announce(self, frame: Frame, pieces: list[memoryview]) -> None:
+        if self._settings.failpoints.hit("kv.send.mid"):
+            frame = replace(frame, digest=frame.digest ^ 1)
+        self._outbox.add(self._outlet.announce(frame, pieces))
+        self.bytes_sent += frame.num_bytes
+
+    def _acked(self, sending: _Sending) -> None:
+        ticket, now = sending.ticket, self._settings.clock()
+        if not ticket.ack():
+            raise HandoffFailed("the receiver acked what was not committed")
+        del self._sendings[ticket.ticket_id]
+        started = now if sending.started is None else sending.started
+        stats = SendStats(self._outlet.name, ticket.kv_bytes, now - started, ticket.resent_frames)
+        if self._settings.claim(ticket.ticket_id):
+            self._settings.events.acked(ticket.ticket_id, stats)
+
+    def _fail(self, sending: _Sending, error: PdserveError) -> None:
+        self._tell_abort(sending.ticket, error)
+        if self._settings.claim(sending.ticket.ticket_id):
+            self._settings.events.failed(sending.ticket.ticket_id, error)
+
+    def _tell_abort(self, ticket: SenderTicket, error: PdserveError) -> None:
+        ticket.abort()
+        self._sendings.pop(ticket.ticket_id, None)
+        self._outbox.add([encode(Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))])
+
+    def _end(self, sending: _Sending, error: PdserveError) -> None:
+        sending.ticket.abort()
+        self._sendings.pop(sending.ticket.ticket_id, None)
+        if self._settings.claim(sending.ticket.ticket_id):
+            self._settings.events.failed(sending.ticket.ticket_id, error)

@@ -1,0 +1,176 @@
+"""A connected socket on which every wait has a deadline. Shared by all KV transports; the socket never blocks."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvtransfer.frame import PREFIX, MessageType, WireError, decode_prefix
+
+_MAX_PIECES = 1_024
+_SCRATCH_BYTES = 64 << 10
+_STOP_POLL_S = 0.1
+
+
+class LinkLost(Exception):
+    """The connection is gone, or the peer made no progress within the limit."""
+
+
+class Stream:
+    """Owner of one socket. One thread receives; sending is serialised by a lock; `close` may come from any thread."""
+
+    def __init__(self, sock: socket.socket, *, progress_timeout_s: float) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._timeout_s = progress_timeout_s
+        self._readable = select.poll()
+        self._readable.register(self._fd, select.POLLIN)
+        self._writable = select.poll()
+        self._writable.register(self._fd, select.POLLOUT)
+        self._send_lock = threading.Lock()
+        self._scratch = memoryview(bytearray(0))
+        self._down = False
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for what is special to one transport."""
+        return self._sock
+
+    def receive_message(self, *, first_byte_s: float | None = None) -> tuple[MessageType, bytearray]:
+        """Return the next message's type and body. Raises LinkLost, WireError.
+
+        An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress.
+        """
+        prefix = bytearray(PREFIX.size)
+        self._await_first_byte(first_byte_s)
+        self.receive_into(memoryview(prefix))
+        kind, length = decode_prefix(prefix)
+        body = bytearray(length)
+        self.receive_into(memoryview(body))
+        return kind, body
+
+    def receive_fds(self) -> tuple[bytes, list[int]]:
+        """Return one byte and the descriptors (one at most) that came with it. Raises LinkLost."""
+        self._await_first_byte(self._timeout_s)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+        except OSError as error:
+            raise LinkLost(f"the connection broke: {error}") from error
+        return data, fds
+
+    def receive_into(self, target: memoryview) -> None:
+        """Fill `target`. Raises LinkLost."""
+        self.receive_pieces([target], stopped=_never)
+
+    def receive_pieces(self, targets: Sequence[memoryview], *, stopped: Callable[[], bool]) -> int:
+        """Fill the targets in order and return the bytes received: less than all only when `stopped` said so.
+
+        `stopped` is asked before every read, and ten times a second while the peer sends nothing.
+        """
+        left, received = [target for target in targets if len(target)], 0
+        deadline = time.monotonic() + self._timeout_s
+        while left and not stopped():
+            try:
+                count = self._sock.recvmsg_into(left[:_MAX_PIECES])[0]
+            except BlockingIOError:
+                self._wait_readable(deadline)
+                continue
+            except OSError as error:
+                raise LinkLost(f"the connection broke: {error}") from error
+            if count == 0:
+                raise LinkLost("the peer closed the connection")
+            received += count
+            deadline = time.monotonic() + self._timeout_s
+            _advance(left, count)
+        return received
+
+    def drain(self, num_bytes: int) -> None:
+        """Read and forget `num_bytes`. Raises LinkLost."""
+        if not len(self._scratch):
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        while num_bytes > 0:
+            count = min(num_bytes, _SCRATCH_BYTES)
+            self.receive_into(self._scratch[:count])
+            num_bytes -= count
+
+    def send(self, pieces: Sequence[memoryview | bytes]) -> None:
+        """Send all pieces. Raises LinkLost when the peer takes nothing for the progress timeout."""
+        left = [memoryview(piece) for piece in pieces if len(piece)]
+        with self._send_lock:
+            deadline = time.monotonic() + self._timeout_s
+            while left:
+                try:
+                    count = self._sock.sendmsg(left[:_MAX_PIECES])
+                except BlockingIOError:
+                    self._wait_writable(deadline)
+                    continue
+                except OSError as error:
+                    raise LinkLost(f"the connection broke: {error}") from error
+                deadline = time.monotonic() + self._timeout_s
+                _advance(left, count)
+
+    def send_now(self, data: bytes) -> None:
+        """Send a short answer without ever waiting; a peer that does not read its answers is cut."""
+        with self._send_lock, contextlib.suppress(OSError):
+            try:
+                whole = self._sock.send(data) == len(data)
+            except BlockingIOError:
+                whole = False
+            if not whole:
+                self.shutdown()
+
+    def shutdown(self) -> None:
+        """Wake every thread that waits on this stream; they find it lost."""
+        self._down = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; only its receiving thread does this, last."""
+        self.shutdown()
+        with self._send_lock:
+            self._sock.close()
+
+    def _await_first_byte(self, first_byte_s: float | None) -> None:
+        if first_byte_s is not None:
+            if not self._readable.poll(first_byte_s * 1000):
+                raise LinkLost(f"nothing came for {first_byte_s:g} s")
+            return
+        while not self._readable.poll(1000):
+            if self._down:
+                raise LinkLost("the connection was closed here")
+
+    def _wait_readable(self, deadline: float) -> None:
+        if not self._readable.poll(_STOP_POLL_S * 1000) and time.monotonic() > deadline:
+            raise LinkLost(f"the peer sent nothing for {self._timeout_s:g} s in the middle of a message")
+
+    def _wait_writable(self, deadline: float) -> None:
+        if not self._writable.poll(_STOP_POLL_S * 1000) and time.monotonic() > deadline:
+            raise LinkLost(f"the peer took nothing for {self._timeout_s:g} s")
+
+
+def expect(stream: Stream, wanted: MessageType, *, timeout_s: float) -> bytearray:
+    """Return the body of the next message, which is to be of type `wanted`. Raises LinkLost, WireError."""
+    kind, body = stream.receive_message(first_byte_s=timeout_s)
+    if kind is not wanted:
+        raise WireError(f"{kind.name} came where {wanted.name} was due")
+    return body
+
+
+def _advance(left: list[memoryview], count: int) -> None:
+    done = 0
+    for piece in left:
+        if count < len(piece):
+            break
+        count -= len(piece)
+        done += 1
+    del left[:done]
+    if count:
+        left[0] = left[0][count:]
+
+
+def _never() -> bool:
+    return False
