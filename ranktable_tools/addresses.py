@@ -19,8 +19,11 @@ def host_problem(text: str) -> str | None:
     """Say why `text` can be no host's address or name, or return None."""
     if "*" in text:
         return "that is a masked address: write the real one"
-    if _HOST.fullmatch(text) is None:
+    address = _literal(text)
+    if _HOST.fullmatch(text) is None or (address is None and set(text) <= set("0123456789.:")):
         return "that is no address or host name"
+    if address is not None and address.is_unspecified:
+        return "that is an address to listen on, not one to reach a host at"
     return None
 
 

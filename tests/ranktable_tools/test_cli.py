@@ -1,0 +1,245 @@
+"""The command `ranktable`, from what is typed to files, words and exit status."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.cli import main
+
+IP = "10.0.0.18"
+GEN = ["gen", "--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--ip", IP, "--device-type", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_both_lists_lead_to_a_whole_cluster_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(GEN)
+
+    out = capsys.readouterr().out
+    assert status == 0
+    assert _files(tmp_path) == [
+        "cluster_secret",
+        "global_ranktable_10.0.0.18.json",
+        "local_ranktable_10.0.0.18_45.json",
+        "local_ranktable_10.0.0.18_67.json",
+        "local_ranktable_10.0.0.18_host.json",
+    ]
+    for name in _files(tmp_path):
+        assert name in out
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert "Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out)." in out
+    assert out.count("PD_separate/start_servers.sh --model=MODEL") == 3
+    assert "NODE_PORTS=8088,8089 sh " in out
+
+
+def test_the_own_address_is_found_without_being_told(tmp_path: Path) -> None:
+    status = main(["gen", "--prefill-server-list=4,5", "--decode-server-list=6,7", "--device-type=cpu"])
+
+    assert status == 0
+    (path,) = tmp_path.glob("global_ranktable_*.json")
+    scheduler = json.loads(path.read_text())["server_group_list"][0]["server_list"][0]
+    assert path.name == f"global_ranktable_{scheduler['server_ip']}.json"
+
+
+@pytest.mark.parametrize("arguments", [GEN[:3] + GEN[5:], [*GEN, "--no-api-server"]])
+def test_one_list_or_no_api_server_leaves_the_scheduler_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 0
+
+    document = json.loads((tmp_path / f"global_ranktable_{IP}.json").read_text())
+    assert "0" not in [group["group_id"] for group in document["server_group_list"]]
+    assert not list(tmp_path.glob("*_host.json"))
+    assert not (tmp_path / "cluster_secret").exists()
+    assert "ranktable merge --global-ranktable-list" in capsys.readouterr().out
+
+
+def test_api_server_with_one_list_or_none_writes_group_0(tmp_path: Path) -> None:
+    assert main(["gen", "--api-server", "--ip", IP]) == 0
+    assert main(["gen", "--api-server", "--decode-server-list", "1", "--ip", IP, "--save-dir", "d"]) == 0
+
+    assert _files(tmp_path) == ["d", f"global_ranktable_{IP}.json", f"local_ranktable_{IP}_host.json"]
+    document = json.loads((tmp_path / "d" / f"global_ranktable_{IP}.json").read_text())
+    assert [group["group_id"] for group in document["server_group_list"]] == ["0", "2"]
+
+
+def test_ports_stand_in_the_tables_and_in_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["gen", "--prefill-server-list", "0", "1", "--decode-server-list", "2", "3", "--ip", IP]
+    assert main([*arguments, "--ports", "9001,9002,9003,9004", "--device-type", "cpu"]) == 0
+
+    groups = json.loads((tmp_path / f"global_ranktable_{IP}.json").read_text())["server_group_list"]
+    assert [server["server_port"] for group in groups[1:] for server in group["server_list"]] == [
+        "9001", "9002", "9003", "9004",
+    ]  # fmt: skip
+    assert "NODE_PORTS=9001,9002,9003,9004 " in capsys.readouterr().out
+
+
+def test_a_second_gen_keeps_the_secret(tmp_path: Path) -> None:
+    main(GEN)
+    secret = (tmp_path / "cluster_secret").read_text()
+
+    main(GEN)
+
+    assert (tmp_path / "cluster_secret").read_text() == secret
+    assert len(bytes.fromhex(secret)) == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--decode-server-list", "5"], "A device_id can be used only once in prefill server and decode server."),
+        (["--decode-server-list", "6,"], "Input format error. --decode-server-list has '6,'"),
+        (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of "),
+        (["--ports", "8088"], "--ports has 1 ports, there are 2 instances: 8088"),
+        (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
+        (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),
+        (["--prefil-server-list", "1"], "unrecognized arguments: --prefil-server-list 1"),
+    ],
+)
+def test_bad_input_is_one_line_status_2_and_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: list[str], message: str
+) -> None:
+    assert main([*GEN, *change]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith("ranktable: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert _files(tmp_path) == []
+
+
+def test_a_save_dir_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+
+    assert main([*GEN, "--save-dir", "file"]) == 2
+    assert capsys.readouterr().err == "ranktable: --save-dir file: cannot be made: File exists\n"
+
+
+def test_npus_are_asked_for_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "hccn_tool"
+    tool.write_text('#!/bin/sh\necho "ipaddr:10.20.0.$2"\necho "netmask:255.255.255.0"\n')
+    tool.chmod(0o700)
+    monkeypatch.setenv("HCCN_TOOL_PATH", str(tool))
+
+    assert main([*GEN, "--device-type", "npu", "--save-dir", "out"]) == 0
+
+    local = json.loads((tmp_path / "out" / f"local_ranktable_{IP}_67.json").read_text())
+    devices = local["server_list"][0]["device"]
+    assert [device["device_ip"] for device in devices] == ["10.20.0.6", "10.20.0.7"]
+
+
+def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["gen", "--prefill-server-list", "0,1", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
+    main(["gen", "--decode-server-list", "0,1", "--ip", "10.0.0.2", "--device-type", "cpu"])
+    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]) == 0
+
+    assert _files(tmp_path / "whole") == ["cluster_secret", "global_ranktable_merge.json"]
+    assert "Merge 2 global ranktable successful." in capsys.readouterr().out
+    assert main(["lint", "whole/global_ranktable_merge.json", *map(str, tmp_path.glob("local*"))]) == 0
+
+
+def test_merging_two_schedulers_fails_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(GEN)
+    main([*GEN, "--ip", "10.0.0.2"])
+    files = [f"global_ranktable_{IP}.json", "global_ranktable_10.0.0.2.json"]
+    capsys.readouterr()
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]) == 2
+
+    message = capsys.readouterr().err
+    assert f"{files[0]} and {files[1]} have one each" in message
+    assert "--no-api-server" in message
+    assert not (tmp_path / "whole").exists()
+
+
+def test_lint_lists_every_problem_with_file_place_and_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(GEN)
+    path = tmp_path / f"global_ranktable_{IP}.json"
+    path.write_text(path.read_text().replace('"rank_id": "1"', '"rank_id": "3"'))
+    (tmp_path / "not.json").write_text("{")
+    capsys.readouterr()
+
+    assert main(["lint", path.name, "not.json", "gone.json"]) == 2
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("not.json: not JSON: ") or lines[0].startswith(f"{path.name}: the rank_id list of ")
+    assert sum('must be ["0", "1"]: from 0, without a gap' in line for line in lines) == 2
+    assert lines[-1] == "gone.json: cannot be read: No such file or directory"
+
+
+def test_lint_compares_local_tables_with_the_global_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(GEN)
+    local = tmp_path / f"local_ranktable_{IP}_45.json"
+    local.write_text(local.read_text().replace('"device_id": "5"', '"device_id": "8"'))
+    files = [f"global_ranktable_{IP}.json", local.name]
+    capsys.readouterr()
+
+    assert main(["lint", *files]) == 2
+    assert capsys.readouterr().out == (
+        f"{local.name}: is not in the global table; the nearest entry is prefill instance 0 "
+        '(server_group_list[1].server_list[0]): the device_id list is ["4", "8"] here and ["4", "5"] there '
+        f"({files[0]})\n"
+    )
+
+
+def test_lint_says_that_a_part_is_not_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*GEN, "--no-api-server"])
+    capsys.readouterr()
+
+    assert main(["lint", f"global_ranktable_{IP}.json"]) == 2
+    assert 'is 2; must be 3: 0 (scheduler), 1 (prefill) and 2 (decode); here: ["1", "2"]' in capsys.readouterr().out
+
+
+def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*GEN, "--ports", "8088,8089"])
+    capsys.readouterr()
+
+    assert main(["show", f"global_ranktable_{IP}.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"global_ranktable_{IP}.json: 1 prefill, 1 decode, digest ")
+    assert lines[1:] == [
+        "  scheduler  10.0.0.18",
+        "  prefill  0  10.0.0.18  devices 4,5  port 8088",
+        "  decode   0  10.0.0.18  devices 6,7  port 8089",
+        "clients -> scheduler -> every instance; KV goes from prefill 0 to decode 0",
+    ]
+
+
+def test_show_tells_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*GEN, "--no-api-server", "--save-dir", "d"])
+    capsys.readouterr()
+
+    main(["show", f"d/global_ranktable_{IP}.json"])
+    main(["show", f"d/local_ranktable_{IP}_45.json"])
+
+    out = capsys.readouterr().out
+    assert "1 prefill, 1 decode, one host's part, to be merged" in out
+    assert "local table of an instance\n  10.0.0.18  devices 4,5" in out
+
+
+def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "ranktable gen --prefill-server-list 4,5 --decode-server-list 6,7" in out
+    assert "ranktable merge --global-ranktable-list" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["bake"], ["merge"], ["merge", "--global-ranktable-list", "a.json"]])
+def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1

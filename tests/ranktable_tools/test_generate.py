@@ -1,0 +1,130 @@
+"""What gen makes of what was typed."""
+
+import pytest
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.generate import (
+    GenRequest,
+    build,
+    check_request,
+    parse_device_lists,
+    parse_ports,
+    tensor_parallel_note,
+)
+from ranktable_tools.tables import Device
+
+IP = "10.0.0.18"
+
+
+def _request(prefill: str, decode: str, *, ip: str = IP, ports: tuple[int, ...] = ()) -> GenRequest:
+    lists = [parse_device_lists(f"--{role}-server-list", [text]) for role, text in (("p", prefill), ("d", decode))]
+    return GenRequest(lists[0], lists[1], with_scheduler=True, ip=ip, ports=ports)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["4,5"], (("4", "5"),)),
+        (["0", "1"], (("0",), ("1",))),
+        (["0,1", "2,3"], (("0", "1"), ("2", "3"))),
+        (["0,1 2,3"], (("0", "1"), ("2", "3"))),
+        ([], ()),
+    ],
+)
+def test_spaces_part_instances_and_commas_devices(values: list[str], expected: tuple[tuple[str, ...], ...]) -> None:
+    assert parse_device_lists("--prefill-server-list", values) == expected
+
+
+@pytest.mark.parametrize("value", ["4,", ",", "a", "4,-1", "4;5", "4.5", "\u0664"])
+def test_a_malformed_list_names_flag_and_value(value: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        parse_device_lists("--decode-server-list", ["0", value])
+
+    assert str(caught.value).startswith(f"Input format error. --decode-server-list has {value!r}; write device ids ")
+
+
+def test_the_files_of_one_host_have_the_guides_names() -> None:
+    request = _request("4,5", "6,7")
+
+    generated = build(request, dict.fromkeys(request.device_ids, IP))
+
+    assert generated.global_name == "global_ranktable_10.0.0.18.json"
+    assert [local.file_name for local in generated.locals] == [
+        "local_ranktable_10.0.0.18_45.json",
+        "local_ranktable_10.0.0.18_67.json",
+        "local_ranktable_10.0.0.18_host.json",
+    ]
+
+
+def test_local_tables_are_the_entries_of_the_global_one_in_order() -> None:
+    request = _request("0 1", "2 3", ports=(8088, 8089, 8090, 8091))
+
+    generated = build(request, {"0": "10.1.0.0", "1": "10.1.0.1", "2": "10.1.0.2", "3": "10.1.0.3"})
+
+    servers = [instance.server for instance in generated.part.instances]
+    assert [local.table.server for local in generated.instances] == servers
+    assert [server.server_port for server in servers] == [8088, 8089, 8090, 8091]
+    assert servers[3].devices == (Device("3", "10.1.0.3", "0"),)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "first", "second"),
+    [
+        ("4,5", "5,6", "prefill instance 0", "decode instance 0"),
+        ("4 4", "6", "prefill instance 0", "prefill instance 1"),
+        ("5,5", "6", "prefill instance 0", "prefill instance 0"),
+        ("4 05", "5", "prefill instance 1", "decode instance 0"),
+    ],
+)
+def test_a_device_used_twice_is_refused(prefill: str, decode: str, first: str, second: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        check_request(_request(prefill, decode))
+
+    message = str(caught.value)
+    assert message.startswith("A device_id can be used only once in prefill server and decode server. Device ")
+    assert message.endswith(f" is in {first} and in {second}")
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10"), ("1,23 12,3", "4")])
+def test_two_instances_with_one_file_name_are_refused(prefill: str, decode: str) -> None:
+    with pytest.raises(RanktableError, match=r"^local_ranktable_10\.0\.0\.18_\d+\.json would be the file of prefill"):
+        check_request(_request(prefill, decode))
+
+
+def test_nothing_to_generate_is_refused() -> None:
+    with pytest.raises(
+        RanktableError, match="nothing to generate: give --prefill-server-list, --decode-server-list or"
+    ):
+        check_request(GenRequest((), (), with_scheduler=False, ip=IP))
+
+
+@pytest.mark.parametrize("ip", ["10.**.**.18", "../x", "0.0.0.0", ""])
+def test_a_wrong_ip_is_named(ip: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        check_request(_request("0", "1", ip=ip))
+
+    assert str(caught.value).startswith(f"--ip is {ip!r}; that is ")
+
+
+def test_unequal_instances_are_a_note() -> None:
+    assert tensor_parallel_note(_request("0,1", "2,3")) is None
+    note = tensor_parallel_note(_request("0,1", "2 3"))
+    assert note == "the instances differ in tensor-parallel-size, prefill first: 2,1,1"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("8088", "--ports has 1 ports, there are 2 instances: 8088"),
+        ("8088,8089,8090", "--ports has 3 ports, there are 2 instances: 8088,8089,8090"),
+        ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own"),
+        ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
+        ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
+        ("", "--ports is ''; write ports from 1 to 65535 parted by commas, like 8088,8089"),
+    ],
+)
+def test_wrong_ports_name_the_flag_and_the_value(value: str, message: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        parse_ports(value, 2)
+
+    assert str(caught.value) == message

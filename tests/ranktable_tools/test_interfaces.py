@@ -1,0 +1,22 @@
+"""This machine's own addresses, against the kernel's word of what can be bound."""
+
+import socket
+
+from ranktable_tools.interfaces import interface_addresses, route_source
+
+
+def test_every_ipv4_address_found_can_be_bound() -> None:
+    found = [address for address in interface_addresses() if ":" not in address]
+
+    assert "127.0.0.1" in found
+    for address in found:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+
+
+def test_the_source_towards_loopback_is_loopback() -> None:
+    assert route_source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
+
+
+def test_no_route_is_no_source() -> None:
+    assert route_source(socket.AF_INET, "255.255.255.255") is None

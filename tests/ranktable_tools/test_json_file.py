@@ -1,0 +1,96 @@
+"""Strict JSON in, whole private files out."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import read_json, write_private
+
+Save = Callable[[str, object], str]
+
+
+def _message(path: str) -> str:
+    with pytest.raises(RanktableError) as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_file_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.json")
+
+    assert _message(path) == f"{path}: cannot be read: No such file or directory"
+
+
+def test_a_folder_is_named_with_the_reason(tmp_path: Path) -> None:
+    assert _message(str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_what_is_not_json_is_told_with_line_and_column(save: Save) -> None:
+    path = save("t.json", '{\n  "version": }')
+
+    assert _message(path) == f"{path}: not JSON: line 2 column 14: Expecting value"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "Expecting value"), ('{"a": NaN}', "NaN is no JSON number"), ("[" * 100_000, "recursion")],
+)
+def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
+    assert reason in _message(save("t.json", text))
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b'{"a": "\xff"}')
+
+    assert _message(str(path)) == f"{path}: not JSON: byte 7 is not UTF-8"
+
+
+def test_a_duplicate_key_is_named_with_its_place(save: Save) -> None:
+    path = save("t.json", '{"list": [{}, {"inner": {"version": "1", "version": "2"}}]}')
+
+    assert _message(path) == f'{path}: list[1].inner.version: the key "version" stands twice; keep one of them'
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+
+    assert read_json(str(path)) == {"a": 1}
+
+
+def test_a_written_file_is_private_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "t.json"
+
+    write_private(path, "text")
+
+    assert path.read_text() == "text"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_writing_replaces_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    link = tmp_path / "t.json"
+    link.symlink_to(target)
+
+    write_private(link, "new")
+
+    assert target.read_text() == "kept"
+    assert link.read_text() == "new"
+    assert not link.is_symlink()
+
+
+def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.mkdir()
+
+    with pytest.raises(RanktableError, match=r"t\.json: cannot be written: "):
+        write_private(path, "text")
+
+    assert list(tmp_path.iterdir()) == [path]

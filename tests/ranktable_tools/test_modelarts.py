@@ -1,0 +1,349 @@
+"""The guide's dialect: what is read, what is refused and in which words, what is written byte by byte."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.modelarts import global_text, local_text
+from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
+from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
+
+Document = dict[str, Any]
+Save = Callable[[str, object], str]
+
+PREFILL = Server("localhost", "localhost", (Device("4", "10.0.0.22", "0"), Device("5", "10.0.0.23", "1")))
+DECODE = Server("localhost", "localhost", (Device("6", "29.0.0.56", "0"), Device("7", "29.0.0.72", "1")))
+HOST = Server("localhost", "localhost")
+
+
+def _refusal(path: str) -> str:
+    with pytest.raises(RanktableError) as caught:
+        read_global(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def _group(document: Document, index: int) -> Document:
+    group: Document = document["server_group_list"][index]
+    return group
+
+
+def _device(document: Document, group: int, device: int) -> Document:
+    found: Document = _group(document, group)["server_list"][0]["device"][device]
+    return found
+
+
+def test_the_guides_global_example_reads(save: Save, guide_global: Document) -> None:
+    table = read_global(save("g.json", guide_global))
+
+    assert table == GlobalTable(HOST, (PREFILL,), (DECODE,))
+
+
+def test_the_guides_local_example_reads(save: Save, guide_local: Document) -> None:
+    assert read_local(save("l.json", guide_local)) == LocalTable(DECODE)
+
+
+def test_an_integer_server_count_and_unknown_keys_are_accepted(save: Save, guide_global: Document) -> None:
+    _group(guide_global, 1)["server_count"] = 1
+    guide_global["hardware_type"] = "800I-A2-32G"
+
+    assert read_global(save("g.json", guide_global)).prefill == (PREFILL,)
+
+
+def test_server_port_is_read_from_a_string(save: Save, guide_global: Document) -> None:
+    _group(guide_global, 2)["server_list"][0]["server_port"] = "8089"
+
+    assert read_global(save("g.json", guide_global)).decode[0].server_port == 8089
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_a_wrong_group_count_is_named(save: Save, guide_global: Document, count: int) -> None:
+    groups = (guide_global["server_group_list"] * 2)[:count]
+    guide_global["server_group_list"] = groups
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message.startswith(f"the number of groups in server_group_list is {count}; must be 3: 0 (scheduler), ")
+
+
+def test_two_schedulers_are_refused(save: Save, guide_global: Document) -> None:
+    group = _group(guide_global, 0)
+    group.update(server_count="2", server_list=group["server_list"] * 2)
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == "the number of schedulers in server_group_list[0] is 2; must be 1"
+
+
+def test_a_scheduler_with_a_device_is_refused(save: Save, guide_global: Document) -> None:
+    group = _group(guide_global, 0)
+    group["server_list"][0]["device"] = [{"device_id": "9", "device_ip": "10.0.0.1", "rank_id": "0"}]
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == 'server_group_list[0].server_list[0].device is ["9"]; must be absent: the scheduler has no device'
+
+
+def test_swapped_group_ids_are_refused(save: Save, guide_global: Document) -> None:
+    _group(guide_global, 1)["group_id"] = "2"
+    _group(guide_global, 2)["group_id"] = "1"
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message.startswith('server_group_list[2].group_id is "1"; must be absent: all groups stand before it; ')
+
+
+def test_an_unknown_group_id_is_refused_with_what_is_wanted(save: Save, guide_global: Document) -> None:
+    _group(guide_global, 1)["group_id"] = "7"
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message.startswith('server_group_list[1].group_id is "7"; must be "1" or "2"; the groups are 0 (scheduler)')
+
+
+@pytest.mark.parametrize(("count", "shown"), [("2", '"2"'), (3, "3"), (True, "true"), ("01", '"01"')])
+def test_a_false_server_count_is_told_with_both_numbers(
+    save: Save, guide_global: Document, count: object, shown: str
+) -> None:
+    _group(guide_global, 1)["server_count"] = count
+
+    message = _refusal(save("g.json", guide_global))
+
+    place = "server_group_list[1].server_count"
+    assert message == f'{place} is {shown}; must be "1", the number of servers in server_list'
+
+
+def test_a_device_that_stands_twice_is_named_with_both_places(save: Save, guide_global: Document) -> None:
+    _device(guide_global, 2, 1)["device_id"] = "4"
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == (
+        'server_group_list[2].server_list[0].device[1].device_id is "4" on localhost, which '
+        "server_group_list[1].server_list[0].device[0].device_id uses already; "
+        "A device_id can be used only once in prefill server and decode server."
+    )
+
+
+def test_the_same_device_id_on_two_hosts_is_fine(save: Save, guide_global: Document) -> None:
+    _device(guide_global, 2, 1)["device_id"] = "4"
+    _group(guide_global, 2)["server_list"][0]["server_ip"] = "10.99.0.9"
+
+    assert read_global(save("g.json", guide_global)).decode[0].device_ids == ("6", "4")
+
+
+@pytest.mark.parametrize("other", ["127.0.0.1", "::1"])
+def test_localhost_and_its_addresses_are_one_host_for_devices(save: Save, guide_global: Document, other: str) -> None:
+    _device(guide_global, 2, 0)["device_id"] = "5"
+    _group(guide_global, 2)["server_list"][0]["server_ip"] = other
+
+    assert f'is "5" on {other}, which server_group_list[1]' in _refusal(save("g.json", guide_global))
+
+
+@pytest.mark.parametrize("ranks", [("0", "2"), ("1", "2"), ("0", "0")])
+def test_rank_ids_with_a_gap_are_refused(save: Save, guide_global: Document, ranks: tuple[str, str]) -> None:
+    for device, rank in enumerate(ranks):
+        _device(guide_global, 1, device)["rank_id"] = rank
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == (
+        f'the rank_id list of server_group_list[1].server_list[0].device is ["{ranks[0]}", "{ranks[1]}"]; '
+        'must be ["0", "1"]: from 0, without a gap, each once'
+    )
+
+
+@pytest.mark.parametrize("key", ["version", "status", "server_group_list"])
+def test_a_missing_key_at_the_top_is_named(save: Save, guide_global: Document, key: str) -> None:
+    del guide_global[key]
+
+    assert _refusal(save("g.json", guide_global)).startswith(f"{key} is missing; write a ")
+
+
+@pytest.mark.parametrize("key", ["device_id", "device_ip", "rank_id"])
+def test_a_missing_key_of_a_device_is_named(save: Save, guide_global: Document, key: str) -> None:
+    del _device(guide_global, 1, 1)[key]
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == f"server_group_list[1].server_list[0].device[1].{key} is missing; write a string"
+
+
+def test_an_instance_without_devices_is_refused(save: Save, guide_global: Document) -> None:
+    del _group(guide_global, 1)["server_list"][0]["device"]
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == "server_group_list[1].server_list[0].device is missing; list the devices of this instance"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown", "advice"),
+    [
+        ("device_id", 4, "4", "must be a string"),
+        ("device_id", "four", '"four"', 'must be a whole number as a string, like "4"'),
+        ("device_id", "04", '"04"', 'must be a whole number as a string, like "4"'),
+        ("rank_id", None, "null", "must be a string"),
+        ("device_ip", "10.**.**.22", '"10.**.**.22"', "that is a masked address: write the real one"),
+        ("device_ip", "10.0.0.999", '"10.0.0.999"', "that is no address or host name"),
+        ("device_ip", "", '""', "that is no address or host name"),
+    ],
+)
+def test_a_wrong_value_of_a_device_is_named(
+    save: Save, guide_global: Document, key: str, value: object, shown: str, advice: str
+) -> None:
+    _device(guide_global, 1, 0)[key] = value
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == f"server_group_list[1].server_list[0].device[0].{key} is {shown}; {advice}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        ("server_ip", "10.**.**.18", "that is a masked address: write the real one"),
+        ("server_id", "10.**.**.18", "that is a masked address: write the real one"),
+        ("server_ip", "0.0.0.0", "that is an address to listen on, not one to reach a host at"),
+        ("server_ip", "a host", "that is no address or host name"),
+        ("server_id", " ", "must not be empty"),
+        ("server_port", "0", 'must be a port from "1" to "65535"'),
+        ("server_port", "65536", 'must be a port from "1" to "65535"'),
+    ],
+)
+def test_a_wrong_value_of_a_server_is_named(
+    save: Save, guide_global: Document, key: str, value: str, advice: str
+) -> None:
+    _group(guide_global, 1)["server_list"][0][key] = value
+
+    message = _refusal(save("g.json", guide_global))
+
+    assert message == f'server_group_list[1].server_list[0].{key} is "{value}"; {advice}'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("version", "2.0", 'version is "2.0"; must be "1.0"'),
+        ("version", 1.0, "version is 1.0; must be a string"),
+        ("status", "initializing", 'status is "initializing"; must be "completed"'),
+        ("server_group_list", {}, "server_group_list is {}; must be a list"),
+    ],
+)
+def test_a_wrong_value_at_the_top_is_named(
+    save: Save, guide_global: Document, key: str, value: object, message: str
+) -> None:
+    guide_global[key] = value
+
+    assert _refusal(save("g.json", guide_global)) == message
+
+
+@pytest.mark.parametrize("document", [[], "text", 3, None])
+def test_what_is_no_object_is_refused(save: Save, document: object) -> None:
+    assert "must be an object" in _refusal(save("g.json", document if document != "text" else '"text"'))
+
+
+def test_an_empty_group_and_an_empty_device_list_are_refused(save: Save, guide_global: Document) -> None:
+    _group(guide_global, 1).update(server_count="0", server_list=[])
+    _group(guide_global, 2)["server_list"][0]["device"] = []
+
+    problems, table = examine_global(save("g.json", guide_global))
+
+    assert table is None
+    assert [str(problem) for problem in problems] == [
+        "server_group_list[1].server_list is []; must hold a server",
+        "server_group_list[2].server_list[0].device is []; must hold a device, or be absent",
+    ]
+
+
+def test_one_port_twice_on_one_host_is_refused(save: Save, guide_global: Document) -> None:
+    for group in (1, 2):
+        _group(guide_global, group)["server_list"][0]["server_port"] = "8088"
+
+    assert 'server_port is "8088" on localhost, which server_group_list[1]' in _refusal(save("g.json", guide_global))
+
+
+def test_all_problems_are_found_and_the_first_says_how_many_more(save: Save, guide_global: Document) -> None:
+    guide_global["version"] = "9"
+    _device(guide_global, 1, 0)["rank_id"] = 0
+    _group(guide_global, 2)["server_count"] = "5"
+    path = save("g.json", guide_global)
+
+    assert len(examine_global(path)[0]) == 3
+    assert _refusal(path) == f'version is "9"; must be "1.0" (and 2 more: ranktable lint {path})'
+
+
+def test_a_part_may_lack_groups_but_not_repeat_them(save: Save, guide_global: Document) -> None:
+    groups = guide_global["server_group_list"]
+    part = read_part(save("part.json", {**guide_global, "server_group_list": groups[2:]}))
+    twice = save("twice.json", {**guide_global, "server_group_list": [groups[2], groups[2]]})
+
+    assert (part.scheduler, part.prefill, part.decode) == (None, (), (DECODE,))
+    with pytest.raises(RanktableError, match=r'server_group_list\[1\].group_id is "2"; must be absent'):
+        read_part(twice)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_id": "1"}, 'group_id is "1"; must be "0" in a local table'),
+        ({"server_count": "2"}, 'server_count is "2"; must be "1", the number of servers in server_list'),
+        ({"server_count": "0", "server_list": []}, "server_list is []; must hold a server"),
+        ({"server_list": None}, "server_list is null; must be a list"),
+    ],
+)
+def test_a_wrong_local_table_is_refused(save: Save, guide_local: Document, change: Document, message: str) -> None:
+    path = save("l.json", {**guide_local, **change})
+
+    with pytest.raises(RanktableError) as caught:
+        read_local(path)
+
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_a_local_table_of_two_servers_is_refused(save: Save, guide_local: Document) -> None:
+    guide_local.update(server_count="2", server_list=guide_local["server_list"] * 2)
+
+    with pytest.raises(RanktableError, match="the number of servers in server_list is 2; must be 1 in a local table"):
+        read_local(save("l.json", guide_local))
+
+
+def test_a_local_table_is_written_byte_by_byte() -> None:
+    text = local_text(LocalTable(Server("10.0.0.18", "10.0.0.18", (Device("6", "29.0.0.56", "0"),), 8089)))
+
+    assert (
+        text
+        == """{
+    "version": "1.0",
+    "status": "completed",
+    "group_id": "0",
+    "server_count": "1",
+    "server_list": [
+        {
+            "server_id": "10.0.0.18",
+            "server_ip": "10.0.0.18",
+            "server_port": "8089",
+            "device": [
+                {
+                    "device_id": "6",
+                    "device_ip": "29.0.0.56",
+                    "rank_id": "0"
+                }
+            ]
+        }
+    ]
+}
+"""
+    )
+
+
+def test_a_global_table_is_written_as_the_guide_has_it(save: Save, guide_global: Document) -> None:
+    path = save("g.json", global_text(GlobalTable(HOST, (PREFILL,), (DECODE,))))
+
+    assert Path(path).read_text() == json.dumps(guide_global, indent=4) + "\n"
