@@ -1,0 +1,68 @@
+"""Read a request's JSON body: bounded in bytes, depth and time."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from scheduler.api.errors import HttpError
+from scheduler.config import SchedulerOptions
+from wire.errors import Cancelled, InvalidRequest
+
+_MAX_DEPTH = 64
+
+
+async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
+    """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or Cancelled."""
+    _check_content_type(request.headers.get("content-type", "application/json"))
+    try:
+        async with asyncio.timeout(options.client_timeout):
+            content = await _read(request, options.max_body_bytes)
+    except TimeoutError:
+        raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
+    except ClientDisconnect:
+        raise Cancelled("the client went away") from None
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the body is a JSON {_json_name(body)}, not an object")
+    _check_depth(body)
+    return body
+
+
+def _check_content_type(given: str) -> None:
+    kind = given.partition(";")[0].strip().lower()
+    if kind.startswith("multipart/"):
+        raise HttpError(415, "send application/json: no route here takes a form")
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise InvalidRequest(f"content-type {kind[:100]!r} is not application/json")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > limit:
+            raise HttpError(413, f"the body is larger than {limit} bytes")
+    return bytes(content)
+
+
+def _check_depth(body: dict[str, Any]) -> None:
+    level: list[Any] = [body]
+    for _ in range(_MAX_DEPTH):
+        level = [item for value in level for item in _children(value)]
+        if not level:
+            return
+    raise InvalidRequest(f"the body is nested deeper than {_MAX_DEPTH} levels")
+
+
+def _children(value: dict[str, Any] | list[Any]) -> list[Any]:
+    items = value.values() if isinstance(value, dict) else value
+    return [item for item in items if isinstance(item, (dict, list))]
+
+
+def _json_name(value: Any) -> str:
+    return {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")

@@ -1,0 +1,78 @@
+"""Errors as OpenAI clients expect them: {"error": {"message", "type", "param", "code"}}."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, appearance
+
+_log = EventLogger("api")
+_HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error"}
+
+
+class HttpError(Exception):
+    """A refusal of HTTP itself, with its own status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+    """Return the body that tells `error`; of a defect of ours it tells the request id alone."""
+    look = appearance(error)
+    if not isinstance(error, PdserveError) or isinstance(error, InternalError):
+        _log.error("request_failed", error, request_id=request_id)
+        return _envelope(f"internal error; the log has it under request {request_id}", look.openai_type, None, 500)
+    param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
+    return _envelope(str(error), look.openai_type, param, look.http_status)
+
+
+def error_response(error: BaseException, request_id: str) -> Response:
+    """Return the response that tells `error`."""
+    status = appearance(error).http_status
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif status == 503:
+        headers["retry-after"] = "1"
+    return json_response(error_body(error, request_id), status, headers)
+
+
+def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return `body` as JSON."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Answer an error of our tree."""
+    return error_response(error, request_id_of(request.scope))
+
+
+async def answer_http_error(_: Request, error: Exception) -> Response:
+    """Answer a refusal of HTTP itself: a path, method or body that cannot be served."""
+    if isinstance(error, HttpError):
+        return _http_response(error.status, str(error), None)
+    assert isinstance(error, HTTPException)
+    message = {404: "no such path", 405: "the path does not take this method"}.get(error.status_code, error.detail)
+    return _http_response(error.status_code, message, error.headers)
+
+
+def request_id_of(scope: Mapping[str, Any]) -> str:
+    """Return the id that the gate gave this request."""
+    return str(scope["state"]["request_id"])
+
+
+def _http_response(status: int, message: str, headers: Mapping[str, str] | None) -> Response:
+    return json_response(
+        _envelope(message, _HTTP_TYPES.get(status, "invalid_request_error"), None, status), status, headers
+    )
+
+
+def _envelope(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,69 @@
+"""The outermost layer: every request gets an id, is counted and answered, whatever breaks inside."""
+
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scheduler.api.errors import error_response
+from scheduler.api.request_ids import clean_client_id, new_id
+from scheduler.metrics import Metrics
+from telemetry.logs import EventLogger
+from wire.errors import Cancelled
+
+CLIENT_GONE = 499
+_log = EventLogger("api")
+
+
+class Gate:
+    """Wraps the app. `routes` maps exact paths to metric labels; other paths are `other`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        own_id = new_id("req")
+        client_id = _client_id(scope)
+        scope.setdefault("state", {})["request_id"] = own_id
+        exchange = _Exchange(send, client_id or own_id)
+        try:
+            await self._app(scope, receive, exchange.send)
+        except Cancelled as gone:
+            exchange.status = exchange.status or CLIENT_GONE
+            _log.info("client_gone", request_id=own_id, client_id=client_id, reason=gone)
+        except Exception as error:
+            if exchange.status is not None:
+                raise  # the server cuts the connection, so the client sees that the answer is not whole
+            await error_response(error, own_id)(scope, receive, exchange.send)
+        finally:
+            status = exchange.status or CLIENT_GONE
+            self._metrics.http_request(self._routes.get(scope["path"], "other"), scope["method"], status)
+            _log.debug("http_request", request_id=own_id, client_id=client_id, path=scope["path"], status=status)
+
+
+class _Exchange:
+    """Passes messages on; adds the request id to the response's start and keeps its status."""
+
+    def __init__(self, send: Send, shown_id: str) -> None:
+        self.status: int | None = None
+        self._send = send
+        self._shown_id = shown_id
+
+    async def send(self, message: Message) -> None:
+        """Pass one message on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            header = (b"x-request-id", self._shown_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await self._send(message)
+
+
+def _client_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return clean_client_id(value.decode("latin-1"))
+    return None

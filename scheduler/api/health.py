@@ -1,0 +1,27 @@
+"""GET /health, /ready and /metrics: is the process well, would a request be served, what do the gauges say."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.api.errors import json_response
+from scheduler.front import Front, ReadyReport
+
+
+async def health(front: Front, _: Request) -> Response:
+    """Return 200 while this process can work, else 503 with the reason."""
+    reason = front.health()
+    return json_response({"status": "ok"}) if reason is None else json_response({"status": reason}, 503)
+
+
+async def ready(front: Front, _: Request) -> Response:
+    """Return 200 if a request would be served now, else 503 with what is missing."""
+    state = front.readiness()
+    if front.drain.draining:
+        state = ReadyReport(False, ("the server is shutting down", *state.missing), state.view)
+    body = {"ready": state.ready, "missing": list(state.missing), **state.view}
+    return json_response(body, 200 if state.ready else 503)
+
+
+async def metrics(front: Front, _: Request) -> Response:
+    """Return all metrics in Prometheus' text format."""
+    return Response(front.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

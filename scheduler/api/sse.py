@@ -1,0 +1,65 @@
+"""Server-sent events, and noticing that a client has gone."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Send
+
+from wire.errors import Cancelled
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Return one event that carries `body`."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class EventWriter:
+    """Writes one response of events; a client that does not read for `timeout_s` is given up."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self.started = False
+
+    async def write(self, content: bytes) -> None:
+        """Send events, the response's start before the first. Raises Cancelled if the client does not read."""
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._timed({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end(self) -> None:
+        """End the response."""
+        await self._timed({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _timed(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise Cancelled(f"the client read nothing for {self._timeout_s:g} s") from None
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; if the client goes away first, cancel it and raise Cancelled."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client went away")
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait((working, watching))
+    working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,133 @@
+"""The cluster's gauges and counters, read from a view at every scrape."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from wire.types import LoadSnapshot, Role
+
+
+class InstanceView(Protocol):
+    """One instance of the table; `load` is None where it never spoke."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def load(self) -> LoadSnapshot | None: ...
+
+
+class LedgerView(Protocol):
+    """How requests ended since the start."""
+
+    @property
+    def received(self) -> int: ...
+    @property
+    def completed(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def cancelled(self) -> int: ...
+    @property
+    def rejected(self) -> int: ...
+    @property
+    def retried_prompts(self) -> int: ...
+    @property
+    def inflight(self) -> int: ...
+
+
+class ClusterView(Protocol):
+    """The cluster at one moment."""
+
+    @property
+    def instances(self) -> Sequence[InstanceView]: ...
+    @property
+    def ledger(self) -> LedgerView: ...
+    @property
+    def queued_requests(self) -> int: ...
+    @property
+    def queued_tokens(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
+    ("kv_blocks_used", "KV blocks held by a sequence or a ticket", lambda load: load.blocks_used - load.blocks_probe),
+    ("kv_blocks_cached", "KV blocks that hold a reusable prefix", lambda load: load.blocks_cached),
+    ("kv_blocks_total", "KV blocks of the pool", lambda load: load.blocks_total),
+    ("kv_blocks_probe", "KV blocks held by probes", lambda load: load.blocks_probe),
+    ("running", "Sequences in the batch", lambda load: load.running),
+    ("waiting", "Sequences waiting in the instance", lambda load: load.waiting),
+    ("held_prompts", "Prefilled prompts whose KV is not yet handed off", lambda load: load.held_prompts),
+    ("uncomputed_tokens", "Prompt tokens accepted and not yet computed", lambda load: load.uncomputed_tokens),
+    ("progress_age_seconds", "Since the engine last made progress", lambda load: load.progress_age_s),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
+    ("kv_bytes_sent", "KV bytes sent by the instance", lambda load: load.kv_bytes_sent),
+    ("kv_bytes_received", "KV bytes received by the instance", lambda load: load.kv_bytes_received),
+    ("preemptions", "Sequences dropped for lack of blocks", lambda load: load.preemptions),
+    ("steps", "Steps of the instance", lambda load: load.steps),
+)
+_LEDGER: tuple[tuple[str, str, Callable[[LedgerView], float]], ...] = (
+    ("requests_received", "Requests accepted", lambda ledger: ledger.received),
+    ("requests_completed", "Requests that finished", lambda ledger: ledger.completed),
+    ("requests_failed", "Requests that failed", lambda ledger: ledger.failed),
+    ("requests_cancelled", "Requests whose client went away", lambda ledger: ledger.cancelled),
+    ("requests_rejected", "Requests never accepted", lambda ledger: ledger.rejected),
+    ("prompts_retried", "Prompts tried on a second pair", lambda ledger: ledger.retried_prompts),
+)
+
+
+class ClusterCollector:
+    """Turns a view into metrics at every scrape."""
+
+    def __init__(self, view: Callable[[], ClusterView]) -> None:
+        self._view = view
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: registering must not read the view."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of now."""
+        view = self._view()
+        yield from _scheduler_metrics(view)
+        yield from _instance_metrics(view.instances)
+
+
+def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
+    for name, help, value in _LEDGER:
+        yield CounterMetricFamily(f"pdserve_{name}", help, value=value(view.ledger))
+    gauges = (
+        ("requests_inflight", "Requests accepted and not ended", view.ledger.inflight),
+        ("queued_requests", "Requests waiting in the scheduler", view.queued_requests),
+        ("queued_tokens", "Prompt tokens waiting in the scheduler", view.queued_tokens),
+        ("ready", "1 if a request would be served now", int(view.ready)),
+    )
+    for name, help, number in gauges:
+        yield GaugeMetricFamily(f"pdserve_{name}", help, value=number)
+
+
+def _instance_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "pdserve_instance_info", "Instances of the table", labels=("instance", "role", "address", "state")
+    )
+    link = GaugeMetricFamily("pdserve_link_up", "1 if the link is usable", labels=("instance", "peer", "transport"))
+    for one in instances:
+        info.add_metric((one.instance_id, one.role.value, one.address, one.state), 1)
+        for status in one.load.links if one.load is not None else ():
+            link.add_metric((one.instance_id, status.peer_id, status.transport), int(status.state == "up"))
+    yield from (info, link)
+    for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, help, value in table:
+            family = kind(f"pdserve_{name}", help, labels=("instance",))
+            for one in instances:
+                if one.load is not None:
+                    family.add_metric((one.instance_id,), value(one.load))
+            yield family

@@ -1,0 +1,102 @@
+"""The scheduler's one frozen config, built once from flags and environment."""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from wire.errors import ConfigError
+from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
+
+DEFAULT_PORT = 9000
+
+
+def parse_ports(text: str) -> tuple[int, ...]:
+    """Return the ports of `8088,8089`. Raises ConfigError."""
+    try:
+        ports = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"NODE_PORTS {text!r} is not a comma-separated list of ports, as 8088,8089") from None
+    for port in ports:
+        if not 1 <= port <= 65535:
+            raise ConfigError(f"NODE_PORTS holds {port}: a port is 1..65535")
+    return ports
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Flags of the scheduler alone."""
+
+    global_rank_table: str = flag(
+        "", "file of the global ranktable (env GLOBAL_RANK_TABLE_FILE_PATH)", env="GLOBAL_RANK_TABLE_FILE_PATH"
+    )
+    node_ports: tuple[int, ...] = flag(
+        (), "ports of the instances in the table's order, as 8088,8089 (env NODE_PORTS)",
+        parse=parse_ports, env="NODE_PORTS",
+    )  # fmt: skip
+    use_openai: str = flag("1", "1: serve the OpenAI API (env USE_OPENAI)", env="USE_OPENAI")
+    chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
+    startup_timeout: float = flag(600.0, "seconds to wait for the instances at start", parse=float)
+    first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
+    stall_timeout: float = flag(10.0, "seconds a request may go without progress", parse=float)
+    client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
+    shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
+    max_queued_requests: int = flag(1000, "most requests waiting; more get 429", parse=int)
+    max_queued_tokens: int = flag(4_000_000, "most prompt tokens waiting; more get 429", parse=int)
+    max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
+    max_n: int = flag(16, "most choices of one prompt", parse=int)
+    max_prompts: int = flag(64, "most prompts of one request", parse=int)
+    max_stop_strings: int = flag(4, "most stop strings of one request", parse=int)
+    max_stop_chars: int = flag(256, "longest stop string", parse=int)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """All a scheduler process is told."""
+
+    engine: EngineOptions
+    options: SchedulerOptions
+
+    def __post_init__(self) -> None:
+        _check(self.engine, self.options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the scheduler's command line."""
+    made = Parser(
+        prog="scheduler",
+        description="The front door of a cluster: serves the OpenAI API and places each prompt on a prefill and a "
+        "decode instance of the global ranktable.",
+        epilog="Engine flags are accepted so that one line can start every role; the scheduler uses --model, "
+        "--served-model-name, --max-model-len, --host, --port and --log-level.",
+    )
+    add_flags(made, SchedulerOptions, "scheduler")
+    add_flags(made, EngineOptions, "engine (as given to every process of the cluster)")
+    return made
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> SchedulerConfig:
+    """Build the config from `argv` (without the program's name) and `environ`. Raises ConfigError."""
+    namespace = parser().parse_args(argv)
+    variables = dict(environ or {})
+    engine = from_namespace(EngineOptions, namespace, variables)
+    if "port" not in namespace:
+        engine = dataclasses.replace(engine, port=DEFAULT_PORT)
+    return SchedulerConfig(engine, from_namespace(SchedulerOptions, namespace, variables))
+
+
+def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
+    if not engine.model:
+        raise ConfigError("--model is missing: give the folder of the model")
+    if not 0 <= engine.port <= 65535:
+        raise ConfigError(f"--port {engine.port} is not a port: 0..65535, 0 for any free one")
+    if engine.max_model_len is not None and engine.max_model_len < 2:
+        raise ConfigError(f"--max-model-len {engine.max_model_len} is too short: at least 2")
+    if options.use_openai not in ("0", "1"):
+        raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API; nothing else is known")
+    if options.use_openai == "0":
+        raise ConfigError("USE_OPENAI=0 (the /generate service) is not supported yet: set USE_OPENAI=1")
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, (int, float)) and not value > 0:
+            raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: more than 0")

@@ -1,0 +1,66 @@
+"""One sequence's token ids to text, a token at a time, never half a character."""
+
+from collections.abc import Sequence
+
+from scheduler.tokens import Tokens
+
+_BROKEN = "\ufffd"
+_MAX_PARTS = 3  # a UTF-8 character is 4 bytes at most, so 3 tokens at most may end inside it
+_MAX_WINDOW = 16
+_KEPT_WINDOW = 8
+
+
+class Detokenizer:
+    """Decodes a sliding window: the tokens of the last whole text, for spacing, and those after it.
+
+    A window that ends in the middle of a character is held until the character is whole, or until it cannot become
+    one. `context` are the last prompt ids, so that the first word keeps its space.
+    """
+
+    def __init__(self, tokens: Tokens, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
+        self._tokens = tokens
+        self._skip = skip_special_tokens
+        self._window = list(context)
+        text = self._decode()
+        self._sent = len(text) - _broken_end(text)
+        self._whole = len(self._window)  # the window's tokens up to here end in a whole character
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes, often one token's, sometimes none."""
+        if self._skip and token_id in self._tokens.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._decode()
+        broken = _broken_end(text)
+        if broken and len(self._window) - self._whole <= _MAX_PARTS:
+            return ""
+        whole = len(text) - min(broken, _MAX_PARTS)
+        new = text[self._sent : whole]
+        self._sent = max(self._sent, whole)
+        if not broken and new:
+            self._slide(self._whole, len(text))
+        elif len(self._window) > _MAX_WINDOW:
+            self._slide(len(self._window) - _KEPT_WINDOW, len(text))
+        if not broken:
+            self._whole = len(self._window)
+        return new
+
+    def flush(self) -> str:
+        """Return what is held: the sequence is over."""
+        text = self._decode()
+        new, self._sent = text[self._sent :], len(text)
+        return new
+
+    def _slide(self, start: int, num_chars: int) -> None:
+        """Drop the window's tokens before `start`; how much of its `num_chars` is unsent stays as it was."""
+        unsent = num_chars - self._sent
+        del self._window[:start]
+        self._whole = max(0, self._whole - start)
+        self._sent = max(0, len(self._decode()) - unsent)
+
+    def _decode(self) -> str:
+        return self._tokens.decode(self._window, skip_special_tokens=self._skip) if self._window else ""
+
+
+def _broken_end(text: str) -> int:
+    return len(text) - len(text.rstrip(_BROKEN))

@@ -1,0 +1,47 @@
+"""What the HTTP surface stands on: everything an endpoint needs, made once by the process's entry point."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.config import SchedulerConfig
+from scheduler.drain import Drain
+from scheduler.metrics import Metrics
+from scheduler.request import Dispatcher
+from scheduler.tokens import Tokens
+from wire.errors import UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """Whether a request would be served now; if not, `missing` says what for, in words. `view` is shown as it is."""
+
+    ready: bool
+    missing: tuple[str, ...] = ()
+    view: Mapping[str, Any] = field(default_factory=dict)
+
+
+def always_healthy() -> str | None:
+    """Return None: a process that answers and has no engine of its own is well."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The scheduler behind its HTTP surface. `health` returns why the process cannot work, None if it can."""
+
+    config: SchedulerConfig
+    dispatcher: Dispatcher
+    tokens: Tokens
+    metrics: Metrics
+    readiness: Callable[[], ReadyReport]
+    health: Callable[[], str | None] = always_healthy
+    drain: Drain = field(default_factory=Drain)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModel unless clients may use `name`."""
+        names = self.config.engine.served_names()
+        if name not in names:
+            raise UnknownModel(f"the model {name[:200]!r} does not exist here; served: {', '.join(names)}")

@@ -1,0 +1,107 @@
+"""Between text and token ids: one model's tokenizer, its ends and its chat template. Never torch or transformers."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from scheduler.model_files import ModelFiles
+from scheduler.templates import TemplateRenderer
+from wire.errors import ConfigError, InvalidRequest, PromptTooLong
+
+_SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work
+
+
+class Tokens:
+    """Encodes prompts and decodes outputs of one model; thread-safe."""
+
+    def __init__(self, files: ModelFiles, renderer: TemplateRenderer | None = None) -> None:
+        self.files = files
+        self.max_model_len = files.max_model_len
+        self._tokenizer = _load(files)
+        self._renderer = renderer or TemplateRenderer()
+        added = self._tokenizer.get_added_tokens_decoder()
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size: int = files.vocab_size or len(vocab)
+        self.eos_token_ids = _eos_ids(files, vocab)
+        self._longest_token_chars = max(map(len, vocab), default=1)
+        self._bos_id = vocab.get(files.special_tokens.get("bos_token", ""))
+
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> tuple[int, ...]:
+        """Return the ids of `text`; long texts are encoded off the event loop. Raises PromptTooLong."""
+        at_least = len(text) // self._longest_token_chars
+        if at_least > self.max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {len(text)} "
+                f"characters, which are at least {at_least} tokens",
+                param,
+            )
+        if len(text) <= _SHORT_CHARS:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Return the ids of a conversation in the model's template. Raises InvalidRequest, PromptTooLong."""
+        if self.files.chat_template is None:
+            raise InvalidRequest(
+                "the model has no chat template: start the scheduler with --chat-template, or use /v1/completions",
+                "messages",
+            )
+        context = {
+            **self.files.special_tokens,
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = await self._renderer.render(self.files.chat_template, context)
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; ids without a token have none."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    async def start(self) -> None:
+        """Start the process that renders chat templates."""
+        if self.files.chat_template is not None:
+            await self._renderer.start()
+
+    async def close(self) -> None:
+        """End the process that renders chat templates."""
+        await self._renderer.close()
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids = tuple(encoding.ids)
+        return self._with_bos(ids) if add_special_tokens else ids
+
+    def _with_bos(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Apply tokenizer_config.json's add_bos_token, which tokenizer.json need not know of."""
+        if self._bos_id is None or self.files.add_bos_token is None:
+            return ids
+        has_bos = ids[:1] == (self._bos_id,)
+        if self.files.add_bos_token and not has_bos:
+            return (self._bos_id, *ids)
+        return ids
+
+
+def _load(files: ModelFiles) -> Tokenizer:
+    path = files.folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: convert the model's tokenizer to tokenizer.json first")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _eos_ids(files: ModelFiles, vocab: Mapping[str, int]) -> tuple[int, ...]:
+    named = vocab.get(files.eos_token) if files.eos_token is not None else None
+    return tuple(dict.fromkeys((*files.eos_token_ids, *(() if named is None else (named,)))))
