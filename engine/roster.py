@@ -116,25 +116,23 @@ class Roster:
 
     def _make_room(self, prompt: Prompt, sequence: Sequence, count: int) -> int:
         """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""
-        while True:
+        while count:
             try:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
                 return count
             except NoCapacity:
-                if self._preempt_for(prompt):
-                    if not self.runs(prompt):
-                        return 0
-                elif count > 1:
-                    count = 1
-                else:
+                if not self._preempt_youngest():
+                    count = int(count > 1)
+                elif not self.runs(prompt):
                     return 0
+        return 0
 
-    def _preempt_for(self, prompt: Prompt) -> bool:
-        """Drop the youngest prompt that is no older than this one; False where that would be the only one."""
-        droppable = [other for other in self.running.values() if not other.hold]
-        youngest = max(droppable, key=lambda other: other.age)
-        if len(droppable) == 1 or youngest.age < prompt.age:
+    def _preempt_youngest(self) -> bool:
+        """Drop the youngest running prompt; False where it is the only one, or held ones are all there is."""
+        droppable = [prompt for prompt in self.running.values() if not prompt.hold]
+        if len(droppable) < 2:
             return False
+        youngest = max(droppable, key=lambda prompt: prompt.age)
         youngest.drop(self._blocks)
         del self.running[youngest.state.prompt_id]
         self.waiting.appendleft(youngest)

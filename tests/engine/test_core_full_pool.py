@@ -60,6 +60,7 @@ def test_an_engine_whose_blocks_others_hold_stalls_without_spinning_and_goes_on(
 
         assert core.has_work()
         assert_answers(run(core, answers), [state])
+        assert core.load().preemptions == 0
 
 
 def test_work_is_left_when_the_only_way_on_is_preemption() -> None:
@@ -93,7 +94,7 @@ def test_a_prompt_waits_rather_than_take_the_block_that_a_running_one_needs_next
         core.step()
         core.add(prompt("b", 12, max_tokens=2))
         core.step()
-        assert (core.load().running, core.load().waiting) == (1, 1)
+        assert (core.load().running, core.load().waiting, core.load().preemptions) == (1, 1, 0)
 
         core.cancel("a")
         core.step()
@@ -101,14 +102,14 @@ def test_a_prompt_waits_rather_than_take_the_block_that_a_running_one_needs_next
 
 
 def test_a_prompt_to_be_held_is_not_preempted_while_its_chunks_go_out() -> None:
-    with engine(replace(CONFIG, num_blocks=6), chunk=4) as (core, _):
+    with engine(replace(CONFIG, num_blocks=6), chunk=2) as (core, _):
         core.add(prompt("a", 4, max_tokens=9))
         core.step()
         core.add(prompt("h", 16), hold=True)
         starts = list[int]()
         while core.has_work():
             core.step(lambda layer, chunks: starts.extend(chunk.start for chunk in chunks if layer == 0))
-        assert (starts, core.load().running, core.load().held_prompts) == ([0, 4, 8, 12], 1, 1)
+        assert (starts, core.load().running, core.load().held_prompts) == ([0, 2, 4, 6, 8, 10, 12, 14], 1, 1)
 
         core.release("h")
         assert core.has_work()
@@ -128,6 +129,30 @@ def test_a_sequence_that_ends_frees_its_own_blocks_while_the_others_go_on() -> N
 
         assert core.blocks.num_used == 2 + 1
         core.cancel("n")
+
+
+def test_a_prompt_takes_its_blocks_only_when_a_chunk_has_room_for_it() -> None:
+    with engine(chunk=4) as (core, _):
+        core.add(prompt("a", 10))
+        core.add(prompt("b", 10))
+        used = list[int]()
+        for _ in range(3):
+            core.step()
+            used.append(core.blocks.num_used)
+
+        assert used == [3, 3, 6]
+
+
+def test_no_more_prompts_start_than_there_are_seats_for_their_sequences() -> None:
+    with engine(seqs=3) as (core, _):
+        core.add(prompt("a", 3, n=2))
+        core.add(prompt("b", 3, n=2))
+        core.step()
+        assert (core.load().running, core.load().waiting) == (1, 1)
+        core.cancel("a", 0)
+        core.step()
+
+        assert (core.load().running, core.load().waiting) == (2, 0)
 
 
 def test_probes_are_counted_apart_while_they_run() -> None:
