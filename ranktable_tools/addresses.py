@@ -42,10 +42,24 @@ def dial_host(host: str) -> str:
 
 def same_host(a: str, b: str) -> bool:
     """Tell whether two addresses or names mean one machine; names are looked up, this machine's own are known."""
-    if canonical(a) == canonical(b):
-        return True
-    own = own_hosts()
-    return not _meanings(a, own).isdisjoint(_meanings(b, own))
+    return HostComparer().same(a, b)
+
+
+class HostComparer:
+    """Compares many hosts, each looked up once and only when needed. Owns what the lookups said."""
+
+    def __init__(self) -> None:
+        self._own = own_hosts()
+        self._meanings: dict[str, frozenset[str]] = {}
+
+    def same(self, a: str, b: str) -> bool:
+        """Tell whether two addresses or names mean one machine."""
+        return a == b or not self._meaning(a).isdisjoint(self._meaning(b))
+
+    def _meaning(self, host: str) -> frozenset[str]:
+        if host not in self._meanings:
+            self._meanings[host] = _meaning(host, self._own)
+        return self._meanings[host]
 
 
 def own_hosts() -> frozenset[str]:
@@ -76,7 +90,7 @@ def resolve(name: str, timeout_s: float = 5.0) -> frozenset[str]:
         return frozenset()
 
 
-def _meanings(host: str, own: frozenset[str]) -> frozenset[str]:
+def _meaning(host: str, own: frozenset[str]) -> frozenset[str]:
     spelled = canonical(host)
     if spelled in own:
         return own

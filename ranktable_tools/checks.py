@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ranktable_tools.addresses import same_host
+from ranktable_tools.addresses import HostComparer
 from ranktable_tools.document import Problem, shown
 from ranktable_tools.modelarts import PlacedServer
 
@@ -21,9 +21,10 @@ def check_across(servers: Sequence[PlacedServer]) -> list[Problem]:
         for placed in servers
         if placed.server.server_port is not None
     ]
+    hosts = HostComparer()
     return [
-        *_clashes(devices, "A device_id can be used only once in prefill server and decode server."),
-        *_clashes(ports, "give each instance of a host its own port"),
+        *_clashes(hosts, devices, "A device_id can be used only once in prefill server and decode server."),
+        *_clashes(hosts, ports, "give each instance of a host its own port"),
     ]
 
 
@@ -34,11 +35,11 @@ class _Claim:
     place: str
 
 
-def _clashes(claims: Iterable[_Claim], advice: str) -> list[Problem]:
+def _clashes(hosts: HostComparer, claims: Iterable[_Claim], advice: str) -> list[Problem]:
     seen: defaultdict[str, list[_Claim]] = defaultdict(list)
     problems: list[Problem] = []
     for claim in claims:
-        first = next((other for other in seen[claim.value] if same_host(other.host, claim.host)), None)
+        first = next((other for other in seen[claim.value] if hosts.same(other.host, claim.host)), None)
         if first is not None:
             found = f"is {shown(claim.value)} on {claim.host}, which {first.place} uses already"
             problems.append(Problem(claim.place, found, advice))

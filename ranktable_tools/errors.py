@@ -5,4 +5,4 @@ class RanktableError(Exception):
     """Input is wrong; the message is one line naming file or variable, place and value. Commands end with status 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split("\n")))
+        super().__init__(" ".join(message.splitlines()))

@@ -65,9 +65,10 @@ def _plain(value: object, place: str, path: str) -> object:
     if isinstance(value, _Pairs):
         plain: dict[str, object] = {}
         for key, member in value:
-            here = f"{place}.{key}" if place else key
+            name = json.dumps(key)
+            here = f"{place}.{name[1:-1]}" if place else name[1:-1]
             if key in plain:
-                raise RanktableError(f"{path}: {here}: the key {json.dumps(key)} stands twice; keep one of them")
+                raise RanktableError(f"{path}: {here}: the key {name} stands twice; keep one of them")
             plain[key] = _plain(member, here, path)
         return plain
     if isinstance(value, list):

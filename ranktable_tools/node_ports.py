@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ranktable_tools.addresses import dial_host, same_host
+from ranktable_tools.addresses import HostComparer, dial_host
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.ports import parse_port
 from ranktable_tools.tables import GlobalTable, Instance, Role, Server
@@ -63,10 +63,11 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
 
 
 def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instance]) -> None:
+    comparer = HostComparer()
     for second, port in enumerate(ports):
         for first in range(second):
             hosts = (instances[first].server.server_ip, instances[second].server.server_ip)
-            if ports[first] == port and same_host(*hosts):
+            if ports[first] == port and comparer.same(*hosts):
                 raise RanktableError(
                     f'NODE_PORTS is "{value}": port {port} stands twice on {hosts[0]}, '
                     f"for {instances[first]} and {instances[second]}"

@@ -1,10 +1,9 @@
 """Keep the cluster secret beside the global table: what peers prove to each other."""
 
-import os
 import secrets
 from pathlib import Path
 
-from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import write_private
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 
@@ -12,12 +11,7 @@ SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 def ensure_secret(directory: Path) -> tuple[Path, bool]:
     """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new."""
     path = directory / SECRET_NAME
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if path.exists():
         return path, False
-    except OSError as error:
-        raise RanktableError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32) + "\n")
+    write_private(path, secrets.token_hex(32) + "\n")
     return path, True

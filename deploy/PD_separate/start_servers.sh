@@ -26,18 +26,19 @@ else
 fi
 command -v "$python" >/dev/null 2>&1 || fail "no Python at $python: run scripts/install, or set PDSERVE_PYTHON"
 
-# -P keeps the current folder out of the import path.
-finds() {
-    "$python" -P -c 'import sys; from importlib.util import find_spec; sys.exit(find_spec(sys.argv[1]) is None)' "$1"
+# Print the first module that is needed and cannot be found. -P keeps the current folder out of the import path.
+first_missing() {
+    "$python" -P -c 'from importlib.util import find_spec
+print(next((name for name in ("pdserve", "fastapi") if find_spec(name) is None), ""))' 2>/dev/null ||
+        fail "$python is older than Python 3.11, or does not run: run scripts/install"
 }
 
-"$python" -P -c '' 2>/dev/null || fail "$python is older than Python 3.11, or does not run: run scripts/install"
-if ! finds pdserve; then
+missing=$(first_missing)
+if [ "$missing" = pdserve ]; then
     PYTHONPATH=$clone${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH
+    missing=$(first_missing)
 fi
-for module in pdserve fastapi; do
-    finds "$module" || fail "$python cannot import $module: run scripts/install"
-done
+[ -z "$missing" ] || fail "$python cannot import $missing: run scripts/install"
 
 exec "$python" -P -m pdserve.launch "$@"

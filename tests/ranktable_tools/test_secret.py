@@ -28,6 +28,8 @@ def test_an_existing_secret_is_kept(tmp_path: Path) -> None:
     assert (path.read_text(), is_new) == ("mine", False)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RanktableError, match=r"gone/cluster_secret: cannot be written: No such file or directory"):
-        ensure_secret(tmp_path / "gone")
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RanktableError, match=r"file/cluster_secret: cannot be written: "):
+        ensure_secret(tmp_path / "file")

@@ -1,0 +1,98 @@
+"""Whatever a file holds, lint answers in lines and never falls."""
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.lint import lint
+from ranktable_tools.modelarts import global_text
+from ranktable_tools.table_file import read_global, read_local, read_part
+from ranktable_tools.tables import Device, GlobalTable, Server
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+HOST = Server("localhost", "localhost")
+PREFILL = Server("localhost", "localhost", (Device("4", "10.0.0.22", "0"), Device("5", "10.0.0.23", "1")))
+DECODE = Server("localhost", "localhost", (Device("6", "29.0.0.56", "0"),), 8089)
+GOOD = json.loads(global_text(GlobalTable(HOST, (PREFILL,), (DECODE,))))
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place, *(deeper for key, member in members for deeper in _places(member, (*place, key)))]
+
+
+def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    changed = copy.deepcopy(document)
+    target = changed
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    return changed
+
+
+def _refusal(read: Callable[[str], object], path: str) -> str:
+    try:
+        read(path)
+    except RanktableError as error:
+        return str(error)
+    return ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.sampled_from(_places(GOOD)), value=JSON)
+def test_a_table_with_anything_anywhere_is_refused_in_one_line_each_or_reads(
+    place: tuple[Any, ...], value: Any
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "t.json"))
+        Path(path).write_text(json.dumps(_replaced(GOOD, place, value)))
+
+        lines = lint([path])
+
+        assert all(line.startswith(f"{path}: ") and len(line.splitlines()) == 1 for line in lines)
+        refusals = [_refusal(read, path) for read in (read_global, read_part, read_local)]
+        assert all(len(refusal.splitlines()) <= 1 for refusal in refusals)
+        if isinstance(value, dict) and not place:
+            assert lines
+        else:
+            assert bool(lines) == bool(refusals[0])
+
+
+@given(content=st.binary(max_size=60))
+def test_any_bytes_are_answered_in_lines(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "t.json"))
+        Path(path).write_bytes(content)
+
+        assert all(len(line.splitlines()) == 1 for line in lint([path]))
+
+
+def test_a_good_table_has_no_problems(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(GOOD))
+
+    assert lint([str(path)]) == []
+
+
+def test_a_large_table_is_checked_host_by_host(tmp_path: Path) -> None:
+    servers = [
+        Server(ip, ip, tuple(Device(str(number), ip, str(number)) for number in range(8)), 8088)
+        for ip in (f"10.50.{host // 250}.{host % 250 + 1}" for host in range(200))
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(global_text(GlobalTable(HOST, tuple(servers[:100]), tuple(servers[100:]))))
+
+    assert lint([str(path)]) == []
