@@ -54,12 +54,12 @@ class Sendings:
         now, age = self._settings.clock(), self._settings.progress_age
         for sending in list(self._sendings.values()):
             ticket = sending.ticket
-            if ticket.renewal_due(now) and age() < ticket.lease_s / 2 and ticket.renew(now):
-                self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
             if ticket.expire(now):
                 self._fail(
                     sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s ran out")
                 )
+            elif ticket.renewal_due(now) and age() < ticket.lease_s / 2 and ticket.renew(now):
+                self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
 
     def abort_all(self, reason: str) -> None:
         """Tell the receiver that every ticket is over. Raises LinkLost."""

@@ -28,6 +28,7 @@ class ReceiverCounts:
     dropped_frames: int = 0
     corrupt_frames: int = 0
     refused_connections: int = 0
+    renewals: int = 0
 
 
 class TicketTable:
@@ -79,7 +80,7 @@ class TicketTable:
             case Commit():
                 self._commit(link, message)
             case Renew():
-                self._with_ticket(link, message, lambda ticket: ticket.renew(self._clock()))
+                self._with_ticket(link, message, self._renew)
             case Abort():
                 self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, tell=False))
 
@@ -126,6 +127,10 @@ class TicketTable:
             if ticket.link in (None, link):
                 self._end(ticket, str(error), tell=False)
             self._answer(link, _abort(message, error))
+
+    def _renew(self, ticket: ReceiverTicket) -> None:
+        ticket.renew(self._clock())
+        self.count(renewals=1)
 
     def _frame(self, link: int, frame: Frame, inlet: Inlet) -> None:
         ticket, verdict = self._tickets.get(frame.ticket_id), Verdict.DROP
