@@ -1,0 +1,60 @@
+"""The base package in an environment of its own, without torch, serves as the scheduler."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.guide import CLONE, GuideCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "*cache*", "build", "*.egg-info", "tests", "docs")
+
+
+@pytest.fixture(scope="module")
+def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the base package from a copy of the clone (an install writes into its source)."""
+    folder = tmp_path_factory.mktemp("base")
+    shutil.copytree(CLONE, folder / "clone", ignore=_LEFT_OUT)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run(
+        [
+            str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", str(folder / "clone"),
+            "--constraint", str(CLONE / "constraints.txt"),
+        ],
+        check=True, timeout=500, stdout=subprocess.DEVNULL, cwd=folder,
+    )  # fmt: skip
+    return python
+
+
+def test_the_base_package_brings_no_torch(base_python: Path) -> None:
+    code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('torch', 'transformers', 'numpy')))"
+
+    assert subprocess.run([str(base_python), "-P", "-c", code], timeout=60).returncode == 0
+
+
+def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tiny_model: Path) -> None:
+    with GuideCluster(tmp_path, tiny_model, flags=("--dtype=float32", "--kv-cache-memory=16MiB")) as cluster:
+        cluster.start("prefill-0", "decode-0")
+        cluster.start("scheduler", env={"PDSERVE_PYTHON": str(base_python), "PYTHONPATH": ""})
+        cluster.wait_ready()
+
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        reply = cluster.client.post("/v1/chat/completions", chat)
+        assert reply.status == 200, reply.body
+        assert os.path.samefile(f"/proc/{cluster.processes['scheduler'].pid}/exe", base_python)
+        cluster.wait_idle()
+
+
+def test_the_engine_is_asked_for_where_it_is_missing(base_python: Path) -> None:
+    done = subprocess.run(
+        [str(base_python), "-P", "-m", "pdserve", "serve", "/no/model"], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1

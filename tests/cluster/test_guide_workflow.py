@@ -1,0 +1,182 @@
+"""The guide's four shells: tables, three or more start_servers.sh in any order, requests on the scheduler's port."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pdserve.ports import free_ports
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.guide import CLONE, GuideCluster, Tables, generate
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+FAKE = ("--engine=fake",)
+
+
+def _complete(cluster: GuideCluster, prompt: str = "hello", **fields: object) -> str:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+    reply = cluster.client.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    "order", [("scheduler", "decode-0", "prefill-0"), ("prefill-0", "scheduler", "decode-0")], ids="-".join
+)
+def test_the_processes_may_start_in_any_order(tmp_path: Path, fake_model: Path, order: Sequence[str]) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
+        cluster.start(*order)
+        cluster.wait_ready()
+
+        assert _complete(cluster)
+        cluster.wait_idle()
+
+
+def test_the_guides_flags_serve_with_two_devices_an_instance(tmp_path: Path, tiny_model: Path) -> None:
+    guide = (
+        "--tensor-parallel-size=2", "--max-model-len=256", "--max-num-seqs=256", "--max-num-batched-tokens", "256",
+    )  # fmt: skip
+    with GuideCluster(tmp_path, tiny_model, flags=(*ENGINE_FLAGS, *guide)) as cluster:
+        cluster.up()
+
+        assert _complete(cluster)
+        assert "one rank runs over the cores of devices 4,5" in cluster.processes["prefill-0"].log
+        cluster.wait_idle()
+
+
+def test_two_instances_of_each_role_serve(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, prefill=("0", "1"), decode=("2", "3"), flags=FAKE) as cluster:
+        cluster.up()
+
+        assert all(_complete(cluster, f"prompt {number}") for number in range(8))
+        assert len(cluster.gauge("pdserve_kv_blocks_used")) == 4
+        cluster.wait_idle()
+
+
+def test_the_guides_commands_run_from_its_tools_path(tmp_path: Path, fake_model: Path) -> None:
+    tool = CLONE / "deploy" / "PD_separate" / "pd_ranktable_tools.py"
+    subprocess.run(
+        [
+            sys.executable, str(tool), "--mode", "gen", "--prefill-server-list", "4,5", "--decode-server-list", "6,7",
+            "--api-server", "--save-dir", str(tmp_path / "save_dir"),
+        ],
+        check=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    (global_path,) = (tmp_path / "save_dir").glob("global_ranktable_*.json")
+    locals_ = [next((tmp_path / "save_dir").glob(f"local_ranktable_*_{end}.json")) for end in ("45", "67", "host")]
+    slipped = tuple(path.with_name(path.name.replace("local_ranktable_", "local_rank_table_")) for path in locals_)
+
+    with GuideCluster(tmp_path, fake_model, flags=FAKE, tables=Tables(global_path, slipped)) as cluster:
+        cluster.up()
+
+        assert _complete(cluster)
+
+
+def test_the_guides_json_with_localhost_boots(tmp_path: Path, fake_model: Path) -> None:
+    tables = _guide_json(tmp_path)
+
+    with GuideCluster(tmp_path, fake_model, flags=FAKE, tables=tables) as cluster:
+        cluster.up()
+
+        assert _complete(cluster)
+
+
+def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
+        cluster.start("prefill-0", "decode-0")
+        wrong = ",".join(map(str, reversed(cluster.ports)))
+
+        scheduler = cluster.start("scheduler", env={"NODE_PORTS": wrong})
+
+        assert scheduler.wait() == 2
+        assert "NODE_PORTS" in scheduler.log.splitlines()[-1]
+        assert all(f"{devices}" in scheduler.log.splitlines()[-1] for devices in ("4", "6"))
+        del cluster.processes["scheduler"]
+
+
+def test_a_second_process_for_an_entry_is_refused_naming_both(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
+        cluster.up()
+        first = cluster.processes["decode-0"].pid
+        (port,) = free_ports(1)
+
+        second = cluster.start("decode-0", flags=(f"--port={port}",))
+
+        assert second.wait() == 2
+        assert str(first) in second.log.splitlines()[-1]
+        assert str(second.pid) in second.log.splitlines()[-1]
+        cluster.processes["decode-0"] = cluster.retired.pop()
+        assert _complete(cluster)
+
+
+@pytest.mark.parametrize(
+    ("env", "flags", "words"),
+    [
+        ({"RANK_TABLE_FILE_PATH": ""}, (), "RANK_TABLE_FILE_PATH is not set"),
+        ({"GLOBAL_RANK_TABLE_FILE_PATH": "/no/table"}, (), "/no/table"),
+        ({}, ("--max-model-len=256", "--max-num-batched-tokens=128"), "--max-num-batched-tokens 128"),
+        ({}, ("--tensor-parallel-size=4",), "--tensor-parallel-size 4 differs from the 2 devices"),
+        ({}, ("--model=/no/model",), "/no/model"),
+        ({}, ("--max-modellen=1",), "did you mean --max-model-len?"),
+    ],
+)
+def test_what_one_process_can_see_alone_ends_it_with_one_line(
+    tmp_path: Path, fake_model: Path, env: dict[str, str], flags: Sequence[str], words: str
+) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
+        process = cluster.start("prefill-0", env=env, flags=flags)
+
+        assert process.wait() == 2
+        assert words in process.log.splitlines()[-1]
+        assert "Traceback" not in process.log
+        del cluster.processes["prefill-0"]
+
+
+def test_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
+    tables = generate(fake_cluster.folder / "other", ("1",), ("2",))
+    env = {
+        "GLOBAL_RANK_TABLE_FILE_PATH": str(tables.global_path),
+        "RANK_TABLE_FILE_PATH": str(tables.local_paths[0]),
+    }
+
+    second = fake_cluster.start("prefill-0", env=env)
+
+    assert second.wait() == 2
+    assert f"--port {fake_cluster.ports[0]}" in second.log.splitlines()[-1]
+    fake_cluster.processes["prefill-0"] = fake_cluster.retired.pop()
+
+
+def _guide_json(folder: Path) -> Tables:
+    """Write the guide's two examples, with the masked addresses made real."""
+    prefill = _server([("4", "10.0.0.22"), ("5", "10.0.0.23")])
+    decode = _server([("6", "29.0.0.56"), ("7", "29.0.0.72")])
+    groups = [[_server([])], [prefill], [decode]]
+    whole = {
+        "version": "1.0",
+        "status": "completed",
+        "server_group_list": [
+            {"group_id": str(number), "server_count": "1", "server_list": servers}
+            for number, servers in enumerate(groups)
+        ],
+    }
+    paths = []
+    for name, server in (("45", prefill), ("67", decode), ("host", _server([]))):
+        local = {"version": "1.0", "status": "completed", "group_id": "0", "server_count": "1", "server_list": [server]}
+        paths.append(folder / f"local_{name}.json")
+        paths[-1].write_text(json.dumps(local))
+    (folder / "global.json").write_text(json.dumps(whole))
+    return Tables(folder / "global.json", tuple(paths))
+
+
+def _server(devices: Sequence[tuple[str, str]]) -> dict[str, object]:
+    server: dict[str, object] = {"server_id": "localhost", "server_ip": "localhost"}
+    if devices:
+        server["device"] = [
+            {"device_id": device_id, "device_ip": ip, "rank_id": str(rank)}
+            for rank, (device_id, ip) in enumerate(devices)
+        ]
+    return server

@@ -1,0 +1,120 @@
+"""`pdserve up --detach`, `status`, `logs` and `down` as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.client import Client
+from pdserve.ports import free_ports
+from pdserve.run_folder import RunFolder
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+class Pdserve:
+    """The command, with a run folder of its own."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = RunFolder(folder)
+        self.model = model
+        (self.port,) = free_ports(1)
+
+    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-P", "-m", "pdserve", *arguments]
+        env = {**os.environ, "PDSERVE_RUN_DIR": str(self.folder.path)}
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
+
+    def up(self, *flags: str) -> "subprocess.CompletedProcess[str]":
+        return self("up", "--detach", "--port", str(self.port), "--model", str(self.model), "--engine", "fake", *flags)
+
+
+@pytest.fixture
+def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
+    command = Pdserve(tmp_path / "run", fake_model)
+    yield command
+    assert command("down").returncode == 0
+    assert command.folder.read() is None
+
+
+def test_a_detached_cluster_serves_until_down(pdserve: Pdserve) -> None:
+    up = pdserve.up("--served-model-name", "tiny")
+
+    assert up.returncode == 0, up.stderr
+    state = pdserve.folder.read()
+    assert state is not None
+    assert len(state.living()) == 3
+    reply = Client(state.base_url).post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+    assert reply.status == 200, reply.body
+    status = pdserve("status")
+    assert status.returncode == 0, status.stderr
+    assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["prefill-0", "decode-0", "scheduler"]
+    assert "prefill" in pdserve("logs", "prefill-0").stdout
+    assert "stopped prefill-0, decode-0, scheduler" in pdserve("down").stdout
+    assert state.living() == ()
+
+
+def test_a_second_up_is_refused_by_the_first_ones_address(pdserve: Pdserve) -> None:
+    assert pdserve.up().returncode == 0
+
+    second = pdserve.up()
+
+    assert second.returncode == 2
+    assert f"already runs at http://127.0.0.1:{pdserve.port}" in second.stderr
+
+
+def test_a_busy_port_is_one_line(pdserve: Pdserve, tmp_path: Path, fake_model: Path) -> None:
+    assert pdserve.up().returncode == 0
+    other = Pdserve(tmp_path / "other", fake_model)
+    other.port = pdserve.port
+
+    refused = other.up()
+
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [f"pdserve up: --port {pdserve.port} on 127.0.0.1: in use by another process"]
+
+
+def test_a_process_that_dies_at_the_start_is_named_with_its_last_line_and_log(pdserve: Pdserve, tmp_path: Path) -> None:
+    bad = tmp_path / "bad-model"
+    bad.mkdir()
+    for file in pdserve.model.iterdir():
+        (bad / file.name).write_bytes(file.read_bytes())
+    (bad / "fake.json").write_text(json.dumps({"num_layers": 2}) + "}")
+    pdserve.model = bad
+
+    failed = pdserve.up()
+
+    assert failed.returncode == 1
+    line = failed.stderr.splitlines()[-1]
+    assert "ended with exit status 2" in line
+    assert "fake.json cannot be read" in line
+    assert f"(log: {pdserve.folder.path}/logs/" in line
+    assert pdserve.folder.read() is None
+
+
+def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
+    down = pdserve("down")
+
+    assert down.returncode == 0
+    assert down.stdout == "nothing runs here\n"
+
+
+def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
+    command = [sys.executable, "-P", "-m", "pdserve", "up", "--port", str(pdserve.port), "--engine", "fake"]
+    env = {**os.environ, "PDSERVE_RUN_DIR": str(pdserve.folder.path)}
+    with subprocess.Popen(
+        [*command, "--model", str(pdserve.model)], stdout=subprocess.PIPE, text=True, env=env
+    ) as front:
+        assert front.stdout is not None
+        lines = iter(front.stdout.readline, "")
+        assert any(line.startswith("ready:") for line in lines)
+        state = pdserve.folder.read()
+        front.terminate()
+
+        assert front.wait(60) == 0
+        assert state is not None
+        assert state.living() == ()

@@ -1,0 +1,22 @@
+"""What holds for all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+MISSING = "missing tool"
+"""Begin a skip's reason with this where the test would run if something were installed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn such a skip into a failure."""
+    report = yield
+    reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+    if os.environ.get("PDSERVE_TEST_ALL") and report.skipped and MISSING in reason:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: {reason}"
+    return report
