@@ -51,9 +51,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, network_class, stored)
 
 
-def load_network(checkpoint: Checkpoint, *, dtype: str, attention: str) -> Any:
-    """Return the network with its weights in `dtype`, ready to run. Raises ConfigError if weights are missing."""
+def load_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) -> Any:
+    """Return the network with its weights in `dtype`, ready to run. Raises ConfigError if weights are missing.
+
+    `attention` names the implementation; None is transformers' own choice for the model.
+    """
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line below
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
@@ -62,6 +66,7 @@ def load_network(checkpoint: Checkpoint, *, dtype: str, attention: str) -> Any:
             attn_implementation=attention,
             trust_remote_code=False,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,
             local_files_only=True,
             output_loading_info=True,
         )

@@ -24,7 +24,7 @@ class Oracle:
     """One model in plain transformers. Owns its own copy of the weights."""
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
-        self._network: Any = load_network(open_checkpoint(model_dir), dtype=dtype, attention="sdpa")
+        self._network: Any = load_network(open_checkpoint(model_dir), dtype=dtype, attention=None)
         self._eos = list(eos_token_ids(self._network)) or None
 
     @torch.inference_mode()

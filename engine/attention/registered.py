@@ -13,8 +13,8 @@ _HANDLER = "pdserve_attention_handler"
 _NEUTRAL = frozenset(
     {
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "layer_idx", "logits_to_keep", "max_length_k",
-        "max_length_q", "output_attentions", "output_hidden_states", "past_key_values", "position_embeddings",
-        "position_ids", "return_dict", "use_cache",
+        "max_length_q", "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+        "position_embeddings", "position_ids", "return_dict", "use_cache",
     }
 )  # fmt: skip
 

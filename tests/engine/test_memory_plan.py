@@ -1,0 +1,73 @@
+"""The pool's plan: never more than the budget, as much as fits, and numbers in every refusal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory_plan import cpu_budget, device_budget, plan_pool
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout
+
+_GIB = 1 << 30
+
+
+def _tensors(layers: int = 2, heads: int = 3, dim: int = 64) -> list[KvTensor]:
+    return [KvTensor(layer, name, heads, dim, "float32") for layer in range(layers) for name in ("k", "v")]
+
+
+@given(
+    budget=st.integers(1 << 24, 1 << 32),
+    block_size=st.sampled_from([16, 32, 128]),
+    layers=st.integers(1, 40),
+    heads=st.integers(1, 8),
+)
+def test_the_pool_fills_the_budget_and_stays_inside(budget: int, block_size: int, layers: int, heads: int) -> None:
+    tensors = _tensors(layers, heads, 16)
+
+    plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=4096)
+
+    layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
+    assert layout.total_bytes <= budget
+    assert budget - layout.total_bytes < layout.token_bytes * block_size + len(tensors) * 4096
+
+
+def test_the_longest_sequence_is_the_lesser_limit() -> None:
+    plan = plan_pool(_tensors(), budget_bytes=_GIB, block_size=16, max_model_len=100)
+
+    assert plan.longest_sequence == 100
+    assert plan.describe().endswith("longest sequence 100 tokens (model: 100)")
+    assert f"{plan.num_blocks} blocks of 16 tokens" in plan.describe()
+
+
+def test_a_pool_without_room_for_one_short_sequence_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"30000 bytes .* 0 blocks of 16 tokens \(49152 bytes each\).*needs 1"):
+        plan_pool(_tensors(), budget_bytes=30_000, block_size=16, max_model_len=4096)
+
+
+@pytest.mark.parametrize(("free", "expected"), [(16 * _GIB, _GIB), (2 * _GIB, _GIB // 2)])
+def test_a_cpu_gives_one_gib_or_less_where_memory_is_short(free: int, expected: int) -> None:
+    assert cpu_budget(None, free) == expected
+
+
+def test_asked_bytes_are_taken_as_they_are() -> None:
+    assert cpu_budget(5_000_000, _GIB) == 5_000_000
+    assert device_budget(5_000_000, 0.9, 2 * _GIB, _GIB) == 5_000_000
+
+
+@pytest.mark.parametrize("asked", [0, -1, _GIB + 1])
+def test_bytes_that_are_not_there_are_refused(asked: int) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):
+        cpu_budget(asked, _GIB)
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory {asked} .*{_GIB} free"):
+        device_budget(asked, 0.9, 2 * _GIB, _GIB)
+
+
+def test_a_device_gives_its_share_less_what_is_in_use() -> None:
+    assert device_budget(None, 0.5, 10 * _GIB, 8 * _GIB) == 3 * _GIB
+    assert device_budget(None, 0.1, 10 * _GIB, 8 * _GIB) == 0
+
+
+@pytest.mark.parametrize("utilization", [0.0, 1.01])
+def test_a_share_outside_zero_to_one_is_refused(utilization: float) -> None:
+    with pytest.raises(ConfigError, match=f"--gpu-memory-utilization {utilization}"):
+        device_budget(None, utilization, _GIB, _GIB)

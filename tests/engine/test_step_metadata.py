@@ -1,0 +1,41 @@
+"""Positions, slots and runs of a step, against slot arithmetic written out token by token."""
+
+import pytest
+import torch
+
+from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step_metadata import build
+from wire.types import SamplingParams
+
+_CPU = torch.device("cpu")
+
+
+def test_tokens_get_their_positions_and_slots() -> None:
+    sequences = (BatchSequence(14, 4, (9, 2)), BatchSequence(32, 1, (4, 5, 1)))
+    samples = (SampleRow(3, SamplingParams(max_tokens=1), 0, 0), SampleRow(4, SamplingParams(max_tokens=1), 0, 0))
+
+    metadata = build(StepBatch((1, 2, 3, 4, 5), sequences, samples), block_size=16, device=_CPU)
+
+    assert metadata.token_ids.tolist() == [[1, 2, 3, 4, 5]]
+    assert metadata.positions.tolist() == [[14, 15, 16, 17, 32]]
+    assert metadata.slots.tolist() == [9 * 16 + 14, 9 * 16 + 15, 2 * 16, 2 * 16 + 1, 16]
+    assert metadata.sample_rows.tolist() == [3, 4]
+    assert [(span.row, span.count, span.kv_length) for span in metadata.spans] == [(0, 4, 18), (4, 1, 33)]
+
+
+def test_neighbouring_blocks_make_one_run() -> None:
+    batch = StepBatch((0,) * 40, (BatchSequence(0, 40, (6, 7, 3)),), ())
+
+    runs = build(batch, block_size=16, device=_CPU).slot_runs
+
+    assert [(run.row, run.slot, run.count) for run in runs] == [(0, 96, 32), (32, 48, 8)]
+
+
+def test_a_short_block_table_is_an_error() -> None:
+    with pytest.raises(ValueError, match="2 blocks of 16 cannot hold 33 tokens"):
+        build(StepBatch((0,), (BatchSequence(32, 1, (1, 2)),), ()), block_size=16, device=_CPU)
+
+
+def test_token_ids_must_fill_the_rows() -> None:
+    with pytest.raises(ValueError, match="2 token ids for 1 rows"):
+        build(StepBatch((0, 0), (BatchSequence(0, 1, (1,)),), ()), block_size=16, device=_CPU)
