@@ -38,6 +38,7 @@ def build_app(front: Front) -> ASGIApp:
         app.add_route(path, _bound(endpoint, front), methods=[method])
     app.add_exception_handler(Cancelled, _pass_on)
     app.add_exception_handler(PdserveError, answer_error)
+    app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HttpError, answer_http_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     return Gate(app, front.metrics, {path: path for _, path, _ in ROUTES})

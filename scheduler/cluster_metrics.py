@@ -1,61 +1,11 @@
 """The cluster's gauges and counters, read from a view at every scrape."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from wire.types import LoadSnapshot, Role
-
-
-class InstanceView(Protocol):
-    """One instance of the table; `load` is None where it never spoke."""
-
-    @property
-    def instance_id(self) -> str: ...
-    @property
-    def role(self) -> Role: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def load(self) -> LoadSnapshot | None: ...
-
-
-class LedgerView(Protocol):
-    """How requests ended since the start."""
-
-    @property
-    def received(self) -> int: ...
-    @property
-    def completed(self) -> int: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def cancelled(self) -> int: ...
-    @property
-    def rejected(self) -> int: ...
-    @property
-    def retried_prompts(self) -> int: ...
-    @property
-    def inflight(self) -> int: ...
-
-
-class ClusterView(Protocol):
-    """The cluster at one moment."""
-
-    @property
-    def instances(self) -> Sequence[InstanceView]: ...
-    @property
-    def ledger(self) -> LedgerView: ...
-    @property
-    def queued_requests(self) -> int: ...
-    @property
-    def queued_tokens(self) -> int: ...
-    @property
-    def ready(self) -> bool: ...
-
+from scheduler.view import ClusterView, InstanceView, LedgerView
+from wire.types import LoadSnapshot
 
 _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_blocks_used", "KV blocks held by a sequence or a ticket", lambda load: load.blocks_used - load.blocks_probe),
@@ -106,7 +56,7 @@ def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
         yield CounterMetricFamily(f"pdserve_{name}", help, value=value(view.ledger))
     gauges = (
         ("requests_inflight", "Requests accepted and not ended", view.ledger.inflight),
-        ("queued_requests", "Requests waiting in the scheduler", view.queued_requests),
+        ("queued_prompts", "Prompts waiting in the scheduler", view.queued_prompts),
         ("queued_tokens", "Prompt tokens waiting in the scheduler", view.queued_tokens),
         ("ready", "1 if a request would be served now", int(view.ready)),
     )

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from scheduler.cluster_metrics import ClusterCollector, ClusterView
+from scheduler.cluster_metrics import ClusterCollector
 from scheduler.request import PromptDone
+from scheduler.view import ClusterView
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)

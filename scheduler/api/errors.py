@@ -29,6 +29,7 @@ def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
     if not isinstance(error, PdserveError) or isinstance(error, InternalError):
         _log.error("request_failed", error, request_id=request_id)
         return _envelope(f"internal error; the log has it under request {request_id}", look.openai_type, None, 500)
+    _log.info("request_refused", request_id=request_id, error=type(error).__name__, message=error)
     param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
     return _envelope(str(error), look.openai_type, param, look.http_status)
 

@@ -36,9 +36,10 @@ class Gate:
             exchange.status = exchange.status or CLIENT_GONE
             _log.info("client_gone", request_id=own_id, client_id=client_id, reason=gone)
         except Exception as error:
-            if exchange.status is not None:
+            if exchange.status is None:
+                await error_response(error, own_id)(scope, receive, exchange.send)
+            elif not exchange.complete:
                 raise  # the server cuts the connection, so the client sees that the answer is not whole
-            await error_response(error, own_id)(scope, receive, exchange.send)
         finally:
             status = exchange.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(scope["path"], "other"), scope["method"], status)
@@ -46,10 +47,11 @@ class Gate:
 
 
 class _Exchange:
-    """Passes messages on; adds the request id to the response's start and keeps its status."""
+    """Passes messages on; adds the request id to the response's start, keeps its status and whether it is whole."""
 
     def __init__(self, send: Send, shown_id: str) -> None:
         self.status: int | None = None
+        self.complete = False
         self._send = send
         self._shown_id = shown_id
 
@@ -59,6 +61,8 @@ class _Exchange:
             self.status = message["status"]
             header = (b"x-request-id", self._shown_id.encode())
             message = {**message, "headers": [*message.get("headers", ()), header]}
+        elif not message.get("more_body"):
+            self.complete = True
         await self._send(message)
 
 

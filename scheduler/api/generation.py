@@ -12,7 +12,7 @@ from scheduler.api.sse import DONE, EventWriter, event, until_disconnect
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import Piece, TextOptions, TextStream
-from wire.errors import Cancelled, InternalError, PdserveError
+from wire.errors import Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,11 @@ class Generation:
             await self._write_pieces(writer)
         except Cancelled:
             raise
-        except PdserveError as error:
-            if not writer.started:
-                raise
-            await self._write_error(writer, error, scope)
         except Exception as error:
             if not writer.started:
                 raise
-            await self._write_error(writer, InternalError(repr(error)), scope)
-            raise
+            await writer.write(event(error_body(error, request_id_of(scope))))
+            await writer.end()
 
     async def _write_pieces(self, writer: EventWriter) -> None:
         output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)
@@ -109,8 +105,4 @@ class Generation:
             last = self.shape.usage_chunk(served.usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
         await writer.write(DONE)
-        await writer.end()
-
-    async def _write_error(self, writer: EventWriter, error: Exception, scope: Scope) -> None:
-        await writer.write(event(error_body(error, request_id_of(scope))))
         await writer.end()

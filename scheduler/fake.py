@@ -1,0 +1,122 @@
+"""A dispatcher without a cluster: it plays a script, so that the HTTP surface can be tested alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from wire.errors import PdserveError
+from wire.types import FinishReason, StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one sequence says. With `stop_token_id` it ends by that token, else by length."""
+
+    token_ids: Sequence[int]
+    stop_token_id: int | None = None
+
+
+Script = Callable[[GenerationRequest, int, int], Line]
+"""From (request, prompt, sequence) to what it says."""
+
+TIMES = StageTimes(
+    queue_s=0.001, reserve_s=0.002, prefill_s=0.1, send_s=0.01, first_step_s=0.02, kv_bytes=4096, transport="shm"
+)
+
+
+@dataclass(slots=True)
+class ScriptedDispatcher:
+    """Plays `script`, the sequences of a request taking turns token by token.
+
+    After `hold_after` tokens of a request it sets `held` and waits for `released`; after `fail_after` it raises
+    `error`; `refuse_with` is raised at once; `last_finish` replaces how sequences end. It remembers requests, stopped
+    sequences and how each request ended.
+    """
+
+    script: Script
+    hold_after: int | None = None
+    fail_after: int | None = None
+    error: PdserveError | None = None
+    refuse_with: PdserveError | None = None
+    last_finish: FinishReason | None = None
+    requests: list[GenerationRequest] = field(default_factory=list)
+    stopped: list[tuple[int, int]] = field(default_factory=list)
+    endings: list[str] = field(default_factory=list)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, request: GenerationRequest) -> RunningRequest:
+        """Take a request."""
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        self.requests.append(request)
+        return _Playing(self, request)
+
+
+class _Playing:
+    """One request being played."""
+
+    def __init__(self, dispatcher: ScriptedDispatcher, request: GenerationRequest) -> None:
+        self._dispatcher = dispatcher
+        self._request = request
+        self._stopped: set[tuple[int, int]] = set()
+
+    async def events(self) -> AsyncIterator[PathEvent]:
+        """Yield the script's events."""
+        ending = "cancelled"
+        try:
+            for played, event in enumerate(self._turns()):
+                await self._pause(played)
+                if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
+                    ending = "failed"
+                    raise self._dispatcher.error
+                yield self._cut(event)
+            for prompt in range(len(self._request.prompts)):
+                yield PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES)
+            ending = "finished"
+        finally:
+            self._dispatcher.endings.append(ending)
+            self._dispatcher.closed.set()
+
+    def stop_sequence(self, prompt: int, sequence: int) -> None:
+        """End one sequence from here."""
+        self._stopped.add((prompt, sequence))
+        self._dispatcher.stopped.append((prompt, sequence))
+
+    async def _pause(self, played: int) -> None:
+        if played == self._dispatcher.hold_after:
+            self._dispatcher.held.set()
+            await self._dispatcher.released.wait()
+        await asyncio.sleep(0)
+
+    def _turns(self) -> list[NewToken]:
+        params, prompts = self._request.params, range(len(self._request.prompts))
+        lines = {
+            (prompt, sequence): self._dispatcher.script(self._request, prompt, sequence)
+            for prompt in prompts
+            for sequence in range(params.n)
+        }
+        events = [event for key, line in lines.items() for event in _events(key, line, params.max_tokens)]
+        return sorted(events, key=lambda event: event.index)
+
+    def _cut(self, event: NewToken) -> NewToken:
+        """A stopped sequence says nothing more than that it ended."""
+        if event.finish is not None and self._dispatcher.last_finish is not None:
+            return NewToken(event.prompt, event.sequence, event.index, None, self._dispatcher.last_finish)
+        if (event.prompt, event.sequence) not in self._stopped:
+            return event
+        finish = event.finish and FinishReason.STOP
+        return NewToken(event.prompt, event.sequence, event.index, None, finish)
+
+
+def _events(key: tuple[int, int], line: Line, max_tokens: int) -> list[NewToken]:
+    ids = list(line.token_ids)
+    if line.stop_token_id is not None:
+        ids.append(line.stop_token_id)
+    stops = line.stop_token_id is not None and len(ids) <= max_tokens
+    ids = ids[:max_tokens]
+    *first, last = [NewToken(*key, index, token_id) for index, token_id in enumerate(ids)]
+    finish = FinishReason.STOP if stops else FinishReason.LENGTH
+    return [*first, NewToken(*key, last.index, last.token_id, finish, line.stop_token_id if stops else None)]

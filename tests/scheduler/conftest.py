@@ -1,0 +1,117 @@
+"""A tiny model folder and the HTTP surface over a scripted dispatcher."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from scheduler.app import build_app
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.fake import Line, Script, ScriptedDispatcher
+from scheduler.front import Front, ReadyReport
+from scheduler.metrics import Metrics
+from scheduler.model_files import read_model_files
+from scheduler.tokens import Tokens
+from wire.options import EngineOptions
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_CORPUS = ["hello world", "the quick brown fox jumps over the lazy dog", "San Francisco is a city", "good morning"] * 20
+
+
+def write_model(folder: Path, **tokenizer_config: Any) -> Path:
+    """Write a model folder without weights: byte-level BPE, 512 positions, a ChatML template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"vocab_size": 384, "max_position_embeddings": 512, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    (folder / "config.json").write_text(json.dumps(config))
+    own = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}, "chat_template": CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own | tokenizer_config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Coroutine tests marked `anyio` run on asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny model."""
+    return write_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def tokens(model_folder: Path) -> Tokens:
+    """The tiny model's tokens; tests that render a chat use `serve`, which ends the template process."""
+    return Tokens(read_model_files(str(model_folder)))
+
+
+class Served:
+    """A client on the HTTP surface and what stands behind it."""
+
+    def __init__(self, client: httpx.AsyncClient, front: Front, dispatcher: ScriptedDispatcher) -> None:
+        self.client, self.front, self.dispatcher = client, front, dispatcher
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.front.config.engine.served_names()[0]
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of `text`."""
+        return self.front.tokens._encode(text, add_special_tokens=False)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Callable[..., Path]:
+    """Return `make_model(**tokenizer_config)`."""
+    return lambda **tokenizer_config: write_model(tmp_path / "model", **tokenizer_config)
+
+
+@pytest.fixture
+def serve(model_folder: Path) -> Serve:
+    """Return `serve(says, **options)`: `says` is what every sequence says, a text or a Script."""
+
+    @asynccontextmanager
+    async def opened(
+        says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
+        health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), **options: Any,
+    ) -> AsyncIterator[Served]:  # fmt: skip
+        tokens = Tokens(read_model_files(str(folder)))
+        config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
+        dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
+        report = readiness or ReadyReport(True)
+        front = Front(config, dispatcher, tokens, Metrics(), lambda: report, health or (lambda: None))
+        transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                yield Served(client, front, dispatcher)
+        finally:
+            await tokens.close()
+
+    return opened
+
+
+def _repeat(tokens: Tokens, text: str) -> Script:
+    line = Line(tokens._encode(text, add_special_tokens=False))
+    return lambda request, prompt, sequence: line
