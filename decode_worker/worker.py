@@ -15,7 +15,7 @@ from engine.interface import Engine
 from kvtransfer.interface import Receiver
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
-from wire.errors import Cancelled, HandoffFailed, PdserveError, to_name
+from wire.errors import Cancelled, HandoffFailed, NoCapacity, PdserveError, to_name
 from wire.messages import Event, Failed, Refused, Reserve, Reserved
 from wire.types import PromptState, TokenOutput
 
@@ -58,6 +58,7 @@ class DecodeWorker:
         began = self._clock()
         layout = self._engine.info.layout
         try:
+            self._refuse_while_others_wait()
             blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)
         except PdserveError as error:
             self._emit(Refused(command.prompt_id, to_name(error), str(error)))
@@ -97,6 +98,7 @@ class DecodeWorker:
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
         """A ticket ended without commit: free its blocks and say so."""
         self._engine.blocks.release(block_ids)
+        self._post(_wake)
         with self._lock:
             prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
             reservation = self._reservations.pop(prompt_id, None) if prompt_id is not None else None
@@ -137,6 +139,12 @@ class DecodeWorker:
         for prompt_id in [*self._reservations, *self._running]:
             self.cancel(prompt_id, None, reason, answer)
 
+    def _refuse_while_others_wait(self) -> None:
+        """A reservation must not starve a prompt that already waits here, dropped from a full pool."""
+        waiting = self._engine.load().waiting
+        if waiting:
+            raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
+
     def _unfinished(self, state: PromptState) -> set[int]:
         longest = self._engine.info.max_model_len
         return {
@@ -148,10 +156,14 @@ class DecodeWorker:
     def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...]) -> None:
         with self._lock:
             known = state.prompt_id in self._running
-        if known:
-            engine.admit(state, block_ids)
-        else:
+        if not known:
             engine.blocks.release(block_ids)
+            return
+        try:
+            engine.admit(state, block_ids)
+        except PdserveError as error:
+            engine.blocks.release(block_ids)
+            self.on_failed(state.prompt_id, error)
 
     def _finished(self, prompt_id: str, sequence: int) -> None:
         left = self._running.get(prompt_id)
@@ -159,3 +171,7 @@ class DecodeWorker:
             left.discard(sequence)
             if not left:
                 del self._running[prompt_id]
+
+
+def _wake(_: Engine) -> None:
+    """Let the engine thread turn: blocks came free that a waiting prompt may want."""

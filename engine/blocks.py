@@ -83,7 +83,7 @@ class BlockPool:
             return len(self._probe_blocks)
 
     @property
-    def cached(self) -> int:
+    def num_cached(self) -> int:
         """Blocks without a reference that keep a reusable prefix: none, there is no prefix cache yet."""
         return 0
 

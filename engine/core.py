@@ -75,13 +75,13 @@ class EngineCore:
         """The pool's accounting."""
         return self._blocks
 
-    def check(self, state: PromptState) -> None:
+    def check(self, state: PromptState, *, hold: bool = False) -> None:
         """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
-        check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs)
+        check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
 
     def add(self, state: PromptState, *, hold: bool = False) -> None:
         """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit."""
-        check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
+        self.check(state, hold=hold)
         self._roster.waiting.append(self._accept(state, hold=hold))
 
     def admit(self, state: PromptState, block_ids: Many[int]) -> None:

@@ -134,8 +134,11 @@ class Engine(Protocol):
     @property
     def blocks(self) -> Blocks: ...
 
-    def check(self, state: PromptState) -> None:
-        """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
+    def check(self, state: PromptState, *, hold: bool = False) -> None:
+        """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread.
+
+        `hold`: only the prompt has to fit, its outputs are generated elsewhere.
+        """
         ...
 
     def add(self, state: PromptState, *, hold: bool = False) -> None:

@@ -37,7 +37,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         engine.memory,
         instance_id=identity.instance_id,
         epoch=identity.epoch,
-        host=config.options.host,
+        host=_kv_host(config),
         transports=config.transports,
         events=host.workers.decode,
         clock=clock,
@@ -54,6 +54,11 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         progress_age=host.loop.progress_age,
     )
     host.start(sender, receiver)
+
+
+def _kv_host(config: InstanceConfig) -> str:
+    """KV listeners take the table's address where --host is a wildcard: it is the one told to peers."""
+    return config.server_ip if config.options.host in ("", "0.0.0.0", "::") else config.options.host  # noqa: S104
 
 
 def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:

@@ -54,7 +54,7 @@ class PrefillWorker:
 
     def accept(self, state: PromptState, ticket: Ticket) -> None:
         """Take a prompt. Raises InvalidRequest (and its kin) if this engine can never run it."""
-        self._engine.check(state)
+        self._engine.check(state, hold=True)
         with self._lock:
             self._handing[state.prompt_id] = _Handing(state.request_id, ticket)
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id

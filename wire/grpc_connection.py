@@ -172,7 +172,7 @@ class GrpcServer:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._server: Any = None
-        self._health: Any = health.aio.HealthServicer()
+        self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
     def bind(self) -> int:
         """Take the port; return its number. Connections wait in the backlog until `start`."""

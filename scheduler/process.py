@@ -1,0 +1,150 @@
+"""The scheduler as a process: build the front over the control half, wait for the instances, serve until a signal."""
+
+import asyncio
+import dataclasses
+import random
+import secrets
+from collections.abc import Callable
+
+from ranktable_tools.addresses import HostComparer
+from ranktable_tools.launch_plan import LaunchPlan
+from scheduler.app import build_app
+from scheduler.compatibility import ExpectedInstance
+from scheduler.config import SchedulerConfig
+from scheduler.control import Control
+from scheduler.drain import Drain
+from scheduler.front import Front, ReadyReport, always_healthy
+from scheduler.limits import ControlLimits
+from scheduler.member import Connect
+from scheduler.metrics import Metrics
+from scheduler.model_files import read_model_files
+from scheduler.server import listen, serve
+from scheduler.tokens import Tokens
+from telemetry.logs import EventLogger
+from wire.errors import DeadlineExceeded
+from wire.grpc_connection import GrpcConnection
+from wire.types import Role
+
+log = EventLogger("scheduler")
+
+READY_POLL_S = 0.05
+SAY_EVERY_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cluster:
+    """Whom a scheduler serves with: the table's instances and how to reach them. `health` says why it cannot work."""
+
+    expected: tuple[ExpectedInstance, ...]
+    connect: Connect
+    table_digest: str = ""
+    health: Callable[[], str | None] = always_healthy
+
+
+def run(config: SchedulerConfig, plan: LaunchPlan) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible, DeadlineExceeded."""
+    asyncio.run(serve_cluster(config, cluster_of(plan)))
+    return 0
+
+
+def cluster_of(plan: LaunchPlan) -> Cluster:
+    """Return the cluster that a ranktable describes."""
+    expected = tuple(
+        ExpectedInstance(
+            index=address.index,
+            role=Role(address.role),
+            address=f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}",
+            server_ip=address.server.server_ip,
+            device_ids=address.server.device_ids,
+        )
+        for address in plan.instance_addresses
+    )
+    return Cluster(expected, GrpcConnection, plan.table_digest)
+
+
+def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
+    """Return the control half over `cluster`, with an id no other process has."""
+    return Control(
+        cluster.expected,
+        cluster.connect,
+        table_digest=cluster.table_digest,
+        scheduler_id=f"scheduler-{secrets.token_hex(4)}",
+        epoch=1,
+        limits=limits,
+        rng=random.Random(secrets.randbits(64)),  # noqa: S311 - spreads reconnects, guards nothing
+        same_host=HostComparer().same,
+    )
+
+
+async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio.Event | None = None) -> None:
+    """Serve `cluster` on the config's port until a signal or `stop`."""
+    bound = listen(config.engine.host, config.engine.port)
+    options, stop = config.options, stop or asyncio.Event()
+    files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
+    limits = ControlLimits(max_queued_requests=options.max_queued_requests, max_queued_tokens=options.max_queued_tokens)
+    control = build_control(cluster, limits)
+    drain = Drain()
+    front = Front(
+        config,
+        control.dispatch,
+        Tokens(files),
+        Metrics(control.view),
+        readiness=lambda: report(control),
+        health=cluster.health,
+        drain=drain,
+    )
+    log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
+    serving = serve(build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop)
+    await _until_first_ends(
+        asyncio.create_task(serving),
+        asyncio.create_task(control.run()),
+        asyncio.create_task(_watch_startup(control, options.startup_timeout)),
+    )
+    await control.dispatch.close(0)
+
+
+def report(control: Control) -> ReadyReport:
+    """Return whether a request would be served now, and what is missing."""
+    view = control.view()
+    missing = [str(missing) for missing in control.registry.missing()]
+    if not view.ready and not missing:
+        missing = ["no request or probe has crossed a path in the last 10 s"]
+    instances = [
+        {"instance": i.instance_id, "role": i.role.value, "address": i.address, "state": i.state}
+        for i in view.instances
+    ]
+    return ReadyReport(view.ready, tuple(missing), {"instances": instances})
+
+
+async def _until_first_ends(serving: asyncio.Task[None], *guards: asyncio.Task[None]) -> None:
+    """Serve until a signal ends it; a guard that fails ends it too, and its error is raised."""
+    waiting: set[asyncio.Task[None]] = {serving, *guards}
+    while serving in waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if any(task.exception() is not None for task in done):
+            break
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for task in (serving, *guards):
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+async def _watch_startup(control: Control, timeout_s: float) -> None:
+    """Say what is missing while it is; raise DeadlineExceeded if no path ever answered within `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    began, said = loop.time(), loop.time()
+    while not control.ready():
+        await asyncio.sleep(READY_POLL_S)
+        now = loop.time()
+        if now - began > timeout_s:
+            raise DeadlineExceeded(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
+        if now - said > SAY_EVERY_S:
+            said = now
+            log.info("waiting", missing=_missing(control))
+    log.info("ready", seconds=loop.time() - began)
+
+
+def _missing(control: Control) -> str:
+    return "; ".join(report(control).missing)

@@ -1,0 +1,299 @@
+"""An arithmetic instance: both halves and the hop between them on the event loop, no threads, no model, no KV bytes.
+
+It keeps the rules of wire/messages.py, counts blocks as a real one does, and can be told to refuse, fail or get stuck.
+Time is the loop's alone, so it also lives on a virtual clock.
+"""
+
+import asyncio
+import dataclasses
+
+from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
+from wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token
+from wire.fake_session import FakeServedSession
+from wire.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    HandedOff,
+    Heartbeat,
+    OpenSession,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    SessionOpen,
+    Step,
+)
+from wire.types import (
+    FinishReason,
+    InstanceDescription,
+    LoadSnapshot,
+    PromptState,
+    StageTimes,
+    Ticket,
+    TokenOutput,
+)
+
+
+class FakeInstance:
+    """Owns prompts, blocks and the one open session. Implements wire.connection.InstanceService."""
+
+    def __init__(self, description: InstanceDescription, peers: "dict[str, FakeInstance]") -> None:
+        self.description = description
+        self.behaviour = FakeBehaviour()
+        self.prompts: dict[str, FakePrompt] = {}
+        self.commands: list[Command] = []
+        self.steps = 0
+        self._peers = peers
+        self._session: FakeServedSession | None = None
+        self._next_step: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        peers[description.instance_id] = self
+
+    @property
+    def blocks_used(self) -> int:
+        """Blocks held by a prompt or a ticket."""
+        return sum(prompt.blocks for prompt in self.prompts.values())
+
+    def describe(self) -> InstanceDescription:
+        """Return what this instance is."""
+        return self.description
+
+    def open(self, hello: OpenSession) -> FakeServedSession:
+        """Accept a session; the one before ends. Raises Incompatible for an epoch older than that one's."""
+        if self._session is not None:
+            if hello.epoch < self._session.hello.epoch:
+                raise Incompatible(f"session epoch {hello.epoch} is older than {self._session.hello.epoch}")
+            self._session.lost()
+        opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
+        self._session = FakeServedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
+        return self._session
+
+    def load(self) -> LoadSnapshot:
+        """Return the figures of now."""
+        prompts = self.prompts.values()
+        now = asyncio.get_running_loop().time()
+        return LoadSnapshot(
+            blocks_total=self.description.num_blocks,
+            blocks_used=self.blocks_used,
+            blocks_probe=sum(prompt.blocks for prompt in prompts if prompt.probe),
+            blocks_cached=0,
+            running=sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding"),
+            waiting=sum(prompt.stage == "waiting" for prompt in prompts),
+            uncomputed_tokens=sum(p.num_tokens - p.computed for p in prompts if p.stage == "waiting"),
+            held_prompts=sum(prompt.stage == "sending" for prompt in prompts),
+            progress_age_s=now - self._progress_at if self.behaviour.stuck else 0.0,
+            steps=self.steps,
+        )
+
+    def get_stuck(self) -> None:
+        """Stop the engine; the session goes on and reports the age of the last progress."""
+        self.behaviour.stuck = True
+        self._progress_at = asyncio.get_running_loop().time()
+
+    def die(self) -> None:
+        """Kill -9: nothing of it moves any more, and its peers no longer find it."""
+        self._peers.pop(self.description.instance_id, None)
+        self.prompts.clear()
+        self._session = None
+
+    def commit(self, ticket: Ticket, state: PromptState) -> None:
+        """A peer has sent a whole prompt. Raises HandoffFailed for a ticket that has ended."""
+        prompt = self.prompts.get(state.prompt_id)
+        if prompt is None or prompt.stage != "reserved" or prompt.ticket != ticket or self._session is None:
+            raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
+        prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
+        prompt.outputs = [list(output) for output in state.outputs]
+        prompt.ended = {i for i in range(state.params.n) if fake_finish(state.params, prompt.outputs[i]) is not None}
+        self._wake()
+
+    def abort(self, ticket: Ticket, reason: str) -> None:
+        """A peer has given up a ticket."""
+        for prompt in tuple(self.prompts.values()):
+            if prompt.ticket == ticket and prompt.stage == "reserved":
+                self._fail(prompt, HandoffFailed(reason))
+
+    def _handle(self, command: Command) -> None:
+        self.commands.append(command)
+        if self.behaviour.deaf:
+            return
+        match command:
+            case Reserve():
+                self._reserve(command)
+            case Prefill(prompt=state, ticket=ticket):
+                self._accept(state, ticket)
+            case Generate(prompt=state):
+                self._accept(state, None)
+            case Cancel(prompt_id=prompt_id, sequence=sequence):
+                self._cancel(prompt_id, sequence)
+            case OpenSession() | Heartbeat():
+                return
+
+    def _end_session(self) -> None:
+        """End all work: the session that asked for it is gone."""
+        for prompt in tuple(self.prompts.values()):
+            if prompt.stage in ("waiting", "sending"):
+                self._abort_ticket(prompt, "the sender's scheduler is gone")
+            self._drop(prompt)
+        self._session = None
+
+    def _reserve(self, command: Reserve) -> None:
+        blocks, total = self._blocks_for(len(command.token_ids)), self.description.num_blocks
+        if self.behaviour.refuse:
+            self._refuse(command.prompt_id, self.behaviour.refuse.popleft(), "told to refuse")
+        elif blocks > total:
+            self._refuse(command.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
+        elif blocks > total - self.blocks_used:
+            free = total - self.blocks_used
+            self._refuse(command.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
+        else:
+            num_tokens = len(command.token_ids)
+            ticket = self._ticket(num_tokens)
+            self.prompts[command.prompt_id] = FakePrompt(
+                command.prompt_id, num_tokens, "reserved", blocks, command.probe, ticket=ticket
+            )
+            self._tell(Reserved(command.prompt_id, ticket, 0.001))
+
+    def _refuse(self, prompt_id: str, error: str, message: str) -> None:
+        self._tell(Refused(prompt_id, error, message, self.load()))
+
+    def _ticket(self, num_tokens: int) -> Ticket:
+        serial = f"{len(self.commands):032x}"
+        return Ticket(serial, self.description.epoch, self.description.instance_id, num_tokens, 0, 10.0, ())
+
+    def _accept(self, state: PromptState, ticket: Ticket | None) -> None:
+        num_tokens = len(state.token_ids)
+        outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.n)]
+        self.prompts[state.prompt_id] = FakePrompt(
+            state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
+            outputs=outputs,
+        )  # fmt: skip
+        self._wake()
+
+    def _cancel(self, prompt_id: str, sequence: int | None) -> None:
+        prompt = self.prompts.get(prompt_id)
+        if prompt is None:
+            return
+        if prompt.stage != "decoding":
+            if sequence is None:
+                self._fail(prompt, Cancelled("cancelled"))
+            return
+        sequences = range(len(prompt.outputs)) if sequence is None else (sequence,)
+        tokens = tuple(
+            TokenOutput(prompt_id, i, len(prompt.outputs[i]), None, FinishReason.CANCELLED)
+            for i in sequences
+            if i not in prompt.ended
+        )
+        prompt.ended.update(token.sequence for token in tokens)
+        self._drop_ended(prompt)
+        self._tell(Step(tokens, self.load()))
+
+    def _wake(self) -> None:
+        has_work = any(prompt.stage in ("waiting", "decoding") for prompt in self.prompts.values())
+        if self._next_step is None and has_work and not self.behaviour.stuck:
+            self._next_step = asyncio.get_running_loop().call_later(self.behaviour.step_s, self._step)
+
+    def _step(self) -> None:
+        self._next_step = None
+        if self.behaviour.stuck:
+            return
+        self.steps += 1
+        running = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
+        tokens = [token for prompt in (*running, *self._prefill_chunk()) for token in self._sample(prompt)]
+        times = tuple((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_told)
+        for prompt in running:
+            prompt.first_step_told = True
+            self._drop_ended(prompt)
+        repeated = tokens if self.behaviour.repeat_tokens else []
+        self._tell(Step((*tokens, *repeated), self.load(), times))
+        self._wake()
+
+    def _prefill_chunk(self) -> list[FakePrompt]:
+        """Compute one chunk of the waiting prompts, the oldest first; return those that are whole now."""
+        room, whole = self.description.prefill_chunk_size, []
+        for prompt in self.prompts.values():
+            if prompt.stage == "waiting" and room > 0:
+                count = min(room, prompt.num_tokens - prompt.computed)
+                prompt.computed, room = prompt.computed + count, room - count
+                if prompt.computed == prompt.num_tokens:
+                    whole.append(prompt)
+        return whole
+
+    def _sample(self, prompt: FakePrompt) -> list[TokenOutput]:
+        """Add one token to each open sequence; a prompt just prefilled goes on to its next stage."""
+        state, tokens = prompt.state, []
+        assert state is not None
+        for i, output in enumerate(prompt.outputs):
+            if i in prompt.ended:
+                continue
+            output.append(fake_token(state.token_ids, i, len(output), self.description.vocab_size))
+            finish = fake_finish(state.params, output)
+            stop_id = output[-1] if finish is FinishReason.STOP else None
+            tokens.append(TokenOutput(prompt.prompt_id, i, len(output) - 1, output[-1], finish, stop_id))
+            if finish is not None:
+                prompt.ended.add(i)
+        if prompt.stage == "waiting":
+            self._prefilled(prompt)
+        return tokens
+
+    def _prefilled(self, prompt: FakePrompt) -> None:
+        all_ended = len(prompt.ended) == len(prompt.outputs)
+        if prompt.ticket is None:
+            prompt.stage = "decoding"
+            self._drop_ended(prompt)
+        elif all_ended:
+            self._abort_ticket(prompt, "the first token ended every sequence")
+            self._drop(prompt)
+        else:
+            prompt.stage = "sending"
+            asyncio.get_running_loop().call_later(self.behaviour.send_s, self._hand_off, prompt)
+
+    def _hand_off(self, prompt: FakePrompt) -> None:
+        if self.prompts.get(prompt.prompt_id) is not prompt:
+            return  # cancelled meanwhile
+        assert prompt.state is not None
+        assert prompt.ticket is not None
+        state = dataclasses.replace(prompt.state, outputs=tuple(tuple(output) for output in prompt.outputs))
+        try:
+            if self.behaviour.fail_handoffs:
+                self.behaviour.fail_handoffs -= 1
+                raise HandoffFailed("told to fail")
+            self._receiver(prompt.ticket).commit(prompt.ticket, state)
+        except HandoffFailed as error:
+            self._fail(prompt, error)
+            return
+        self._drop(prompt)
+        times = StageTimes(prefill_s=0.01, send_s=self.behaviour.send_s, kv_bytes=prompt.num_tokens, transport="fake")
+        self._tell(HandedOff(prompt.prompt_id, times))
+
+    def _fail(self, prompt: FakePrompt, error: Exception) -> None:
+        if prompt.stage in ("waiting", "sending"):
+            self._abort_ticket(prompt, str(error))
+        self._drop(prompt)
+        self._tell(Failed(prompt.prompt_id, to_name(error), str(error)))
+
+    def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
+        if prompt.ticket is not None and prompt.ticket.instance_id in self._peers:
+            self._receiver(prompt.ticket).abort(prompt.ticket, reason)
+
+    def _receiver(self, ticket: Ticket) -> "FakeInstance":
+        peer = self._peers.get(ticket.instance_id)
+        if peer is None or peer.description.epoch != ticket.epoch:
+            raise HandoffFailed(f"no instance {ticket.instance_id} of epoch {ticket.epoch}")
+        return peer
+
+    def _drop_ended(self, prompt: FakePrompt) -> None:
+        if len(prompt.ended) == len(prompt.outputs):
+            self._drop(prompt)
+
+    def _drop(self, prompt: FakePrompt) -> None:
+        self.prompts.pop(prompt.prompt_id, None)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.description.block_size)
+
+    def _tell(self, event: Event) -> None:
+        if self._session is not None:
+            self._session.tell(event, lag_s=self.behaviour.lag_s)

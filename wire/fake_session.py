@@ -1,0 +1,72 @@
+"""One session as the fake instance serves it: an outbox with a lag, a heartbeat and the lease."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from wire.messages import Command, Event, Heartbeat, OpenSession, SessionOpen
+from wire.types import LoadSnapshot
+
+_HEARTBEAT_S = 1.0
+
+
+class FakeServedSession:
+    """Owns the events not yet sent. Implements wire.connection.ServedSession."""
+
+    def __init__(
+        self,
+        hello: OpenSession,
+        opened: SessionOpen,
+        *,
+        load: Callable[[], LoadSnapshot],
+        handle: Callable[[Command], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.hello = hello
+        self._loop = asyncio.get_running_loop()
+        self._load = load
+        self._handle = handle
+        self._ended = ended
+        self._outbox: deque[tuple[float, Event]] = deque([(self._loop.time(), opened)])
+        self._changed = asyncio.Event()
+        self._over = False
+        self._heard_at = self._loop.time()
+        self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
+
+    def handle(self, command: Command) -> None:
+        """Take one command; late ones of a session that is over are dropped."""
+        if not self._over:
+            self._heard_at = self._loop.time()
+            self._handle(command)
+
+    def tell(self, event: Event, *, lag_s: float = 0.0) -> None:
+        """Send an event, `lag_s` from now."""
+        self._outbox.append((self._loop.time() + lag_s, event))
+        self._changed.set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield the session's events, SessionOpen first, until it is over."""
+        while not self._over:
+            if not self._outbox:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            due, event = self._outbox.popleft()
+            if due > self._loop.time():
+                await asyncio.sleep(due - self._loop.time())
+            yield event
+
+    def lost(self) -> None:
+        """The scheduler is gone: end all work of this session. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._beat.cancel()
+            self._changed.set()
+            self._ended()
+
+    def _heartbeat(self) -> None:
+        if self._loop.time() - self._heard_at > self.hello.lease_s:
+            self.lost()
+            return
+        self.tell(Heartbeat(self._load()))
+        self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
