@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pdserve import __version__
-from wire.errors import ConfigError, Incompatible, PdserveError
+from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
 COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
@@ -43,6 +43,9 @@ Over several machines: `ranktable gen --help` and deploy/PD_separate/start_serve
 """
 
 
+_WRONG_INPUT = (ConfigError, Incompatible, DeadlineExceeded)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -65,7 +68,7 @@ def guarded(name: str, action: Callable[[], int]) -> int:
     except (PdserveError, RanktableError) as error:
         sys.stdout.flush()
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | Incompatible | RanktableError) else 1
+        return 2 if isinstance(error, (*_WRONG_INPUT, RanktableError)) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

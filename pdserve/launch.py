@@ -14,6 +14,7 @@ from pdserve.cli import guarded
 from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
 from ranktable_tools.launch_plan import LaunchPlan, resolve
+from telemetry import logs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     parsed = config.parse(argv, os.environ)
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
+    logs.configure(parsed.engine.log_level)
     return process.run(parsed, plan)
 
 
@@ -56,6 +58,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     require_free(options.host, options.port)
     if options.http_port is not None:
         require_free(options.host, options.http_port, "--http-port")
+    logs.configure(options.log_level)
     from instance import process
 
     return process.run(launch.config)

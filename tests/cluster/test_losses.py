@@ -70,10 +70,8 @@ async def _lose_prefill(cluster: GuideCluster) -> tuple[list[str], float]:
         bodies = [{**_body(), "prompt": [5] * 480, "max_tokens": 8, "stream": False} for _ in range(8)]
         requests = [asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies]
         async with asyncio.timeout(60):
-            while not any(
-                sample.value for sample in await asyncio.to_thread(cluster.gauge, "pdserve_requests_inflight")
-            ):
-                await asyncio.sleep(0)
+            while not (await asyncio.to_thread(cluster.gauge, "pdserve_requests_inflight"))[0].value:
+                pass
             cluster.kill("prefill-0")
             killed_at = time.monotonic()
             replies = await asyncio.gather(*requests)
