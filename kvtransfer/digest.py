@@ -27,11 +27,11 @@ def copy_and_digest(
     for source, target in pairs:
         for at in range(0, len(target), piece_bytes):
             piece = target[at : at + piece_bytes]
-            budget -= len(piece)
-            if budget < 0:
+            if budget <= 0:
                 if stopped():
                     return None
                 budget = piece_bytes
+            budget -= len(piece)
             piece[:] = source[at : at + piece_bytes]
             hasher.update(piece)
     return int(hasher.intdigest())

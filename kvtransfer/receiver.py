@@ -1,5 +1,6 @@
 """D's half of the hand-off: listens, keeps the tickets, and gives each accepted connection a thread of its own."""
 
+import contextlib
 import itertools
 import select
 import socket
@@ -87,14 +88,15 @@ class KvReceiver:
         self._closing.set()
         self._table.abort_all("the receiver is shutting down")
         for sock, _, _ in self._listeners:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        _join(self._threads)
+        for sock, _, _ in self._listeners:
             sock.close()
         links = list(self._links.values())
         for link in links:
             link.shutdown()
-        for thread in [*self._threads, *(link.thread for link in links)]:
-            thread.join(_JOIN_S)
-            if thread.is_alive():
-                _log.warning("kv_thread_left", thread=thread.name)
+        _join([link.thread for link in links])
 
     def _accept(self) -> None:
         poll = select.poll()
@@ -102,7 +104,7 @@ class KvReceiver:
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         while not self._closing.is_set():
-            for fd, _ in poll.poll(100):
+            for fd, _ in poll.poll(1000):
                 self._accept_one(*by_fd[fd])
 
     def _accept_one(self, listener: socket.socket, transport: str) -> None:
@@ -139,6 +141,13 @@ class KvReceiver:
                 self.sweep()
             except Exception as error:  # noqa: BLE001  the outermost frame of the sweeper's thread
                 _log.error("kv_sweep_failed", exc=error)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(_JOIN_S)
+        if thread.is_alive():
+            _log.warning("kv_thread_left", thread=thread.name)
 
 
 def _listen(transport: str, host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, KvEndpoint]:

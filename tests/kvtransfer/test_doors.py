@@ -44,7 +44,7 @@ def test_another_layout_is_refused_with_both_values(transport: str, theirs: Sequ
 
         assert isinstance(error, Incompatible)
         assert words in str(error)
-        assert rig.receiver.counts.refused_connections == 1
+        until(lambda: rig.receiver.counts.refused_connections == 1)
 
 
 @pytest.mark.parametrize("transport", BOTH)
@@ -172,7 +172,7 @@ def test_a_length_over_the_limit_cuts_the_link_before_anything_is_allocated(tran
         rig.events.wait("ended", ticket.ticket_id)
 
         assert "COMMIT of 4294967295 bytes, the limit is" in rig.events.ends[ticket.ticket_id][1]
-        assert rig.receiver.counts.refused_connections == 1
+        until(lambda: rig.receiver.counts.refused_connections == 1)
         raw.stream.close()
 
 
