@@ -190,8 +190,8 @@ def test_a_lost_session_ends_its_work(tmp_path: Path) -> None:
             await client.next(Step)
             await client.session.close()
             async with asyncio.timeout(DEADLINE_S):
-                while instance._host.load().blocks_used:
-                    await asyncio.sleep(0)  # noqa: ASYNC110 - the pool is another thread's; there is no event
+                while instance._host.load().blocks_used:  # noqa: ASYNC110 - another thread's pool has no event
+                    await asyncio.sleep(0)
             return instance._host.load().running
 
     state = PromptState("r/0", "r", PROMPT, SamplingParams(max_tokens=200, temperature=0.0))
