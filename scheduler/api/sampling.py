@@ -50,7 +50,9 @@ def read_text_options(
         if not body.stream:
             raise InvalidRequest("stream_options needs stream: true", "stream_options")
         if body.stream_options.continuous_usage_stats:
-            raise InvalidRequest("continuous_usage_stats is not supported yet: leave it out", "stream_options")
+            raise InvalidRequest(
+                "stream_options.continuous_usage_stats is not supported yet: leave it out", "stream_options"
+            )
     return TextOptions(
         stops=_stops(body.stop, options),
         include_stop=bool(body.include_stop_str_in_output),

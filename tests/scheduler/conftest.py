@@ -57,7 +57,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tokens(model_folder: Path) -> Tokens:
     """The tiny model's tokens; tests that render a chat use `serve`, which ends the template process."""
     return Tokens(read_model_files(str(model_folder)))

@@ -1,0 +1,232 @@
+"""What a client may send wrong: always an OpenAI error body that names the field, never 422, never a crash."""
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"max_tokens": 2**70}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"seed": 2**63}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": "3"}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 2, "temperature": 0}, "n"),
+    ({"n": 2, "top_k": 1}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"min_tokens": 10**9}, "min_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stop_token_ids": [384]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["x"]}, "stop_token_ids.0"),
+    ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"stream": "yes"}, "stream"),
+    ({"model": None}, "model"),
+    ({"model": 3}, "model"),
+    ({"kv_transfer_params": {}}, "kv_transfer_params"),
+    ({"ticket": "0" * 32}, "ticket"),
+    ({"remote_host": "10.0.0.9"}, "remote_host"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"guided_json": "{}"}, "guided_json"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logit_bias": {"5": 100}}, "logit_bias"),
+    ({"cache_salt": "x"}, "cache_salt"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_FIELDS)
+async def test_a_bad_field_is_400_that_names_it_on_both_surfaces(serve: Any, fields: Any, param: str) -> None:
+    async with serve() as served:
+        for path, base in (("/v1/completions", {"prompt": "hi"}), ("/v1/chat/completions", CHAT)):
+            response = await served.client.post(path, json={"model": served.model} | base | fields)
+
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, 400, param), response.text
+            assert error["type"] == "invalid_request_error"
+            assert param.split(".")[0] in error["message"]
+        assert served.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None, "", [], [[]], ["a", ""], [1, "a"], [True], [[1], []], [["a"]], {"a": 1}, 3, [384], [-1], [[384]],
+        ["a"] * 65,
+    ],
+)  # fmt: skip
+async def test_a_prompt_that_is_none_is_400(serve: Any, prompt: Any) -> None:
+    async with serve() as served:
+        response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": prompt})
+
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "prompt"
+
+
+async def test_a_token_id_out_of_vocabulary_is_named_with_the_limit(serve: Any) -> None:
+    async with serve() as served:
+        response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": [5, 384]})
+
+        assert "384 is out of vocabulary: ids are 0..383" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None, [], {}, "hi", [3], [{}], [{"role": "user"}], [{"role": 3, "content": "a"}],
+        [{"role": "user", "content": []}], [{"role": "user", "content": [3]}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "tool", "content": "42"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}],
+    ],
+)  # fmt: skip
+async def test_messages_that_are_none_are_400(serve: Any, messages: Any) -> None:
+    async with serve() as served:
+        response = await served.client.post("/v1/chat/completions", json={"model": served.model, "messages": messages})
+
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"].startswith("messages")
+
+
+@pytest.mark.parametrize("field", [{"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"tokenize": True}}])
+async def test_templates_of_a_request_are_refused(serve: Any, field: Any) -> None:
+    async with serve() as served:
+        response = await served.client.post("/v1/chat/completions", json={"model": served.model} | CHAT | field)
+
+        assert response.status_code == 400
+
+
+async def test_a_prompt_longer_than_the_model_is_400_with_both_numbers(serve: Any) -> None:
+    async with serve() as served:
+        ids = await served.client.post("/v1/completions", json={"model": served.model, "prompt": [5] * 600})
+        text = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a b " * 5000})
+        sum_ = await served.client.post(
+            "/v1/completions", json={"model": served.model, "prompt": [5] * 500, "max_tokens": 13}
+        )
+        fits = await served.client.post(
+            "/v1/completions", json={"model": served.model, "prompt": [5] * 500, "max_tokens": 12}
+        )
+
+        assert [ids.status_code, text.status_code, sum_.status_code, fits.status_code] == [400, 400, 400, 200]
+        assert "maximum context length is 512 tokens; the prompt has 600" in ids.json()["error"]["message"]
+        assert "maximum context length is 512 tokens" in text.json()["error"]["message"]
+        assert "the prompt has 500 and max_tokens asks for 13, together 513" in sum_.json()["error"]["message"]
+
+
+async def test_a_default_max_tokens_shrinks_to_the_context_left(serve: Any) -> None:
+    async with serve() as served:
+        await served.client.post("/v1/completions", json={"model": served.model, "prompt": [5] * 510})
+
+        assert served.dispatcher.requests[0].params.max_tokens == 2
+
+
+async def test_an_unknown_model_is_404_and_an_absent_one_400(serve: Any) -> None:
+    async with serve() as served:
+        unknown = await served.client.post("/v1/completions", json={"model": "gpt-9", "prompt": "hi"})
+        absent = await served.client.post("/v1/completions", json={"prompt": "hi"})
+
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+        assert (absent.status_code, absent.json()["error"]["message"]) == (400, "model is missing")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b'"a"', b'{"a": NaN}', b'{"a": 1e400}', b"\xff\xfe", b'{"a": "\xff"}',
+        b"[" * 100_000, b'{"tools": ' + b"[" * 900 + b"]" * 900 + b"}", b'{"a": ' + b'{"a": ' * 64 + b"1" + b"}" * 65,
+    ],
+)  # fmt: skip
+async def test_a_body_that_is_no_sane_json_object_is_400(serve: Any, content: bytes) -> None:
+    async with serve() as served:
+        response = await served.client.post(
+            "/v1/completions", content=content, headers={"content-type": "application/json"}
+        )
+
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_over_the_limit_is_413(serve: Any) -> None:
+    async with serve(max_body_bytes=1000) as served:
+        response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a" * 1000})
+
+        assert (response.status_code, response.json()["error"]["code"]) == (413, 413)
+        assert "1000 bytes" in response.json()["error"]["message"]
+
+
+async def test_forms_are_415_and_other_content_types_400(serve: Any) -> None:
+    async with serve() as served:
+        form = await served.client.post("/v1/completions", files={"file": b"x"})
+        text = await served.client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+
+        assert (form.status_code, text.status_code) == (415, 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405), ("GET", "/", 404), ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404), ("POST", "/v1/nothing", 404), ("GET", "//v1/models", 404),
+        ("GET", "/v1/models/", 404),
+    ],
+)  # fmt: skip
+async def test_wrong_paths_and_methods_get_a_json_error(serve: Any, method: str, path: str, status: int) -> None:
+    async with serve() as served:
+        response = await served.client.request(method, f"http://test{path}")
+
+        assert (response.status_code, response.json()["error"]["code"]) == (status, status)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("abc-1", "abc-1"), ("a b\x1b[31m<x>", "ab31mx"), ("x" * 500, "x" * 128), ("<>", None), (None, None)],
+)
+async def test_the_clients_request_id_is_only_echoed_and_cleaned(serve: Any, given: str | None, shown: Any) -> None:
+    async with serve() as served:
+        headers = {} if given is None else {"x-request-id": given}
+        body = {"model": served.model, "prompt": "hi"}
+        response = await served.client.post("/v1/completions", json=body, headers=headers)
+
+        echoed = response.headers["x-request-id"]
+        assert echoed == shown if shown else echoed.startswith("req-")
+        assert given is None or given not in served.dispatcher.requests[0].request_id
+
+
+async def test_the_config_sets_the_caps(serve: Any) -> None:
+    async with serve(max_n=2, max_prompts=2, max_stop_strings=1, max_stop_chars=3) as served:
+        answers = [
+            await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a"} | fields)
+            for fields in ({"n": 3}, {"prompt": ["a"] * 3}, {"stop": ["a", "b"]}, {"stop": "abcd"}, {"n": 2})
+        ]
+
+        assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 200]

@@ -1,0 +1,95 @@
+"""Text a token at a time against the tokenizer's own decoding of all tokens at once."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from scheduler.detokenizer import Detokenizer
+from scheduler.model_files import ModelFiles
+from scheduler.tokens import Tokens
+
+
+def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokens, skip_special_tokens=skip_special_tokens)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=40))
+def test_any_text_comes_out_as_it_went_in(tokens: Tokens, text: str) -> None:
+    ids = list(tokens._encode(text, False))
+
+    assert "".join(_pushed(tokens, ids)) == text
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(0, 322), max_size=60))
+def test_any_tokens_give_the_tokenizers_own_text(tokens: Tokens, ids: list[int]) -> None:
+    for skip in (True, False):
+        expected = tokens.decode(ids, skip_special_tokens=skip)
+
+        assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected
+
+
+def test_a_character_comes_out_whole_with_its_last_token(tokens: Tokens) -> None:
+    ids = list(tokens._encode("你好🎉", False))
+
+    pieces = _pushed(tokens, ids)
+
+    assert [piece for piece in pieces if piece] == ["你", "好", "🎉"]
+    assert [bool(piece) for piece in pieces[:3]] == [False, False, True]
+
+
+def test_bytes_that_never_become_a_character_are_let_out_and_cost_no_more_with_time(tokens: Tokens) -> None:
+    broken = tokens._encode("你", False)[1]
+    detokenizer = Detokenizer(tokens)
+
+    text = "".join(detokenizer.push(broken) for _ in range(500)) + detokenizer.flush()
+
+    assert text == "\ufffd" * 500
+    assert len(detokenizer._window) <= 16
+
+
+def test_special_tokens_are_skipped_or_shown(tokens: Tokens) -> None:
+    end = tokens.eos_token_ids[0]
+    ids = [*tokens._encode("a", False), end, *tokens._encode("b", False)]
+
+    assert "".join(_pushed(tokens, ids)) == "ab"
+    assert "".join(_pushed(tokens, ids, skip_special_tokens=False)) == "a<|im_end|>b"
+
+
+def test_an_id_without_a_token_has_no_text(tokens: Tokens) -> None:
+    assert "".join(_pushed(tokens, [383, 383])) == ""
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """Tokens as Llama 2's: ▁ for spaces, byte tokens, and a decoder that strips the first space."""
+    pieces = ["<unk>", "▁hello", "▁world", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    folder: Path = tmp_path_factory.mktemp("spaced")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokens(ModelFiles(folder, None, 100, (), None, None))
+
+
+def test_spaces_between_words_survive_a_decoder_that_strips_the_first(spaced: Tokens) -> None:
+    assert "".join(_pushed(spaced, [1, 2, 2])) == "hello world world"
+
+
+def test_the_first_word_keeps_its_space_behind_a_prompt(spaced: Tokens) -> None:
+    detokenizer = Detokenizer(spaced, context=(1,))
+
+    assert detokenizer.push(2) == " world"
+
+
+def test_byte_tokens_join_to_characters(spaced: Tokens) -> None:
+    ids = [1, *(5 + byte for byte in "你好🎉".encode()), 2]
+
+    assert [piece for piece in _pushed(spaced, ids) if piece] == ["hello", "你", "好", "🎉", " world"]
