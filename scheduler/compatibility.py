@@ -1,0 +1,75 @@
+"""What shows only when processes meet: is this the instance of that table entry, and do two instances fit? Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wire.errors import Incompatible
+from wire.kv_layout import describe_difference
+from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
+
+SameHost = Callable[[str, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedInstance:
+    """One instance of the global table, in table order, and where it is to be reached."""
+
+    index: int
+    role: Role
+    address: str
+    server_ip: str
+    device_ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.role} instance {self.index} at {self.address}"
+
+
+def check_version(expected: ExpectedInstance, found: InstanceDescription) -> None:
+    """Raise Incompatible unless the instance speaks our protocol."""
+    if found.protocol_version != PROTOCOL_VERSION:
+        raise Incompatible(
+            f"{expected} speaks protocol version {found.protocol_version}, the scheduler {PROTOCOL_VERSION}"
+        )
+
+
+def check_identity(
+    expected: ExpectedInstance, found: InstanceDescription, *, table_digest: str, same_host: SameHost
+) -> None:
+    """Raise Incompatible unless the instance at this address is the one the table puts there."""
+    if not same_host(expected.server_ip, found.server_ip) or expected.device_ids != found.device_ids:
+        raise Incompatible(
+            f"{expected} should be {_place(expected.server_ip, expected.device_ids)}, but {_name(found)}, which "
+            f"answers there, is {_place(found.server_ip, found.device_ids)}: NODE_PORTS not in the table's order?"
+        )
+    if found.table_digest != table_digest:
+        raise Incompatible(
+            f"{expected} ({_name(found)}) read another global table: digest {found.table_digest} there, "
+            f"{table_digest} in the scheduler"
+        )
+
+
+def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
+    """Raise Incompatible, naming both instances and both values, unless KV of one can be used by the other."""
+    for what, mine, theirs in (
+        ("model weights", _digest(one, "weights"), _digest(other, "weights")),
+        ("tokenizer", _digest(one, "tokenizer"), _digest(other, "tokenizer")),
+        ("dtype", one.dtype, other.dtype),
+    ):
+        if mine != theirs:
+            raise Incompatible(f"{what} differ: {_name(one)} has {mine}, {_name(other)} has {theirs}")
+    difference = describe_difference(one.kv_tensors, other.kv_tensors)
+    if difference is not None:
+        raise Incompatible(f"{_name(one)} (here) and {_name(other)} (there) differ: {difference}")
+
+
+def _digest(found: InstanceDescription, kind: str) -> str:
+    digest = found.model.weights_digest if kind == "weights" else found.model.tokenizer_digest
+    return f"{digest} ({found.model.name})"
+
+
+def _place(server_ip: str, device_ids: tuple[str, ...]) -> str:
+    return f"server {server_ip} devices {','.join(device_ids)}"
+
+
+def _name(found: InstanceDescription) -> str:
+    return f"{found.role} {found.instance_id} at {found.host}:{found.port}"

@@ -1,0 +1,97 @@
+"""The control half of the scheduler in one piece: registry, dispatch, readiness and probe."""
+
+import asyncio
+import operator
+import random
+from collections.abc import Sequence
+
+from scheduler.compatibility import ExpectedInstance, SameHost
+from scheduler.dispatch import Dispatch
+from scheduler.ledger import Ledger
+from scheduler.limits import ControlLimits
+from scheduler.member import Connect, Member
+from scheduler.probe import Probe
+from scheduler.readiness import Readiness
+from scheduler.registry import Registry
+from scheduler.view import ClusterView, InstanceView, LedgerView
+from wire.errors import PdserveError
+
+
+class Control:
+    """Owns the parts and their tasks. `run` lives as long as the scheduler; `dispatch` takes the requests."""
+
+    def __init__(
+        self,
+        expected: Sequence[ExpectedInstance],
+        connect: Connect,
+        *,
+        table_digest: str,
+        scheduler_id: str,
+        epoch: int,
+        limits: ControlLimits,
+        rng: random.Random,
+        same_host: SameHost = operator.eq,
+    ) -> None:
+        self.registry = Registry(
+            expected,
+            connect,
+            table_digest=table_digest,
+            scheduler_id=scheduler_id,
+            epoch=epoch,
+            limits=limits,
+            rng=rng,
+            same_host=same_host,
+        )
+        self.readiness = Readiness(self.registry, limits)
+        self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=f"{scheduler_id}-{epoch:x}")
+        self._probe = Probe(self.dispatch, self.readiness, limits)
+
+    async def run(self) -> None:
+        """Keep the sessions and probe, for ever. Raises Incompatible if that shows before anything was served."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.registry.run())
+                tasks.create_task(self._probe.run())
+        except BaseExceptionGroup as group:
+            errors = [error for error in group.exceptions if isinstance(error, PdserveError)]
+            raise errors[0] if errors else group from None
+
+    def ready(self) -> bool:
+        """Whether a path lives now and something crossed it lately."""
+        return self.readiness.ready()
+
+    def view(self) -> ClusterView:
+        """Return the picture of now."""
+        admission = self.dispatch.admission
+        return ClusterView(
+            ready=self.ready(),
+            instances=tuple(_instance_view(member) for member in self.registry.members),
+            ledger=_ledger_view(self.dispatch.ledger),
+            queued_prompts=admission.num_waiting,
+            queued_tokens=admission.waiting_tokens,
+        )
+
+
+def _instance_view(member: Member) -> InstanceView:
+    instance, expected = member.instance, member.expected
+    return InstanceView(
+        index=expected.index,
+        role=member.role,
+        address=expected.address,
+        state=member.state.value,
+        why=member.why,
+        description=member.description,
+        load=instance.load if instance is not None and instance.is_living else None,
+    )
+
+
+def _ledger_view(ledger: Ledger) -> LedgerView:
+    return LedgerView(
+        received=ledger.received,
+        completed=ledger.completed,
+        failed=ledger.failed,
+        cancelled=ledger.cancelled,
+        inflight=ledger.inflight,
+        rejected=ledger.rejected,
+        retried_prompts=ledger.retried_prompts,
+    )

@@ -1,0 +1,53 @@
+"""Turn a plan into a grant: the instances it names, and what is booked on them until their own figures show it."""
+
+from contextlib import AbstractContextManager
+
+from scheduler.instances import Instance
+from scheduler.placement import Plan, PromptFacts, place
+from scheduler.registry import Registry
+
+
+class Grant(AbstractContextManager["Grant"]):
+    """A prompt may start now, on these instances. `prefill` is None on the local path. Releases its bookings."""
+
+    def __init__(self, prompt_id: str, plan: Plan, prefill: Instance | None, decode: Instance) -> None:
+        self.plan = plan
+        self.prefill = prefill
+        self.decode = decode
+        self._prompt_id = prompt_id
+
+    def book(self, facts: PromptFacts) -> None:
+        """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
+        (self.prefill or self.decode).books.give_prefill(self._prompt_id, facts.num_tokens)
+        blocks = -(-facts.num_tokens // self.decode.description.block_size)
+        self.decode.books.book_blocks(self._prompt_id, blocks, facts.num_sequences)
+
+    def release(self) -> None:
+        """Drop the bookings. Idempotent."""
+        (self.prefill or self.decode).books.drop(self._prompt_id)
+        self.decode.books.drop(self._prompt_id)
+
+    def __exit__(self, *exc: object) -> None:
+        """Release."""
+        self.release()
+
+
+class Placer:
+    """Places prompts on the registry's living instances."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
+        """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
+        plan = place(self._registry.loads(), facts)
+        if plan is None:
+            return None
+        grant = self.grant(prompt_id, plan)
+        grant.book(facts)
+        return grant
+
+    def grant(self, prompt_id: str, plan: Plan) -> Grant:
+        """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""
+        prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
+        return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))

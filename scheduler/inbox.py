@@ -1,0 +1,70 @@
+"""What instances tell one prompt, in one queue, and the prompt's hold on each of them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wire.errors import InstanceLost
+from wire.messages import Cancel, Command, Failed, HandedOff, Refused, Reserved
+from wire.types import StageTimes, TokenOutput
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStep:
+    """One prompt's part of a Step."""
+
+    prompt_id: str
+    tokens: tuple[TokenOutput, ...]
+    times: StageTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session with the instance is over."""
+
+    error: InstanceLost
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Not from an instance: this side ended a sequence."""
+
+
+PromptEvent = Reserved | Refused | PromptStep | HandedOff | Failed | Lost | Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One event and the work it belongs to (None: it is from this side)."""
+
+    work: "Work | None"
+    event: PromptEvent
+
+
+Inbox = asyncio.Queue[Arrival]
+
+
+class Work:
+    """One prompt on one instance. `ended`: the instance has said, or implied, that nothing of it is left there."""
+
+    def __init__(self, name: str, prompt_id: str, inbox: Inbox, post: Callable[[Command], None]) -> None:
+        self.name = name
+        self.prompt_id = prompt_id
+        self.ended = False
+        self._inbox = inbox
+        self._post = post
+
+    def post(self, command: Command) -> None:
+        """Send a command; silent once the session is over (the inbox has heard `Lost`)."""
+        self._post(command)
+
+    def cancel(self, sequence: int | None = None) -> None:
+        """End the prompt or one of its sequences there, unless it has ended."""
+        if not self.ended:
+            self._post(Cancel(self.prompt_id, sequence))
+
+    def hear(self, event: PromptEvent) -> None:
+        """Take one event of the instance."""
+        if isinstance(event, Refused | HandedOff | Failed | Lost):
+            self.ended = True
+        self._inbox.put_nowait(Arrival(self, event))

@@ -1,0 +1,177 @@
+"""One living session with one instance: commands go out, events are routed to the prompts that wait for them.
+
+path --post--> outbox --sender--> session ==> instance
+path <-inbox-- reader <---------- session <== instance
+               watch: heartbeat out and silence checked, once a second
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+from scheduler.books import Books
+from scheduler.inbox import Inbox, Lost, PromptStep, Work
+from scheduler.limits import ControlLimits
+from telemetry.logs import EventLogger
+from wire.connection import Session
+from wire.errors import InstanceLost, PdserveError
+from wire.messages import Command, Event, Failed, HandedOff, Heartbeat, Refused, Reserved, SessionOpen, Step
+from wire.types import InstanceDescription, LoadSnapshot, Role, StageTimes, TokenOutput
+
+log = EventLogger("instances")
+
+
+class Instance:
+    """Owns one open session: its outbox, the prompts that listen to it, the last load and when it last spoke."""
+
+    def __init__(
+        self,
+        index: int,
+        description: InstanceDescription,
+        role: Role,
+        session: Session,
+        load: LoadSnapshot,
+        limits: ControlLimits,
+        changed: Callable[[], None],
+    ) -> None:
+        self.index = index
+        self.description = description
+        self.role = role
+        self.address = f"{description.host}:{description.port}"
+        self.books = Books(load, changed)
+        self._session = session
+        self._limits = limits
+        self._outbox: asyncio.Queue[Command] = asyncio.Queue()
+        self._work: dict[str, Work] = {}
+        self._changed = changed
+        self._lost: InstanceLost | None = None
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def __str__(self) -> str:
+        return f"{self.role} instance {self.address}"
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """What the instance last said of itself."""
+        return self.books.load
+
+    @property
+    def is_living(self) -> bool:
+        """Whether the session still stands."""
+        return self._lost is None
+
+    @contextmanager
+    def attend(self, prompt_id: str, inbox: Inbox) -> Iterator[Work]:
+        """Route the prompt's events to `inbox`; on leaving, the instance is told to end what is left of it."""
+        work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post)
+        if self._lost is not None:
+            work.hear(Lost(self._lost))
+        try:
+            yield work
+        finally:
+            work.cancel()
+            del self._work[prompt_id]
+
+    def post(self, command: Command) -> None:
+        """Queue a command without waiting."""
+        if self._lost is None:
+            self._outbox.put_nowait(command)
+
+    async def run(self, events: AsyncIterator[Event]) -> None:
+        """Serve the session until it is over, then tell every prompt. Raises InstanceLost."""
+        error = InstanceLost(f"{self} was let go: the scheduler is closing its session")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(events))
+                tasks.create_task(self._send())
+                tasks.create_task(self._watch())
+        except BaseExceptionGroup as group:
+            error = self._why(group)
+            raise error from group
+        finally:
+            self._end(error)
+
+    async def _read(self, events: AsyncIterator[Event]) -> None:
+        async for event in events:
+            self._heard_at = asyncio.get_running_loop().time()
+            self._route(event)
+        raise InstanceLost("the instance ended the session")
+
+    def _route(self, event: Event) -> None:
+        match event:
+            case Step(tokens=tokens, load=load, times=times):
+                self._update(load)
+                for part in _split(tokens, dict(times)):
+                    self._tell(part)
+            case Heartbeat(load=beat):
+                self._update(beat)
+            case Refused(load=refused_load):
+                self._update(refused_load)
+                self._tell(event)
+            case Reserved() | HandedOff() | Failed():
+                self._tell(event)
+            case SessionOpen():
+                log.warning("second_session_open", instance=self.address)
+
+    def _update(self, load: LoadSnapshot | None) -> None:
+        if load is not None:
+            self.books.update(load)
+            check_progress(load, self._limits)
+
+    def _tell(self, event: Reserved | Refused | PromptStep | HandedOff | Failed) -> None:
+        work = self._work.get(event.prompt_id)
+        if work is not None:
+            work.hear(event)
+
+    async def _send(self) -> None:
+        while True:
+            command = await self._outbox.get()
+            try:
+                async with asyncio.timeout(self._limits.send_s):
+                    await self._session.send(command)
+            except TimeoutError:
+                raise InstanceLost(f"it took no command for {self._limits.send_s:g} s") from None
+
+    async def _watch(self) -> None:
+        loop, interval = asyncio.get_running_loop(), self._limits.heartbeat_s
+        while True:
+            due = loop.time() + interval
+            await asyncio.sleep(interval)
+            self.post(Heartbeat())
+            if loop.time() - due < interval:  # else our own loop was stuck: its messages are still to be read
+                self._check_heard(loop.time())
+
+    def _check_heard(self, now: float) -> None:
+        silent_s = now - self._heard_at
+        if silent_s > self._limits.silence_s:
+            raise InstanceLost(f"no message for {silent_s:.1f} s (limit {self._limits.silence_s:g} s)")
+
+    def _why(self, group: BaseExceptionGroup[BaseException]) -> InstanceLost:
+        for error in group.exceptions:
+            if isinstance(error, PdserveError):
+                return InstanceLost(f"{self} was lost: {error}")
+        log.error("session_broke", exc=group, instance=self.address)
+        return InstanceLost(f"{self} was lost: {group.exceptions[0]!r}")
+
+    def _end(self, error: InstanceLost) -> None:
+        self._lost = error
+        for work in self._work.values():
+            work.hear(Lost(error))
+        self._changed()
+
+
+def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
+    """Raise InstanceLost if the engine that reports `load` is stuck."""
+    if load.progress_age_s > limits.progress_s:
+        raise InstanceLost(
+            f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limits.progress_s:g} s)"
+        )
+
+
+def _split(tokens: tuple[TokenOutput, ...], times: dict[str, StageTimes]) -> Iterator[PromptStep]:
+    """Cut a Step into one part a prompt, token order kept."""
+    by_prompt: dict[str, list[TokenOutput]] = {prompt_id: [] for prompt_id in times}
+    for token in tokens:
+        by_prompt.setdefault(token.prompt_id, []).append(token)
+    for prompt_id, part in by_prompt.items():
+        yield PromptStep(prompt_id, tuple(part), times.get(prompt_id))

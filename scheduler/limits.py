@@ -1,0 +1,30 @@
+"""The control half's limits: every wait of registry, instances, admission, dispatch and probe, in one place."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLimits:
+    """Seconds unless named otherwise.
+
+    A dead instance is seen when its stream breaks; a frozen one after `silence_s` without a message; one whose engine
+    is stuck when its progress mark is older than `progress_s`: both within 10 s, a heartbeat's delay included.
+    """
+
+    max_queued_requests: int = 1000
+    max_queued_tokens: int = 4_000_000
+    max_tries: int = 2
+    heartbeat_s: float = 1.0
+    silence_s: float = 6.0
+    progress_s: float = 8.5
+    lease_s: float = 10.0
+    describe_s: float = 5.0
+    open_s: float = 5.0
+    send_s: float = 5.0
+    backoff_first_s: float = 0.1
+    backoff_most_s: float = 2.0
+    refused_retry_s: float = 10.0
+    settle_s: float = 2.0
+    probe_after_s: float = 5.0
+    probe_timeout_s: float = 5.0
+    ready_window_s: float = 10.0

@@ -1,0 +1,122 @@
+"""The hand-off path: reserve on D, prefill on P, first tokens from P at once, the rest from D.
+
+reserve on D --ticket--> prefill on P --first tokens--> client
+                              ==KV==> D --tokens------> client
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from scheduler.inbox import Arrival, Lost, PromptStep, Work
+from scheduler.instances import Instance
+from scheduler.paths.endings import to_error
+from scheduler.prompt_run import PromptRun
+from telemetry.logs import EventLogger
+from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
+from wire.types import StageTimes, Ticket
+
+log = EventLogger("handoff")
+
+
+class HandoffPath:
+    """Runs one plan: remote prefill, then decode. `crossed` is called when a token has come from D."""
+
+    def __init__(self, prefill: Instance, decode: Instance, *, settle_s: float, crossed: Callable[[], None]) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._settle_s = settle_s
+        self._crossed = crossed
+        self._decode_started = False
+
+    async def run(self, prompt: PromptRun) -> None:
+        """Run the prompt to the end of its sequences and of its hand-off. Raises what ended it otherwise."""
+        with prompt.attend(self._decode) as on_decode:
+            ticket = await self._reserve(prompt, on_decode)
+            with prompt.attend(self._prefill) as on_prefill:
+                prompt.enter(f"in prefill on {self._prefill}")
+                on_prefill.post(Prefill(prompt.state, ticket))
+                self._prefill.books.prefill_sent(prompt.prompt_id)
+                while not prompt.output.all_ended:
+                    await self._take(prompt, await prompt.hear(), on_prefill)
+                on_decode.ended |= self._decode_started and prompt.output.all_finished
+                await self._settle(prompt, on_prefill, on_decode)
+
+    async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
+        prompt.enter(f"reserving blocks on {self._decode}")
+        state = prompt.state
+        on_decode.post(Reserve(state.prompt_id, state.request_id, state.token_ids, state.params.n, state.probe))
+        while True:
+            match (await prompt.hear()).event:
+                case Reserved(ticket=ticket, seconds=seconds):
+                    self._decode.books.reserved(state.prompt_id)
+                    prompt.add_times(StageTimes(reserve_s=seconds))
+                    return ticket
+                case Refused() | Failed() | Lost() as ending:
+                    raise to_error(ending, self._decode)
+                case _:
+                    continue
+
+    async def _take(self, prompt: PromptRun, arrival: Arrival, on_prefill: Work) -> None:
+        from_prefill = arrival.work is on_prefill
+        match arrival.event:
+            case PromptStep() as step if arrival.work is not None:
+                prompt.take(step, arrival.work)
+                if from_prefill and step.tokens:
+                    self._prefilled(prompt, on_prefill)
+                elif step.tokens:
+                    self._decoding(prompt)
+            case HandedOff(times=times):
+                prompt.add_times(times)
+            case Refused() | Failed() | Lost() as ending if from_prefill:
+                if not (self._decode_started and prompt.output.all_started):  # else P has done all of its part
+                    raise to_error(ending, self._prefill)
+            case Refused() | Failed() | Lost() as ending:
+                await self._hear_last_words(prompt, on_prefill)
+                if not prompt.output.all_ended:
+                    raise to_error(ending, self._decode)
+            case _:
+                return
+
+    def _prefilled(self, prompt: PromptRun, on_prefill: Work) -> None:
+        self._prefill.books.prefilled(prompt.prompt_id)
+        on_prefill.ended |= prompt.output.all_finished and not self._decode_started
+        if not self._decode_started:
+            prompt.enter(f"handing off from {self._prefill} to {self._decode}")
+
+    def _decoding(self, prompt: PromptRun) -> None:
+        if not self._decode_started:
+            self._decode_started = True
+            self._crossed()
+            prompt.enter(f"decoding on {self._decode}")
+
+    async def _hear_last_words(self, prompt: PromptRun, on_prefill: Work) -> None:
+        """D gave up. If that was because P's first tokens ended everything, they are on their way here: take them."""
+        on_prefill.cancel()
+        async for arrival in self._until_ended(prompt, on_prefill):
+            if arrival.work is on_prefill and isinstance(arrival.event, PromptStep):
+                tokens = arrival.event.tokens
+                if len(tokens) == prompt.request.params.n and all(token.finish for token in tokens):
+                    prompt.take(arrival.event, on_prefill)
+                    on_prefill.ended = True
+
+    async def _settle(self, prompt: PromptRun, on_prefill: Work, on_decode: Work) -> None:
+        """Wait, not for long, until P has said how the hand-off ended; end it where D no longer wants it."""
+        if not on_decode.ended:
+            on_prefill.cancel()
+            on_decode.cancel()
+        async for arrival in self._until_ended(prompt, on_prefill):
+            if isinstance(arrival.event, HandedOff):
+                prompt.add_times(arrival.event.times)
+
+    async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
+        """Yield what still arrives until P has said its end, for `settle_s` at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settle_s
+        while not on_prefill.ended or not prompt.inbox.empty():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    arrival = await prompt.inbox.get()
+            except TimeoutError:
+                log.warning("handoff_unsettled", request_id=prompt.request.request_id, prefill=self._prefill)
+                return
+            yield arrival

@@ -1,0 +1,47 @@
+"""Send small requests over pairs that nothing crossed lately: health means that a request got through."""
+
+import asyncio
+
+from scheduler.dispatch import Dispatch
+from scheduler.limits import ControlLimits
+from scheduler.placement import Plan
+from scheduler.readiness import Readiness
+from scheduler.request import GenerationRequest
+from telemetry.logs import EventLogger
+from wire.errors import PdserveError
+from wire.types import SamplingParams
+
+log = EventLogger("probe")
+
+PROBE_TOKEN_IDS = (1, 2, 3, 4)
+_PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
+_ROUND_S = 1.0
+
+
+class Probe:
+    """Probes each pair that is due, one at a time, for ever."""
+
+    def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits) -> None:
+        self._dispatch = dispatch
+        self._readiness = readiness
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        while True:
+            for plan in self._readiness.due():
+                await self._probe(plan)
+            await asyncio.sleep(_ROUND_S)
+
+    async def _probe(self, plan: Plan) -> None:
+        if plan not in self._readiness.living_plans():  # lost while others were probed
+            return
+        try:
+            await self._dispatch.probe(self._request(), plan)
+        except PdserveError as error:
+            self._readiness.broken(plan)
+            log.warning("probe_failed", prefill=plan.prefill, decode=plan.decode, reason=error)
+
+    def _request(self) -> GenerationRequest:
+        timeout_s = self._limits.probe_timeout_s
+        return GenerationRequest("probe", (PROBE_TOKEN_IDS,), _PROBE_PARAMS, timeout_s, timeout_s, probe=True)

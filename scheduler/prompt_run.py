@@ -1,0 +1,120 @@
+"""One prompt on its way: who it is, how far it came, its limits, and what it has heard."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
+from scheduler.instances import Instance
+from scheduler.ordering import OrderedOutput
+from scheduler.placement import PromptFacts
+from scheduler.request import GenerationRequest, NewToken
+from wire.errors import DeadlineExceeded
+from wire.types import PromptState, StageTimes
+
+
+class PromptRun:
+    """Owns a prompt's output, limits and inbox. A retry is a new attempt: new id, new inbox, the same output."""
+
+    def __init__(
+        self, request: GenerationRequest, prompt: int, new_id: Callable[[], str], emit: Callable[[NewToken], None]
+    ) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.output = OrderedOutput(request.params.n)
+        self.times = StageTimes()
+        self.avoid: frozenset[tuple[int | None, int]] = frozenset()
+        self._new_id = new_id
+        self._emit = emit
+        self._started_at = asyncio.get_running_loop().time()
+        self._stage_at = self._started_at
+        self._works: list[Work] = []
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Start (again) from the queue."""
+        params, token_ids = self.request.params, self.request.prompts[self.prompt]
+        self.state = PromptState(self._new_id(), self.request.request_id, token_ids, params, probe=self.request.probe)
+        self.stage = "waiting in the queue"
+        self.inbox: Inbox = asyncio.Queue()
+
+    @property
+    def prompt_id(self) -> str:
+        """The id of this attempt on instances."""
+        return self.state.prompt_id
+
+    @property
+    def facts(self) -> PromptFacts:
+        """What placement needs to know."""
+        params = self.request.params
+        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.n, self.avoid)
+
+    @property
+    def deadline(self) -> float:
+        """When the loop's clock ends the current wait: to the first token, then without progress."""
+        if self.output.started:
+            return self._stage_at + self.request.stall_timeout_s
+        return self._started_at + self.request.first_token_timeout_s
+
+    def deadline_error(self) -> DeadlineExceeded:
+        """Say what was waited for when the deadline passed."""
+        if self.output.started:
+            return DeadlineExceeded(f"no progress for {self.request.stall_timeout_s:g} s, {self.stage}")
+        return DeadlineExceeded(f"no first token within {self.request.first_token_timeout_s:g} s, {self.stage}")
+
+    def enter(self, stage: str) -> float:
+        """Go on to the next stage; return how long the last one took."""
+        now = asyncio.get_running_loop().time()
+        seconds, self._stage_at, self.stage = now - self._stage_at, now, stage
+        return seconds
+
+    @contextmanager
+    def attend(self, instance: Instance) -> Iterator[Work]:
+        """Work on an instance: hear it, and end there on leaving."""
+        with instance.attend(self.prompt_id, self.inbox) as work:
+            self._works.append(work)
+            try:
+                yield work
+            finally:
+                self._works.remove(work)
+
+    async def hear(self) -> Arrival:
+        """Return the next arrival. Raises DeadlineExceeded at the deadline."""
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                arrival = await self.inbox.get()
+        except TimeoutError:
+            raise self.deadline_error() from None
+        self._stage_at = asyncio.get_running_loop().time()
+        return arrival
+
+    def take(self, step: PromptStep, work: Work) -> None:
+        """Emit the tokens of a step that may leave now; tell the instance of sequences stopped meanwhile."""
+        for token in step.tokens:
+            if self.output.is_stopped(token.sequence) and token.finish is None:
+                work.cancel(token.sequence)
+            for ready in self.output.add(token):
+                self._emit(
+                    NewToken(
+                        self.prompt, ready.sequence, ready.index, ready.token_id, ready.finish, ready.stop_token_id
+                    )
+                )
+        if step.times is not None:
+            self.add_times(step.times)
+
+    def add_times(self, more: StageTimes) -> None:
+        """Take the durations that `more` knows."""
+        known = {
+            field.name: value
+            for field in dataclasses.fields(more)
+            if (value := getattr(more, field.name)) != field.default
+        }
+        self.times = dataclasses.replace(self.times, **known)
+
+    def stop(self, sequence: int) -> None:
+        """End a sequence from this side, everywhere."""
+        if self.output.stop(sequence):
+            for work in self._works:
+                work.cancel(sequence)
+            self.inbox.put_nowait(Arrival(None, Stopped()))

@@ -1,0 +1,52 @@
+"""Whether the cluster can serve: a path with living sessions now, and something crossed it lately."""
+
+import asyncio
+
+from scheduler.limits import ControlLimits
+from scheduler.placement import Plan
+from scheduler.registry import Registry
+from wire.types import Role
+
+Pair = tuple[int | None, int]
+
+
+class Readiness:
+    """Owns when each pair was last crossed by a request or probe."""
+
+    def __init__(self, registry: Registry, limits: ControlLimits) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._crossed_at: dict[Pair, float] = {}
+
+    def crossed(self, plan: Plan) -> None:
+        """A token has come over this plan's pair."""
+        self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
+        self._registry.confirm_ready()
+
+    def broken(self, plan: Plan) -> None:
+        """A probe failed on this pair."""
+        self._crossed_at.pop(plan.pair, None)
+
+    def ready(self) -> bool:
+        """Whether some living pair was crossed within the window."""
+        now = asyncio.get_running_loop().time()
+        return any(
+            now - self._crossed_at[plan.pair] <= self._limits.ready_window_s
+            for plan in self.living_plans()
+            if plan.pair in self._crossed_at
+        )
+
+    def due(self) -> list[Plan]:
+        """Return the living pairs that nothing crossed lately, those crossed longest ago first."""
+        now, never = asyncio.get_running_loop().time(), float("-inf")
+        age = {plan: now - self._crossed_at.get(plan.pair, never) for plan in self.living_plans()}
+        return sorted((plan for plan in age if age[plan] > self._limits.probe_after_s), key=lambda plan: -age[plan])
+
+    def living_plans(self) -> list[Plan]:
+        """Return a plan for every pair (and combined instance) that has living sessions."""
+        living = self._registry.living()
+        prefills = [instance.index for instance in living if instance.role is Role.PREFILL]
+        decodes = [instance.index for instance in living if instance.role is Role.DECODE]
+        pairs = [Plan("handoff", prefill, decode, "probe") for prefill in prefills for decode in decodes]
+        alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
+        return pairs + alone

@@ -1,0 +1,165 @@
+"""Who belongs by the table, who lives, and what each is used for now."""
+
+import asyncio
+import itertools
+import operator
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
+from scheduler.instances import Instance
+from scheduler.limits import ControlLimits
+from scheduler.member import Connect, Member
+from scheduler.placement import InstanceLoad, has_path
+from telemetry.logs import EventLogger
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InternalError, PdserveError
+from wire.messages import OpenSession
+from wire.types import InstanceDescription, Role
+
+log = EventLogger("registry")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An instance of the table that is not living, and why."""
+
+    index: int
+    role: Role
+    address: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.role} instance {self.index} at {self.address} ({self.why})"
+
+
+class Registry:
+    """Owns the members. An incompatible one is fatal until `confirm_ready`, afterwards it is refused and retried."""
+
+    def __init__(
+        self,
+        expected: Sequence[ExpectedInstance],
+        connect: Connect,
+        *,
+        table_digest: str,
+        scheduler_id: str,
+        epoch: int,
+        limits: ControlLimits,
+        rng: random.Random,
+        same_host: SameHost = operator.eq,
+    ) -> None:
+        self.members = tuple(Member(entry, self, connect, limits, rng) for entry in expected)
+        self._table_digest = table_digest
+        self._scheduler_id = scheduler_id
+        self._epochs = itertools.count(epoch)
+        self._limits = limits
+        self._same_host = same_host
+        self._accepted: dict[int, InstanceDescription] = {}
+        self._was_ready = False
+        self._path_found = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    async def run(self) -> None:
+        """Keep sessions with all members for ever. Raises Incompatible if that shows before we were ever ready."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for member in self.members:
+                    tasks.create_task(member.run())
+        except BaseExceptionGroup as group:
+            raise _first_error(group) from group
+
+    async def wait_path(self, timeout_s: float) -> None:
+        """Wait until living instances make a path. Raises DeadlineExceeded, naming every instance that is missing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._path_found.wait()
+        except TimeoutError:
+            waiting_for = "; ".join(str(missing) for missing in self.missing())
+            raise DeadlineExceeded(f"no path after {timeout_s:g} s; still missing: {waiting_for}") from None
+
+    def missing(self) -> list[Missing]:
+        """Return the members that do not live, in table order."""
+        return [
+            Missing(member.expected.index, member.role, member.expected.address, member.why)
+            for member in self.members
+            if not member.is_living
+        ]
+
+    def living(self) -> list[Instance]:
+        """Return the living instances in table order."""
+        return [member.instance for member in self.members if member.instance is not None and member.is_living]
+
+    def instance(self, index: int) -> Instance:
+        """Return a living instance by its table index. Raises InstanceLost."""
+        for instance in self.living():
+            if instance.index == index:
+                return instance
+        raise InstanceLost(f"instance {index} is not connected")
+
+    def loads(self) -> list[InstanceLoad]:
+        """Return what placement needs to know of every living instance."""
+        return [_load(instance) for instance in self.living()]
+
+    def has_path(self) -> bool:
+        """Whether living instances can serve a request."""
+        return has_path([instance.role for instance in self.living()])
+
+    def descriptions(self) -> list[InstanceDescription]:
+        """Return the descriptions accepted so far, in table order, of living and lost instances."""
+        return [self._accepted[index] for index in sorted(self._accepted)]
+
+    def confirm_ready(self) -> None:
+        """A request has crossed: from now on an incompatible newcomer is refused and the rest goes on."""
+        self._was_ready = True
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a member's state or load is new."""
+        self._listeners.append(listener)
+
+    def hello(self) -> OpenSession:
+        """Return the opening of a new session."""
+        return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s)
+
+    def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
+        """Check a newcomer against the table and the first other instance accepted, in table order."""
+        check_version(expected, description)
+        check_identity(expected, description, table_digest=self._table_digest, same_host=self._same_host)
+        others = [index for index in sorted(self._accepted) if index != expected.index]
+        if others:
+            check_pair(self._accepted[others[0]], description)
+        self._accepted[expected.index] = description
+
+    def refuse(self, error: Incompatible) -> None:
+        """Raise `error` if the scheduler was never ready, else log it."""
+        if not self._was_ready:
+            raise error
+        log.warning("instance_refused", error=error)
+
+    def changed(self) -> None:
+        """Tell the listeners; called by members and instances."""
+        if self.has_path():
+            self._path_found.set()
+        for listener in self._listeners:
+            listener()
+
+
+def _load(instance: Instance) -> InstanceLoad:
+    description, books = instance.description, instance.books
+    return InstanceLoad(
+        index=instance.index,
+        role=instance.role,
+        outstanding_tokens=books.outstanding_tokens,
+        prefill_chunk_size=description.prefill_chunk_size,
+        blocks_total=books.load.blocks_total,
+        blocks_free=books.blocks_free,
+        block_size=description.block_size,
+        sequences=books.sequences,
+        max_num_seqs=description.max_num_seqs,
+    )
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> PdserveError:
+    for error in group.exceptions:
+        if isinstance(error, PdserveError):
+            return error
+    return InternalError(f"the registry broke: {group.exceptions[0]!r}")

@@ -1,0 +1,47 @@
+"""A frozen picture of the control half, for status, metrics and the ready route."""
+
+from dataclasses import dataclass
+
+from wire.types import InstanceDescription, LoadSnapshot, Role
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One entry of the table. `why` says what is wrong where it does not live; `load` is None then."""
+
+    index: int
+    role: Role
+    address: str
+    state: str
+    why: str
+    description: InstanceDescription | None
+    load: LoadSnapshot | None
+
+    @property
+    def instance_id(self) -> str:
+        """Its own name, or its address while it was never reached."""
+        return self.address if self.description is None else self.description.instance_id
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """Requests since the start; received = completed + failed + cancelled + inflight."""
+
+    received: int
+    completed: int
+    failed: int
+    cancelled: int
+    inflight: int
+    rejected: int
+    retried_prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Everything at one moment."""
+
+    ready: bool
+    instances: tuple[InstanceView, ...]
+    ledger: LedgerView
+    queued_prompts: int
+    queued_tokens: int

@@ -1,0 +1,165 @@
+"""A control half over fake instances in memory, for the tests of this package."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.compatibility import ExpectedInstance
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from scheduler.request import GenerationRequest, NewToken, PromptDone, RunningRequest
+from tests.scheduler.virtual_time import until
+from wire.fake_instance import FakeInstance
+from wire.fake_network import FakeNetwork
+from wire.fake_prompt import fake_token
+from wire.kv_layout import KvTensor
+from wire.types import (
+    PROTOCOL_VERSION,
+    FinishReason,
+    InstanceDescription,
+    ModelIdentity,
+    Role,
+    SamplingParams,
+)
+
+TABLE_DIGEST = "7ab1e"
+VOCAB = 1000
+
+
+def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
+    """Return what instance `index` of the table says of itself."""
+    description = InstanceDescription(
+        instance_id=f"{role}-{index}",
+        epoch=index + 1,
+        server_ip="10.0.0.1",
+        device_ids=(str(index),),
+        host="10.0.0.1",
+        port=8000 + index,
+        pid=100 + index,
+        role=role,
+        table_digest=TABLE_DIGEST,
+        protocol_version=PROTOCOL_VERSION,
+        model=ModelIdentity("tiny", "aaaa", "bbbb"),
+        max_model_len=4096,
+        vocab_size=VOCAB,
+        dtype="float32",
+        block_size=16,
+        num_blocks=64,
+        kv_tensors=(KvTensor(0, "k", 2, 8, "float32"), KvTensor(0, "v", 2, 8, "float32")),
+        prefill_chunk_size=32,
+        max_num_seqs=8,
+        endpoints=(),
+    )
+    return dataclasses.replace(description, **changes)
+
+
+class FakeCluster:
+    """Instances at addresses, and the control half that dials them."""
+
+    def __init__(
+        self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False, **changes: Any
+    ) -> None:
+        """`roles`: one letter an instance in table order, P, D or C; `changes` go into every description.
+
+        Without `probes` a test sees only its own requests.
+        """
+        by_letter = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COMBINED}
+        self.network = FakeNetwork()
+        self.peers: dict[str, FakeInstance] = {}
+        self.descriptions = [describe(i, by_letter[letter], **changes) for i, letter in enumerate(roles)]
+        self.expected = [
+            ExpectedInstance(i, d.role, f"{d.host}:{d.port}", d.server_ip, d.device_ids)
+            for i, d in enumerate(self.descriptions)
+        ]
+        self.instances: list[FakeInstance] = []
+        self._probes = probes
+        self.control = Control(
+            self.expected,
+            self.network.connect,
+            table_digest=TABLE_DIGEST,
+            scheduler_id="s",
+            epoch=1,
+            limits=limits or ControlLimits(),
+            rng=random.Random(0),
+        )
+
+    def boot(self, index: int, **changes: Any) -> FakeInstance:
+        """Start (or restart) one instance."""
+        instance = FakeInstance(dataclasses.replace(self.descriptions[index], **changes), self.peers)
+        self.network.listen(self.expected[index].address, instance)
+        self.instances[index : index + 1] = [instance]
+        return instance
+
+    def kill(self, index: int) -> None:
+        """Kill -9 one instance."""
+        self.instances[index].die()
+        self.network.kill(self.expected[index].address)
+
+    @property
+    def blocks_used(self) -> list[int]:
+        """Blocks held on every instance."""
+        return [instance.blocks_used for instance in self.instances]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["FakeCluster"]:
+        """Boot everything and run the control half."""
+        for index in range(len(self.expected)):
+            self.boot(index)
+        running = asyncio.create_task(self.control.run() if self._probes else self.control.registry.run())
+        try:
+            registry = self.control.registry
+            await registry.wait_path(10.0)
+            await until(lambda: not registry.missing())
+            yield self
+        finally:
+            await self.control.dispatch.close(0.0)
+            running.cancel()
+            await asyncio.wait({running}, timeout=10.0)
+
+
+def request(
+    *prompts: tuple[int, ...], limits_s: tuple[float, float] = (30.0, 10.0), **params: Any
+) -> GenerationRequest:
+    """Return a request of these prompts; `params` are sampling parameters."""
+    return GenerationRequest("r", prompts, SamplingParams(**{"max_tokens": 4, **params}), *limits_s)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request gave."""
+
+    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    finishes: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
+    done: dict[int, PromptDone] = field(default_factory=dict)
+
+    def take(self, event: NewToken | PromptDone) -> None:
+        """Note one event; indices have to ascend, finishes to come once."""
+        if isinstance(event, PromptDone):
+            assert event.prompt not in self.done
+            self.done[event.prompt] = event
+            return
+        key = (event.prompt, event.sequence)
+        assert key not in self.finishes
+        tokens = self.tokens.setdefault(key, [])
+        assert event.index == len(tokens)
+        if event.token_id is not None:
+            tokens.append(event.token_id)
+        if event.finish is not None:
+            self.finishes[key] = event.finish
+
+
+async def collect(running: RunningRequest) -> Answer:
+    """Read a request to its end."""
+    answer = Answer()
+    async for event in running.events():
+        answer.take(event)
+    return answer
+
+
+def expected(token_ids: tuple[int, ...], count: int, sequence: int = 0) -> list[int]:
+    """Return the first tokens a fake instance gives."""
+    return [fake_token(token_ids, sequence, index, VOCAB) for index in range(count)]

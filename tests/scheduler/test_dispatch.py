@@ -1,0 +1,138 @@
+"""Accepting, queueing, counting and ending requests."""
+
+import asyncio
+
+import pytest
+
+from scheduler.limits import ControlLimits
+from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
+
+LONG = tuple(range(100))
+
+
+@virtual
+async def test_without_a_path_requests_are_refused_and_what_is_missing_is_named() -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0)
+    running = asyncio.create_task(cluster.control.run())
+    await asyncio.sleep(1.0)
+
+    with pytest.raises(Unavailable, match=r"decode instance 1 at 10.0.0.1:8001"):
+        cluster.control.dispatch.start(request(LONG))
+    assert cluster.control.dispatch.ledger.rejected == 1
+    assert cluster.control.dispatch.ledger.received == 0
+    running.cancel()
+
+
+@pytest.mark.parametrize("limits", [ControlLimits(max_queued_requests=2), ControlLimits(max_queued_tokens=250)])
+@virtual
+async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> None:
+    async with FakeCluster("PD", limits=limits).serving() as cluster:
+        cluster.instances[0].get_stuck()
+        dispatch = cluster.control.dispatch
+        readers = [asyncio.create_task(collect(dispatch.start(request(LONG)))) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert dispatch.admission.num_waiting == 2
+
+        with pytest.raises(Overloaded, match=r"limit 2|limit 250") as caught:
+            dispatch.start(request(LONG))
+        assert caught.value.retry_after_s >= 1
+        for reader in readers:
+            reader.cancel()
+
+
+@virtual
+async def test_prompts_are_served_first_in_first_out() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        ended: list[int] = []
+
+        async def read(number: int) -> None:
+            await collect(cluster.control.dispatch.start(request((*LONG, number))))
+            ended.append(number)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(10):
+                tasks.create_task(read(number))
+
+        assert ended == list(range(10))
+
+
+@virtual
+async def test_a_prefill_instance_never_queues_more_than_its_next_step() -> None:
+    async with FakeCluster("PD", num_blocks=1000).serving() as cluster:
+        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(8)]
+        most = 0
+        while not all(reader.done() for reader in readers):
+            waiting = [p for p in cluster.instances[0].prompts.values() if p.stage == "waiting"]
+            most = max(most, len(waiting))
+            await asyncio.sleep(0.001)
+
+        assert most == 2
+        assert all(reader.result().tokens[0, 0] == expected(LONG, 4) for reader in readers)
+
+
+@virtual
+async def test_the_queue_goes_on_when_decode_is_full() -> None:
+    async with FakeCluster("PD", num_blocks=8).serving() as cluster:
+        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(6)]
+        await asyncio.wait(readers)
+
+        assert all(reader.result().finishes for reader in readers)
+        assert cluster.control.dispatch.ledger.completed == 6
+
+
+@virtual
+async def test_the_limit_to_the_first_token_runs_in_the_queue_too() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[0].get_stuck()
+        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG))))
+        await asyncio.sleep(0.1)
+
+        with pytest.raises(DeadlineExceeded, match="no first token within 2 s, waiting in the queue"):
+            await collect(cluster.control.dispatch.start(request(LONG, limits_s=(2.0, 2.0))))
+        assert cluster.control.dispatch.admission.num_waiting == 0
+        first.cancel()
+
+
+@virtual
+async def test_queued_requests_end_when_the_last_path_goes() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[0].get_stuck()
+        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        cluster.kill(0)
+        await asyncio.wait(readers, timeout=3.0)
+
+        assert all(isinstance(reader.exception(), Unavailable) for reader in readers)
+        assert cluster.control.dispatch.ledger.failed == 5
+        assert cluster.control.dispatch.ledger.inflight == 0
+
+
+@virtual
+async def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        dispatch = cluster.control.dispatch
+        reader = asyncio.create_task(collect(dispatch.start(request(LONG))))
+        endless = asyncio.create_task(collect(dispatch.start(request(LONG, max_tokens=10**6))))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(dispatch.close(5.0))
+        await asyncio.sleep(0)
+
+        with pytest.raises(Draining):
+            dispatch.start(request(LONG))
+        assert (await reader).finishes
+        with pytest.raises(Draining):
+            await endless
+        await closing
+        await until(lambda: cluster.blocks_used == [0, 0])
+
+
+@virtual
+async def test_a_request_never_read_still_ends_once() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.control.dispatch.start(request(LONG))
+        await until(lambda: cluster.control.dispatch.ledger.inflight == 0)
+
+        assert cluster.control.dispatch.ledger.completed == 1

@@ -1,0 +1,90 @@
+"""Placement is a pure choice with a reason."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from scheduler.placement import InstanceLoad, PromptFacts, place
+from wire.errors import NeverFits, Unavailable
+from wire.types import Role
+
+
+def load(index: int, role: Role, **changes: Any) -> InstanceLoad:
+    idle = InstanceLoad(
+        index, role, outstanding_tokens=0, prefill_chunk_size=512, blocks_total=100, blocks_free=100, block_size=16,
+        sequences=0, max_num_seqs=8,
+    )  # fmt: skip
+    return dataclasses.replace(idle, **changes)
+
+
+def prefill(index: int, **changes: Any) -> InstanceLoad:
+    return load(index, Role.PREFILL, **changes)
+
+
+def decode(index: int, **changes: Any) -> InstanceLoad:
+    return load(index, Role.DECODE, **changes)
+
+
+def pair(*loads: InstanceLoad, **facts: Any) -> tuple[int | None, int] | None:
+    plan = place(loads, PromptFacts(**{"num_tokens": 100, "max_tokens": 50, **facts}))
+    return None if plan is None else plan.pair
+
+
+def test_prefill_with_least_outstanding_tokens_and_decode_with_fewest_sequences() -> None:
+    loads = [prefill(0, outstanding_tokens=9), prefill(1), decode(2, sequences=2), decode(3, sequences=1)]
+
+    assert pair(*loads) == (1, 3)
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert pair(decode(3), decode(2), prefill(1), prefill(0)) == (0, 2)
+
+
+def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
+    assert pair(prefill(0, outstanding_tokens=512), decode(1)) == (0, 1)
+    assert pair(prefill(0, outstanding_tokens=513), decode(1)) is None
+
+
+def test_room_for_the_whole_sequence_comes_before_fewer_sequences() -> None:
+    assert pair(prefill(0), decode(1, blocks_free=8), decode(2, sequences=5)) == (0, 2)
+
+
+def test_room_for_the_prompt_is_enough_where_no_one_has_more() -> None:
+    assert pair(prefill(0), decode(1, blocks_free=7)) == (0, 1)
+    assert pair(prefill(0), decode(1, blocks_free=6)) is None
+
+
+def test_waits_where_decode_runs_all_the_sequences_it_can() -> None:
+    assert pair(prefill(0), decode(1, sequences=8)) is None
+    assert pair(prefill(0), decode(1, sequences=0), num_sequences=9) == (0, 1)
+
+
+def test_combined_instance_serves_alone() -> None:
+    plan = place([load(0, Role.COMBINED)], PromptFacts(100, 50))
+
+    assert plan is not None
+    assert (plan.path, plan.pair) == ("local", (None, 0))
+    assert "combined instance 0" in plan.reason
+
+
+def test_combined_instance_takes_over_when_decode_is_full() -> None:
+    assert pair(prefill(0), decode(1, blocks_free=0), load(2, Role.COMBINED, outstanding_tokens=5)) == (None, 2)
+
+
+def test_pairs_that_failed_are_avoided() -> None:
+    loads = [prefill(0), decode(1), decode(2)]
+
+    assert pair(*loads, avoid=frozenset({(0, 1)})) == (0, 2)
+    with pytest.raises(Unavailable):
+        pair(*loads, avoid=frozenset({(0, 1), (0, 2)}))
+
+
+def test_no_path_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        pair(prefill(0), prefill(1))
+
+
+def test_a_prompt_larger_than_every_pool_never_fits_and_says_both_numbers() -> None:
+    with pytest.raises(NeverFits, match=r"1601 tokens.*1600"):
+        pair(prefill(0), decode(1), num_tokens=1601)

@@ -1,0 +1,89 @@
+"""Readiness: a living path that something crossed lately. An hour of it on a virtual clock."""
+
+import asyncio
+import time
+
+from tests.scheduler.fake_cluster import FakeCluster, collect, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.messages import Heartbeat, Reserve
+
+
+@virtual
+async def test_a_probe_makes_an_idle_cluster_ready() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        assert not cluster.control.ready()
+        await until(cluster.control.ready, timeout_s=3.0)
+
+        reserves = [c for c in cluster.instances[1].commands if isinstance(c, Reserve)]
+        assert [c.probe for c in reserves] == [True]
+        assert cluster.control.dispatch.ledger.received == 0
+        await until(lambda: cluster.blocks_used == [0, 0])
+
+
+@virtual
+async def test_requests_count_as_crossings_and_spare_probes() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        await until(cluster.control.ready)
+        for _ in range(20):
+            await collect(cluster.control.dispatch.start(request((1, 2, 3))))
+            await asyncio.sleep(1.0)
+
+        reserves = [c for c in cluster.instances[1].commands if isinstance(c, Reserve)]
+        assert sum(c.probe for c in reserves) == 1
+
+
+@virtual
+async def test_every_living_pair_is_probed() -> None:
+    async with FakeCluster("PPDDC", probes=True).serving() as cluster:
+        await asyncio.sleep(4.0)
+
+        assert cluster.control.readiness.due() == []
+        assert len(cluster.control.readiness.living_plans()) == 5
+
+
+@virtual
+async def test_a_failed_probe_makes_it_not_ready_until_one_crosses_again() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        await until(cluster.control.ready)
+        cluster.instances[1].behaviour.refuse.extend(["InternalError"] * 2)
+        await until(lambda: not cluster.control.ready(), timeout_s=8.0)
+        await until(cluster.control.ready, timeout_s=8.0)
+
+
+@virtual
+async def test_no_path_is_not_ready_at_once() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        await until(cluster.control.ready)
+        cluster.kill(0)
+        await asyncio.sleep(0.01)
+
+        assert not cluster.control.ready()
+        assert cluster.control.view().instances[0].state == "lost"
+
+
+def test_an_hour_of_heartbeats_probes_and_a_hung_instance_takes_seconds() -> None:
+    started = time.monotonic()
+    _an_hour()
+
+    assert time.monotonic() - started < 60
+
+
+@virtual
+async def _an_hour() -> None:
+    loop = asyncio.get_running_loop()
+    async with FakeCluster("PPD", probes=True).serving() as cluster:
+        began = loop.time()
+        await asyncio.sleep(1800.0)
+        cluster.network.freeze(cluster.expected[0].address)
+        await asyncio.sleep(900.0)
+        assert cluster.control.view().instances[0].state == "lost"
+        assert cluster.control.ready()
+        cluster.network.thaw(cluster.expected[0].address)
+        await asyncio.sleep(900.0)
+
+        assert loop.time() - began == 3600.0
+        assert cluster.control.ready()
+        assert not cluster.control.registry.missing()
+        assert cluster.blocks_used == [0, 0, 0]
+        beats = sum(isinstance(c, Heartbeat) for c in cluster.instances[2].commands)
+        assert 3500 <= beats <= 3700

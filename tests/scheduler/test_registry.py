@@ -1,0 +1,153 @@
+"""Who belongs and who lives: what shows only when processes meet."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import DeadlineExceeded, Incompatible
+from wire.kv_layout import KvTensor
+from wire.types import ModelIdentity, Role
+
+PROMPT = (1, 2, 3)
+
+
+async def refusal(cluster: FakeCluster) -> str:
+    """Run a cluster that was never ready and return why it ends."""
+    with pytest.raises(Incompatible) as caught:
+        async with asyncio.timeout(60):
+            await cluster.control.run()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": ModelIdentity("tiny", "cccc", "bbbb")}, "model weights differ: .*(aaaa|cccc).*(cccc|aaaa)"),
+        ({"model": ModelIdentity("tiny", "aaaa", "dddd")}, "tokenizer differ: .*(bbbb|dddd).*(dddd|bbbb)"),
+        ({"dtype": "bfloat16"}, "dtype differ: .*(float32|bfloat16).*(bfloat16|float32)"),
+        ({"kv_tensors": (KvTensor(0, "k", 2, 8, "float32"),)}, "prefill-0.*decode-1.*differ: KV tensors: 2 here, 1"),
+        ({"protocol_version": 9}, "decode instance 1 at 10.0.0.1:8001 speaks protocol version 9, the scheduler 1"),
+        ({"table_digest": "0ther"}, "decode instance 1 .*another global table: digest 0ther there, 7ab1e"),
+    ],
+)
+@virtual
+async def test_an_instance_that_does_not_fit_ends_a_scheduler_never_ready(changes: dict[str, Any], words: str) -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0)
+    cluster.boot(1, **changes)
+
+    message = await refusal(cluster)
+
+    assert re.search(words, message), message
+    if "differ" in words:
+        assert "prefill-0" in message
+        assert "decode-1" in message
+
+
+@virtual
+async def test_ports_in_the_wrong_order_name_both_instances_and_both_values() -> None:
+    cluster = FakeCluster("PD")
+    for index, answers in ((0, 1), (1, 0)):
+        there = describe(answers, (Role.PREFILL, Role.DECODE)[answers])
+        cluster.boot(index, instance_id=there.instance_id, role=there.role, device_ids=there.device_ids)
+
+    message = await refusal(cluster)
+
+    assert "prefill instance 0 at 10.0.0.1:8000 should be server 10.0.0.1 devices 0" in message
+    assert "decode decode-1" in message
+    assert "is server 10.0.0.1 devices 1: NODE_PORTS not in the table's order?" in message
+
+
+@virtual
+async def test_what_the_wire_bridges_is_accepted() -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0)
+    cluster.boot(1, block_size=32, num_blocks=10, device="npu")
+    running = asyncio.create_task(cluster.control.registry.run())
+
+    await cluster.control.registry.wait_path(5.0)
+
+    assert cluster.control.registry.missing() == []
+    running.cancel()
+
+
+@virtual
+async def test_a_serving_scheduler_refuses_the_newcomer_and_goes_on() -> None:
+    async with FakeCluster("PDD").serving() as cluster:
+        await collect(cluster.control.dispatch.start(request(PROMPT)))
+        cluster.kill(2)
+        await until(lambda: cluster.control.registry.missing())
+        cluster.boot(2, dtype="bfloat16")
+        await until(lambda: cluster.control.view().instances[2].state == "refused")
+
+        view = cluster.control.view().instances[2]
+        assert "float32" in view.why
+        assert "bfloat16" in view.why
+        assert view.load is None
+        assert (await collect(cluster.control.dispatch.start(request(PROMPT)))).finishes
+        cluster.boot(2)
+        await until(lambda: not cluster.control.registry.missing())
+
+
+@virtual
+async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
+    cluster = FakeCluster("PPD")
+    cluster.boot(1)
+    running = asyncio.create_task(cluster.control.run())
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await cluster.control.registry.wait_path(600.0)
+
+    message = str(caught.value)
+    assert "no path after 600 s" in message
+    assert "prefill instance 0 at 10.0.0.1:8000 (nothing listens at 10.0.0.1:8000)" in message
+    assert "decode instance 2 at 10.0.0.1:8002 (nothing listens" in message
+    assert ":8001" not in message
+    running.cancel()
+
+
+@virtual
+async def test_an_instance_that_comes_late_or_again_is_taken_in() -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0)
+    running = asyncio.create_task(cluster.control.registry.run())
+    await asyncio.sleep(20.0)
+    cluster.boot(1)
+    await cluster.control.registry.wait_path(5.0)
+    cluster.kill(0)
+    await until(lambda: cluster.control.registry.missing())
+    cluster.boot(0, epoch=77)
+    await until(lambda: not cluster.control.registry.missing())
+
+    assert (await collect(cluster.control.dispatch.start(request(PROMPT)))).finishes
+    assert len(cluster.network.dials) < 60  # backoff, not a busy loop
+    running.cancel()
+
+
+@virtual
+async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[1].get_stuck()
+        await asyncio.sleep(60.0)
+
+        assert cluster.control.view().instances[1].state == "lost"
+        assert "no progress" in cluster.control.view().instances[1].why
+        cluster.instances[1].behaviour.stuck = False
+        await until(lambda: not cluster.control.registry.missing())
+
+
+@virtual
+async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=5000))))
+        await asyncio.sleep(30.0)
+        assert cluster.blocks_used == [0, 1]
+        cluster.network.freeze(cluster.expected[1].address)
+        await asyncio.sleep(15.0)
+
+        assert cluster.blocks_used == [0, 0]
+        assert reader.exception() is not None
