@@ -15,8 +15,9 @@ from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
 from scheduler.api.health import health, metrics, ready
 from scheduler.api.models import list_models, retrieve_model
+from scheduler.api.sse import ClientGone
 from scheduler.front import Front
-from wire.errors import Cancelled, PdserveError
+from wire.errors import PdserveError
 
 Endpoint = Callable[[Front, Request], Awaitable[ASGIApp]]
 
@@ -36,7 +37,7 @@ def build_app(front: Front) -> ASGIApp:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for method, path, endpoint in ROUTES:
         app.add_route(path, _bound(endpoint, front), methods=[method])
-    app.add_exception_handler(Cancelled, _pass_on)
+    app.add_exception_handler(ClientGone, _pass_on)
     app.add_exception_handler(PdserveError, answer_error)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HttpError, answer_http_error)

@@ -7,14 +7,15 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from scheduler.api.errors import HttpError
+from scheduler.api.sse import ClientGone
 from scheduler.config import SchedulerOptions
-from wire.errors import Cancelled, InvalidRequest
+from wire.errors import InvalidRequest
 
 _MAX_DEPTH = 64
 
 
 async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
-    """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or Cancelled."""
+    """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
     _check_content_type(request.headers.get("content-type", "application/json"))
     try:
         async with asyncio.timeout(options.client_timeout):
@@ -22,7 +23,7 @@ async def read_json(request: Request, options: SchedulerOptions) -> dict[str, An
     except TimeoutError:
         raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
     except ClientDisconnect:
-        raise Cancelled("the client went away") from None
+        raise ClientGone("the client went away") from None
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:

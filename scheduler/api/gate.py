@@ -6,9 +6,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler.api.errors import error_response
 from scheduler.api.request_ids import clean_client_id, new_id
+from scheduler.api.sse import ClientGone
 from scheduler.metrics import Metrics
 from telemetry.logs import EventLogger
-from wire.errors import Cancelled
 
 CLIENT_GONE = 499
 _log = EventLogger("api")
@@ -32,9 +32,8 @@ class Gate:
         exchange = _Exchange(send, client_id or own_id)
         try:
             await self._app(scope, receive, exchange.send)
-        except Cancelled as gone:
-            exchange.status = exchange.status or CLIENT_GONE
-            _log.info("client_gone", request_id=own_id, client_id=client_id, reason=gone)
+        except ClientGone:
+            pass
         except Exception as error:
             if exchange.status is None:
                 await error_response(error, own_id)(scope, receive, exchange.send)

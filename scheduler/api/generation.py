@@ -8,11 +8,13 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api import served
 from scheduler.api.errors import error_body, json_response, request_id_of
-from scheduler.api.sse import DONE, EventWriter, event, until_disconnect
+from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import Piece, TextOptions, TextStream
-from wire.errors import Cancelled
+from telemetry.logs import EventLogger
+
+_log = EventLogger("api")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class Generation:
         """Answer. Raises a PdserveError as long as nothing was sent."""
         with self.front.drain.request():
             run = self._answer_stream(scope, send) if self.stream else self._answer_whole(scope, receive, send)
-            await until_disconnect(receive, run)
+            try:
+                await until_disconnect(receive, run)
+            except ClientGone as gone:
+                _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)
@@ -82,7 +87,7 @@ class Generation:
         writer = EventWriter(send, self.front.config.options.client_timeout)
         try:
             await self._write_pieces(writer)
-        except Cancelled:
+        except ClientGone:
             raise
         except Exception as error:
             if not writer.started:

@@ -13,6 +13,10 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
+class ClientGone(Cancelled):
+    """The client of this very response went away, or does not read it."""
+
+
 def event(body: dict[str, Any]) -> bytes:
     """Return one event that carries `body`."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
@@ -27,7 +31,7 @@ class EventWriter:
         self.started = False
 
     async def write(self, content: bytes) -> None:
-        """Send events, the response's start before the first. Raises Cancelled if the client does not read."""
+        """Send events, the response's start before the first. Raises ClientGone if the client does not read."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -42,17 +46,17 @@ class EventWriter:
             async with asyncio.timeout(self._timeout_s):
                 await self._send(message)
         except TimeoutError:
-            raise Cancelled(f"the client read nothing for {self._timeout_s:g} s") from None
+            raise ClientGone(f"the client read nothing for {self._timeout_s:g} s") from None
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; if the client goes away first, cancel it and raise Cancelled."""
+    """Run `work`; if the client goes away first, cancel it and raise ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Cancelled("the client went away")
+            raise ClientGone("the client went away")
     finally:
         for task in (working, watching):
             task.cancel()
