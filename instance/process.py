@@ -39,7 +39,7 @@ async def _serve(config: InstanceConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = GrpcServer(config.options.host, config.options.port)
-    port = server.bind()
+    port = await server.start()
     began = time.monotonic()
     loaded = await _load_unless_stopped(config, stop)
     if loaded is None:
@@ -51,7 +51,7 @@ async def _serve(config: InstanceConfig) -> None:
     identity = Identity.new(config, port)
     host = InstanceHost(config, engine, identity, port, time.monotonic)
     connect_handoff(config, engine, identity, host)
-    await server.start(host)
+    await server.serve(host)
     log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(_report_health(host, server))]

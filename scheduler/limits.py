@@ -22,7 +22,7 @@ class ControlLimits:
     open_s: float = 5.0
     send_s: float = 5.0
     backoff_first_s: float = 0.1
-    backoff_most_s: float = 2.0
+    backoff_most_s: float = 0.5
     refused_retry_s: float = 10.0
     settle_s: float = 2.0
     probe_after_s: float = 5.0

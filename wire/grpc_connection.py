@@ -122,14 +122,14 @@ class GrpcSession:
 
 
 class _Servicer(pb_grpc.InstanceServicer):
-    """Moves messages between streams and an InstanceService."""
+    """Moves messages between streams and an InstanceService; until there is one, it says that it loads."""
 
-    def __init__(self, service: InstanceService) -> None:
-        self._service = service
+    def __init__(self) -> None:
+        self.service: InstanceService | None = None
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.InstanceDescription:
         """Answer what the instance is."""
-        return description_to_pb(self._service.describe())
+        return description_to_pb((await self._loaded(context)).describe())
 
     async def Session(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> AsyncIterator[Any]:
         """Serve one session: the first command opens it, a reader feeds it, its events go out."""
@@ -142,12 +142,18 @@ class _Servicer(pb_grpc.InstanceServicer):
             reader.cancel()
             session.lost()
 
+    async def _loaded(self, context: Any) -> InstanceService:
+        if self.service is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
+        assert self.service is not None
+        return self.service
+
     async def _open(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> ServedSession:
         try:
             hello = command_from_pb(await anext(aiter(requests)))
             if not isinstance(hello, OpenSession):
                 raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
-            return self._service.open(hello)
+            return (await self._loaded(context)).open(hello)
         except StopAsyncIteration:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session without a command")
         except PdserveError as error:
@@ -167,29 +173,32 @@ async def _feed(session: ServedSession, requests: AsyncIterator[pb.CommandMessag
 
 
 class GrpcServer:
-    """Listens for schedulers. Binds in `bind` (a busy port is a ConfigError), serves from `start` on."""
+    """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._server: Any = None
+        self._servicer = _Servicer()
         self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
-    def bind(self) -> int:
-        """Take the port; return its number. Connections wait in the backlog until `start`."""
+    async def start(self) -> int:
+        """Take the port and answer that the instance is loading; return the port's number."""
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
             port = int(self._server.add_insecure_port(where))
         except RuntimeError as error:
             raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
+        pb_grpc.add_InstanceServicer_to_server(self._servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_healthy(False)
+        await self._server.start()
         return port
 
-    async def start(self, service: InstanceService) -> None:
-        """Begin to serve."""
-        pb_grpc.add_InstanceServicer_to_server(_Servicer(service), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+    async def serve(self, service: InstanceService) -> None:
+        """From now on answer with `service`."""
+        self._servicer.service = service
         await self.set_healthy(True)
-        await self._server.start()
 
     async def set_healthy(self, healthy: bool) -> None:
         """Answer the standard gRPC health service so, for the whole server."""

@@ -23,7 +23,10 @@ from wire.types import LoadSnapshot, PromptState, StageTimes, Ticket, TokenOutpu
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """First message of a session. The instance ends all work of older epochs of any scheduler."""
+    """First message of a session.
+
+    An older session of the same scheduler ends with all its work; while another scheduler's lives, this one is refused.
+    """
 
     scheduler_id: str
     epoch: int

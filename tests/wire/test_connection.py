@@ -1,0 +1,213 @@
+"""One contract over both ways to an instance: gRPC and in-process."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from wire.connection import Connection
+from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
+from wire.fake_instance import FakeInstance
+from wire.grpc_connection import GrpcConnection, GrpcServer
+from wire.inprocess import InProcessConnection
+from wire.kv_layout import KvTensor
+from wire.messages import Cancel, Generate, Heartbeat, OpenSession, SessionOpen, Step
+from wire.types import (
+    PROTOCOL_VERSION,
+    FinishReason,
+    InstanceDescription,
+    ModelIdentity,
+    PromptState,
+    Role,
+    SamplingParams,
+    TokenOutput,
+)
+
+DEADLINE_S = 10.0
+DESCRIPTION = InstanceDescription(
+    "combined-1", 9, "127.0.0.1", ("0",), "127.0.0.1", 1, 1, Role.COMBINED, "t", PROTOCOL_VERSION,
+    ModelIdentity("m", "w", "t"), 512, 1000, "float32", 16, 64, (KvTensor(0, "k", 1, 4, "float32"),), 512, 8, (),
+)  # fmt: skip
+HELLO = OpenSession("s", 1, 10.0)
+
+Reach = Callable[[FakeInstance], AbstractAsyncContextManager[Connection]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def over_grpc(instance: FakeInstance) -> AsyncIterator[Connection]:
+    server = GrpcServer("127.0.0.1", free_port())
+    port = await server.start()
+    await server.serve(instance)
+    connection = GrpcConnection(f"127.0.0.1:{port}")
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def in_process(instance: FakeInstance) -> AsyncIterator[Connection]:
+    yield InProcessConnection(instance)
+
+
+def each(reach: Reach, test: Callable[[FakeInstance, Connection], object]) -> object:
+    async def run() -> object:
+        instance = FakeInstance(DESCRIPTION, {})
+        async with asyncio.timeout(DEADLINE_S), reach(instance) as connection:
+            return await test(instance, connection)  # type: ignore[misc]
+
+    return asyncio.run(run())
+
+
+pytestmark = pytest.mark.parametrize("reach", [over_grpc, in_process])
+
+
+def test_describe_gives_the_instances_own_words(reach: Reach) -> None:
+    async def test(_: FakeInstance, connection: Connection) -> InstanceDescription:
+        return await connection.describe(DEADLINE_S)
+
+    assert each(reach, test) == DESCRIPTION
+
+
+def test_a_session_begins_with_session_open(reach: Reach) -> None:
+    async def test(_: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        first = await anext(session.events())
+        await session.close()
+        return first
+
+    first = each(reach, test)
+
+    assert isinstance(first, SessionOpen)
+    assert first.instance_id == "combined-1"
+
+
+def test_a_generate_comes_back_as_ordered_tokens_and_one_ending(reach: Reach) -> None:
+    async def test(_: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=4))))
+        tokens: list[TokenOutput] = []
+        async for event in session.events():
+            if isinstance(event, Step):
+                tokens.extend(event.tokens)
+                if tokens and tokens[-1].finish is not None:
+                    break
+        await session.close()
+        return [(token.index, token.finish) for token in tokens]
+
+    assert each(reach, test) == [(0, None), (1, None), (2, None), (3, FinishReason.LENGTH)]
+
+
+def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
+    async def test(instance: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        for number in range(50):
+            await session.send(Cancel(f"r/{number}"))
+        await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
+        async for event in session.events():
+            if isinstance(event, Step):
+                break
+        await session.close()
+        return [command.prompt_id for command in instance.commands if isinstance(command, Cancel)]
+
+    assert each(reach, test) == [f"r/{number}" for number in range(50)]
+
+
+def test_closing_a_session_ends_its_work_on_the_instance(reach: Reach) -> None:
+    async def test(instance: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=400))))
+        async for event in session.events():
+            if isinstance(event, Step):
+                break
+        await session.close()
+        async with asyncio.timeout(DEADLINE_S):
+            while instance.blocks_used:  # noqa: ASYNC110 - the other side of a socket has no event here
+                await asyncio.sleep(0.01)
+        return instance.blocks_used
+
+    assert each(reach, test) == 0
+
+
+def test_a_closed_session_refuses_commands_and_ends_its_events(reach: Reach) -> None:
+    async def test(_: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        events = session.events()
+        await anext(events)
+        await session.close()
+        left = [event async for event in events if not isinstance(event, Heartbeat)]
+        with pytest.raises(InstanceLost):
+            await session.send(Cancel("r/0"))
+        return left
+
+    assert each(reach, test) == []
+
+
+class TestGrpcOnly:
+    """What only a socket can do."""
+
+    def test_nothing_listening_is_a_lost_instance_or_a_deadline(self, reach: Reach) -> None:
+        async def run() -> PdserveError:
+            connection = GrpcConnection(f"127.0.0.1:{free_port()}")
+            try:
+                with pytest.raises((InstanceLost, DeadlineExceeded)) as caught:
+                    await connection.describe(1.0)
+                return caught.value
+            finally:
+                await connection.close()
+
+        assert "127.0.0.1" in str(asyncio.run(run()))
+
+    def test_an_instance_that_loads_says_so(self, reach: Reach) -> None:
+        async def run() -> str:
+            server = GrpcServer("127.0.0.1", free_port())
+            connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
+            try:
+                with pytest.raises(InstanceLost) as caught:
+                    await connection.describe(DEADLINE_S)
+                return str(caught.value)
+            finally:
+                await connection.close()
+                await server.stop(0)
+
+        assert "loading its model" in asyncio.run(run())
+
+    def test_a_busy_port_is_a_config_error_naming_it(self, reach: Reach) -> None:
+        async def run(port: int) -> str:
+            with pytest.raises(ConfigError) as caught:
+                await GrpcServer("127.0.0.1", port).start()
+            return str(caught.value)
+
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = int(taken.getsockname()[1])
+
+            assert str(port) in asyncio.run(run(port))
+
+    def test_a_stopped_server_ends_the_sessions_events(self, reach: Reach) -> None:
+        async def run() -> None:
+            server = GrpcServer("127.0.0.1", free_port())
+            port = await server.start()
+            await server.serve(FakeInstance(DESCRIPTION, {}))
+            connection = GrpcConnection(f"127.0.0.1:{port}")
+            session = await connection.open(HELLO, DEADLINE_S)
+            events = session.events()
+            await anext(events)
+            await server.stop(0)
+            with pytest.raises(InstanceLost):
+                async for _ in events:
+                    pass
+            await connection.close()
+
+        asyncio.run(run())
