@@ -26,12 +26,16 @@ def copy_and_digest(
     budget = 0
     for source, target in pairs:
         for at in range(0, len(target), piece_bytes):
-            piece = target[at : at + piece_bytes]
             if budget <= 0:
                 if stopped():
                     return None
                 budget = piece_bytes
-            budget -= len(piece)
-            piece[:] = source[at : at + piece_bytes]
+            if len(target) > piece_bytes:
+                piece = target[at : at + piece_bytes]
+                piece[:] = source[at : at + piece_bytes]
+            else:  # no slices: most pieces of a fragmented pool are one small block
+                piece = target
+                piece[:] = source
             hasher.update(piece)
+            budget -= len(piece)
     return int(hasher.intdigest())

@@ -16,10 +16,10 @@ class Outbox:
         self._pieces: list[memoryview | bytes] = []
         self._num_bytes = 0
 
-    def add(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Queue pieces; a full batch goes out at once. Raises LinkLost."""
+    def add(self, pieces: Sequence[memoryview | bytes], kv_bytes: int = 0) -> None:
+        """Queue pieces that announce `kv_bytes`; a full batch goes out at once. Raises LinkLost."""
         self._pieces += pieces
-        self._num_bytes += sum(map(len, pieces))
+        self._num_bytes += kv_bytes
         if self._num_bytes >= _BATCH_BYTES or len(self._pieces) >= _BATCH_PIECES:
             self.flush()
 

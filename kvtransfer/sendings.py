@@ -136,7 +136,7 @@ class Sendings:
     def _announce(self, frame: Frame, pieces: list[memoryview]) -> None:
         if self._settings.failpoints.hit("kv.send.mid"):
             frame = replace(frame, digest=frame.digest ^ 1)
-        self._outbox.add(self._outlet.announce(frame, pieces))
+        self._outbox.add(self._outlet.announce(frame, pieces), frame.num_bytes)
         self.bytes_sent += frame.num_bytes
 
     def _acked(self, sending: _Sending) -> None:

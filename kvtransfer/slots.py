@@ -1,7 +1,7 @@
 """Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of every layer."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wire.kv_layout import PoolLayout
@@ -40,8 +40,14 @@ class SlotMap:
         return tuple((run.offset // size, run.length // size) for run in runs)
 
 
-def pair(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yield (source, target) pieces of equal length; both sides hold equally many bytes, cut differently."""
+def pair(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterable[tuple[memoryview, memoryview]]:
+    """Return (source, target) pieces of equal length; both sides hold equally many bytes, cut differently."""
+    if [*map(len, sources)] == [*map(len, targets)]:
+        return zip(sources, targets, strict=True)
+    return _cut_alike(sources, targets)
+
+
+def _cut_alike(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
     left, right = iter(sources), iter(targets)
     source, target = next(left, None), next(right, None)
     while source is not None and target is not None:

@@ -45,8 +45,10 @@ class Stream:
         An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress.
         """
         prefix = bytearray(PREFIX.size)
-        self._await_first_byte(first_byte_s)
-        self.receive_into(memoryview(prefix))
+        got = self._receive_some([memoryview(prefix)])
+        if got is None:
+            self._await_first_byte(first_byte_s)
+        self.receive_into(memoryview(prefix)[got or 0 :])
         kind, length = decode_prefix(prefix)
         body = bytearray(length)
         self.receive_into(memoryview(body))
@@ -73,15 +75,10 @@ class Stream:
         left, received = [target for target in targets if len(target)], 0
         deadline = time.monotonic() + self._timeout_s
         while left and not stopped():
-            try:
-                count = self._sock.recvmsg_into(left[:_MAX_PIECES])[0]
-            except BlockingIOError:
+            count = self._receive_some(left)
+            if count is None:
                 self._wait_readable(deadline)
                 continue
-            except OSError as error:
-                raise LinkLost(f"the connection broke: {error}") from error
-            if count == 0:
-                raise LinkLost("the peer closed the connection")
             received += count
             deadline = time.monotonic() + self._timeout_s
             _advance(left, count)
@@ -133,6 +130,17 @@ class Stream:
         self.shutdown()
         with self._send_lock:
             self._sock.close()
+
+    def _receive_some(self, targets: list[memoryview]) -> int | None:
+        try:
+            count = self._sock.recvmsg_into(targets[:_MAX_PIECES])[0]
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise LinkLost(f"the connection broke: {error}") from error
+        if count == 0:
+            raise LinkLost("the peer closed the connection")
+        return count
 
     def _await_first_byte(self, first_byte_s: float | None) -> None:
         if first_byte_s is not None:

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, TicketMessage
@@ -46,13 +46,14 @@ class TicketTable:
         self._buffer, self._slots = memory.buffer, SlotMap(memory.layout)
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
-        self._counts = ReceiverCounts()
+        self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
         self._lock = threading.Lock()
 
     @property
     def counts(self) -> ReceiverCounts:
         """The counts as they are now."""
-        return self._counts
+        with self._lock:
+            return ReceiverCounts(**self._counts)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """Make a ticket. Raises ValueError for numbers that do not fit together."""
@@ -113,7 +114,8 @@ class TicketTable:
     def count(self, **added: int) -> None:
         """Add to the counts."""
         with self._lock:
-            self._counts = replace(self._counts, **{k: getattr(self._counts, k) + n for k, n in added.items()})
+            for name, number in added.items():
+                self._counts[name] += number
 
     def _open(self, link: int, message: Open) -> None:
         ticket = self._tickets.get(message.ticket_id)
