@@ -13,6 +13,7 @@ from engine.counter_hash import uniform
 from engine.interface import SampleRow
 
 _NUCLEUS_GUESS = 1024
+_COLDEST = 1e-30  # of temperatures above 0: what float32 can still divide by
 _OFF = float("-inf")
 
 
@@ -30,11 +31,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
 def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Return [num_rows, vocab_size] float32: unnormalised probabilities after temperature and all filters."""
-    temperatures = _column([row.params.temperature for row in rows], scores)
-    scores = scores / temperatures
+    temperatures = _column([max(row.params.temperature, _COLDEST) for row in rows], scores)
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures  # the best is 0 from here on
     for keep in (_keep_top_k, _keep_top_p, _keep_min_p):
         scores = keep(scores, rows)
-    return _weights(scores, scores.amax(dim=-1, keepdim=True))
+    return _weights(scores)
 
 
 def _ban(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -53,7 +54,8 @@ def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     draws = _column([uniform(row.params.seed, row.sequence, row.position) for row in rows], scores)
     below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not lead past the last kept token
     target = torch.minimum(draws * total, below_total)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return chosen.clamp(max=scores.shape[-1] - 1)  # a row of NaN must not lead past the vocabulary
 
 
 def _keep_top_k(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -83,8 +85,7 @@ def _keep_min_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
         return scores
     picked = scores[limited]
     min_p = _column([rows[i].params.min_p for i in limited], scores)
-    weights = _weights(picked, picked.amax(dim=-1, keepdim=True))  # the best token weighs 1
-    return _replace(scores, limited, picked.masked_fill(weights < min_p, _OFF))
+    return _replace(scores, limited, picked.masked_fill(_weights(picked) < min_p, _OFF))  # the best weighs 1
 
 
 def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -92,13 +93,12 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
     Only the best tokens are sorted; a row whose nucleus is larger is sorted whole.
     """
-    best = scores.amax(dim=-1, keepdim=True)
-    needed = top_p * _weights(scores, best).cumsum(dim=-1)[:, -1:]
-    edge = torch.empty_like(best)
+    needed = top_p * _weights(scores).cumsum(dim=-1)[:, -1:]
+    edge = torch.empty_like(needed)
     todo, size = list(range(len(scores))), min(_NUCLEUS_GUESS, scores.shape[-1])
     while todo:
         ordered = scores[todo].topk(size, dim=-1).values
-        reached = _weights(ordered, best[todo]).cumsum(dim=-1)
+        reached = _weights(ordered).cumsum(dim=-1)
         members = 1 + (reached < needed[todo]).sum(dim=-1, keepdim=True)
         edge[todo] = ordered.gather(1, members.clamp(max=size) - 1)
         todo = [row for row, count in zip(todo, members.flatten().tolist(), strict=True) if count > size]
@@ -108,8 +108,8 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return edge
 
 
-def _weights(scores: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    return (scores - best).double().exp().float()
+def _weights(scores: torch.Tensor) -> torch.Tensor:
+    return scores.double().exp().float()
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

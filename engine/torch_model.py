@@ -10,6 +10,7 @@ import torch
 from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
+from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch
 from engine.sampler import sample
 from engine.step_metadata import StepMetadata, build
@@ -27,10 +28,10 @@ class DoneStep:
 
 
 class TorchModel:
-    """Runs steps on the CPU. Owns the tensors over the pool's memory; one thread calls it."""
+    """Runs steps on the CPU. Owns the pool and the tensors over it; one thread calls it."""
 
     def __init__(
-        self, network: Any, *, info: EngineInfo, memory: Memory, backend: AttentionBackend, keeps_logits: bool
+        self, network: Any, *, info: EngineInfo, memory: HostPool, backend: AttentionBackend, keeps_logits: bool
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`."""
         self._network = network
@@ -51,6 +52,10 @@ class TorchModel:
     def memory(self) -> Memory:
         """The pool."""
         return self._memory
+
+    def close(self) -> None:
+        """Give the pool back; no step may follow. Idempotent."""
+        self._memory.close()
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:

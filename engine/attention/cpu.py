@@ -60,8 +60,8 @@ class CpuStep:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """See StepAttention.attend. Soft caps and sinks, which the fused kernel lacks, go to the reference."""
-        if options.softcap is not None or options.sinks is not None:
+        """See StepAttention.attend. What the fused kernel lacks (caps, sinks, mixed dtypes) goes to the reference."""
+        if options.softcap is not None or options.sinks is not None or query.dtype != keys.dtype:
             return self._reference.plan(self._metadata).attend(query, keys, values, options)
         pieces = self._pieces_for(options.sliding_window)
         if len(pieces) == 1 and isinstance(pieces[0].rows, slice):

@@ -136,6 +136,23 @@ def test_the_largest_draw_stays_inside_the_kept_tokens(monkeypatch: pytest.Monke
     assert sample(logits, [_row(temperature=1.0)]) == [4]
 
 
+def test_the_coldest_temperature_is_greedy() -> None:
+    logits = _logits(1, 100)
+
+    assert sample(logits, [_row(temperature=1e-45)]) == [int(logits.argmax())]
+
+
+def test_a_row_of_nan_stays_in_the_vocabulary_and_spoils_no_neighbour() -> None:
+    logits = _logits(2, 100)
+    alone = sample(logits[1:], [_row(1, seed=4, top_p=0.9)])
+    logits[0] = float("nan")
+
+    first, second = sample(logits, [_row(0, seed=4, top_p=0.9), _row(1, seed=4, top_p=0.9)])
+
+    assert 0 <= first < 100
+    assert [second] == alone
+
+
 def test_another_sequence_or_position_draws_anew() -> None:
     logits = torch.zeros(1, 10_000)
 

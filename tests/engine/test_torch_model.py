@@ -102,6 +102,33 @@ def test_copy_block_copies_every_tensor(checkpoint: MakeModel) -> None:
         assert copied == bytes(model.memory.buffer[source.offset : source.offset + source.length])
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_output_is_near_the_best_of_transformers(
+    checkpoint: MakeModel, dtype: str, backend: str
+) -> None:
+    path, prompt = checkpoint("qwen3"), _prompts()[3]
+    model = load_model(
+        path, dtype=dtype, block_size=16, kv_cache_memory=1 << 20, num_threads=1, attention_backend=backend
+    ).model
+    oracle = Oracle(path, dtype)
+
+    tokens = generate(model, [prompt], 8, chunk=13)[0]
+
+    gaps = [oracle.logit_gap([*prompt, *tokens[:i]], token).gap for i, token in enumerate(tokens)]
+    assert max(gaps) < 0.2  # logits span about 8 either way
+
+
+def test_a_closed_model_gives_its_pool_back(checkpoint: MakeModel) -> None:
+    model = _load(checkpoint("llama"))
+    descriptor = model.memory.fd
+
+    model.close()
+    model.close()
+
+    assert not Path(f"/proc/self/fd/{descriptor}").exists()
+
+
 def test_a_step_without_samples_returns_nothing(checkpoint: MakeModel) -> None:
     model = _load(checkpoint("opt"))
 
