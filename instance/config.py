@@ -13,7 +13,8 @@ KNOWN_TRANSPORTS = ("shm", "tcp")
 class InstanceConfig:
     """One instance.
 
-    `server_ip` and `device_ids` are its table entry; `cores` are the CPU cores it runs on (empty: all).
+    `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
+    of one host apart; `cores` are the CPU cores it runs on (empty: all).
     `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is.
     """
 
@@ -22,6 +23,7 @@ class InstanceConfig:
     server_ip: str = "127.0.0.1"
     device_ids: tuple[str, ...] = ("0",)
     table_digest: str = ""
+    table_port: int | None = None
     cores: tuple[int, ...] = ()
     session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0

@@ -26,7 +26,7 @@ def run(config: InstanceConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must mend."""
     if config.cores:
         os.sched_setaffinity(0, config.cores)
-    lock = EntryLock(config.table_digest, config.server_ip, config.device_ids)
+    lock = EntryLock(f"{config.table_digest}:{config.table_port}", config.server_ip, config.device_ids)
     try:
         asyncio.run(_serve(config))
     finally:

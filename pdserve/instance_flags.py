@@ -43,6 +43,7 @@ def launch(options: EngineOptions, plan: LaunchPlan) -> InstanceLaunch:
         server_ip=plan.own.server_ip,
         device_ids=devices,
         table_digest=plan.table_digest,
+        table_port=plan.own.server_port,
         cores=share.cores,
     )
     return InstanceLaunch(config, tuple(notices))

@@ -35,9 +35,10 @@ class Tables:
     local_paths: tuple[Path, ...]
 
 
-def generate(folder: Path, prefill: Sequence[str] = ("4,5",), decode: Sequence[str] = ("6,7",)) -> Tables:
-    """Write tables as `ranktable gen` does."""
-    made = gen(GenArguments(prefill, decode, True, str(folder), device_type="cpu"), lambda line: None, {})
+def generate(folder: Path, prefill: Sequence[str], decode: Sequence[str], ports: Sequence[int]) -> Tables:
+    """Write tables as `ranktable gen --ports` does: the ports tell clusters that run at the same time apart."""
+    listed = ",".join(map(str, ports))
+    made = gen(GenArguments(prefill, decode, True, str(folder), None, listed, "cpu"), lambda line: None, {})
     return Tables(folder / made.global_name, tuple(folder / local.file_name for local in made.locals))
 
 
@@ -106,9 +107,9 @@ class GuideCluster:
         tables: Tables | None = None,
     ) -> None:
         self.folder = folder
-        self.tables = tables or generate(folder, prefill, decode)
         self.names = [f"prefill-{i}" for i in range(len(prefill))] + [f"decode-{i}" for i in range(len(decode))]
         *self.ports, self.port = free_ports(len(self.names) + 1)
+        self.tables = tables or generate(folder, prefill, decode, self.ports)
         self.flags = ("--model", str(model), "--served-model-name", "tiny", *flags)
         self.processes: dict[str, Process] = {}
         self.retired: list[Process] = []

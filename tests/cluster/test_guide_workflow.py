@@ -137,7 +137,7 @@ def test_what_one_process_can_see_alone_ends_it_with_one_line(
 
 
 def test_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
-    tables = generate(fake_cluster.folder / "other", ("1",), ("2",))
+    tables = generate(fake_cluster.folder / "other", ("1",), ("2",), free_ports(2))
     env = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tables.global_path),
         "RANK_TABLE_FILE_PATH": str(tables.local_paths[0]),

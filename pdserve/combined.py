@@ -1,0 +1,32 @@
+"""`python -P -m pdserve.combined`: one combined instance behind gRPC, without a table, for `pdserve verify`."""
+
+import sys
+from collections.abc import Sequence
+
+from pdserve.cli import guarded
+from pdserve.instance_flags import parse
+from telemetry import logs
+from wire.types import Role
+
+HOST = "127.0.0.1"
+DEVICE_IDS = ("0",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded("pdserve.combined", lambda: _serve(arguments))
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from instance import process
+    from instance.config import InstanceConfig
+
+    options = parse(argv)
+    logs.configure(options.log_level)
+    config = InstanceConfig(options, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS, table_port=options.port)
+    return process.run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""`pdserve serve MODEL`: the scheduler's surface over one combined instance, in one process."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+
+from pdserve.ports import require_free
+from pdserve.up_request import fill_model
+from scheduler.compatibility import ExpectedInstance
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.process import Cluster, serve_cluster
+from telemetry import logs
+from wire.errors import ConfigError
+from wire.options import EngineOptions, Parser, add_flags, from_namespace
+from wire.types import Role
+
+DEFAULT_PORT = 8000
+MAX_PROGRESS_AGE_S = 10.0
+HOST = "127.0.0.1"
+DEVICE_IDS = ("0",)
+EPILOG = """\
+examples:
+  pdserve serve                                    the default model on port 8000
+  pdserve serve ~/models/Qwen3-0.6B --dtype bfloat16 --port 8001
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError for what the user must mend."""
+    config = parse(argv)
+    require_free(config.engine.host, config.engine.port)
+    logs.configure(config.engine.log_level)
+    try:
+        import instance.local  # noqa: F401 - only to say what is missing before anything starts
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
+        ) from error
+    asyncio.run(_serve(config))
+    return 0
+
+
+def parse(argv: Sequence[str]) -> SchedulerConfig:
+    """Return the config of a command line. Raises ConfigError."""
+    parser = Parser(
+        prog="pdserve serve",
+        usage="pdserve serve [MODEL] [flags]",
+        description="Serve one model from one process: prefill and decode on one combined instance.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", metavar="MODEL", help="folder of the model (default: the default model)")
+    add_flags(parser, EngineOptions, "engine")
+    add_flags(parser, SchedulerOptions, "front door")
+    namespace = parser.parse_args(argv)
+    if namespace.folder and "model" in namespace:
+        raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
+    namespace.model = namespace.folder or getattr(namespace, "model", "")
+    namespace.port = getattr(namespace, "port", DEFAULT_PORT)
+    fill_model(namespace)
+    options = from_namespace(SchedulerOptions, namespace, dict(os.environ))
+    return SchedulerConfig(from_namespace(EngineOptions, namespace), options)
+
+
+async def _serve(config: SchedulerConfig) -> None:
+    from instance.config import InstanceConfig
+    from instance.local import LocalInstance
+
+    told = InstanceConfig(config.engine, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS)
+    instance = await LocalInstance.start(told)
+    for note in instance.notes:
+        print(note, flush=True)
+
+    def health() -> str | None:
+        age = instance.progress_age()
+        return None if age <= MAX_PROGRESS_AGE_S else f"the engine has made no progress for {age:.0f} s"
+
+    expected = ExpectedInstance(0, Role.COMBINED, f"{HOST}:{config.engine.port}", HOST, DEVICE_IDS)
+    try:
+        await serve_cluster(config, Cluster((expected,), lambda address: instance.connection(), health=health))
+    finally:
+        await instance.stop()

@@ -1,0 +1,130 @@
+"""Run prompts through real instance processes, entering by the scheduler's dispatch in this process."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve import combined
+from pdserve.layout import ClusterShape, ProcessPlan, environment, lay_out
+from pdserve.ports import free_ports
+from pdserve.processes import Child, stop
+from ranktable_tools.launch_plan import resolve
+from scheduler.compatibility import ExpectedInstance
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from scheduler.process import Cluster, build_control, cluster_of
+from scheduler.request import GenerationRequest, NewToken, PromptDone
+from wire.errors import DeadlineExceeded, HandoffFailed, Unavailable
+from wire.grpc_connection import GrpcConnection
+from wire.types import Role, SamplingParams
+
+START_TIMEOUT_S = 300.0
+FIRST_TOKEN_TIMEOUT_S = 300.0
+STALL_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The outputs of all prompts and how much KV crossed for them."""
+
+    outputs: list[list[int]]
+    kv_bytes: int
+
+
+def through_pd(folder: Path, flags: Sequence[str], transport: str, prompts: Sequence[Sequence[int]], n: int) -> Served:
+    """Serve prompts by one prefill and one decode instance over `transport`, `n` greedy tokens each.
+
+    Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
+    """
+    (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
+    shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport))
+    *instances, scheduler = lay_out(shape, folder / "tables")
+    cluster = cluster_of(resolve(environment(scheduler, {})))
+    served, done = _run(folder, instances, cluster, prompts, n)
+    for prompt in done:
+        if prompt.path != "handoff" or prompt.times.transport != transport:
+            raise HandoffFailed(f"a prompt went by {prompt.path} over {prompt.times.transport!r}, not over {transport}")
+    return served
+
+
+def through_combined(folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int) -> Served:
+    """Serve prompts by one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
+    (port,) = free_ports(1)
+    address = f"{combined.HOST}:{port}"
+    where = ("--host", combined.HOST, "--port", str(port))
+    plan = ProcessPlan(
+        "combined", "combined", address, (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags), {}
+    )
+    expected = ExpectedInstance(0, Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
+    return _run(folder, [plan], Cluster((expected,), GrpcConnection), prompts, n)[0]
+
+
+def _run(
+    folder: Path, plans: Sequence[ProcessPlan], cluster: Cluster, prompts: Sequence[Sequence[int]], n: int
+) -> tuple[Served, list[PromptDone]]:
+    children = [Child(plan, folder / f"{plan.name}.log", os.environ) for plan in plans]
+    try:
+        return asyncio.run(_serve(children, cluster, prompts, n))
+    finally:
+        stop([child.record for child in children])
+
+
+async def _serve(
+    children: Sequence[Child], cluster: Cluster, prompts: Sequence[Sequence[int]], n: int
+) -> tuple[Served, list[PromptDone]]:
+    control = build_control(cluster, ControlLimits())
+    async with _running(control):
+        await _until_ready(control, children)
+        pairs = await asyncio.gather(*(_one(control, number, prompt, n) for number, prompt in enumerate(prompts)))
+    done = [one for _, one in pairs]
+    return Served([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
+
+
+async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> tuple[list[int], PromptDone]:
+    request = GenerationRequest(
+        request_id=f"verify-{number}",
+        prompts=(tuple(prompt),),
+        params=SamplingParams(max_tokens=n, temperature=0.0),
+        first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
+        stall_timeout_s=STALL_TIMEOUT_S,
+    )
+    tokens: list[int] = []
+    done: PromptDone | None = None
+    async for event in control.dispatch.start(request).events():
+        if isinstance(event, NewToken):
+            if event.token_id is not None:
+                tokens.append(event.token_id)
+        else:
+            done = event
+    if done is None:
+        raise Unavailable(f"prompt {number} ended without saying how")
+    return tokens, done
+
+
+@contextlib.asynccontextmanager
+async def _running(control: Control) -> AsyncIterator[None]:
+    task = asyncio.create_task(control.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await control.dispatch.close(0)
+
+
+async def _until_ready(control: Control, children: Sequence[Child]) -> None:
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while not control.ready():
+        for child in children:
+            end = child.ended()
+            if end is not None:
+                raise Unavailable(end)
+        if asyncio.get_running_loop().time() > deadline:
+            missing = "; ".join(str(one) for one in control.registry.missing())
+            raise DeadlineExceeded(f"not ready after {START_TIMEOUT_S:g} s; missing: {missing}")
+        await asyncio.sleep(_POLL_S)
