@@ -66,7 +66,9 @@ def _listening(opened: Any) -> Listen:
             bound = listen("127.0.0.1", 0)
             port, stop = bound.getsockname()[1], asyncio.Event()
             app = build_app(served.front)
-            task = asyncio.create_task(serve(app, bound, served.front.drain, shutdown_timeout_s=timeout_s, stop=stop))
+            task = asyncio.create_task(
+                serve_app(app, bound, served.front.drain, shutdown_timeout_s=timeout_s, stop=stop)
+            )
             try:
                 yield Listening(served, port, stop, task)
             finally:

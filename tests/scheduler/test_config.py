@@ -1,0 +1,68 @@
+"""The scheduler's flags and environment."""
+
+import pytest
+
+from scheduler.config import SchedulerConfig, parse, parser
+from wire.errors import ConfigError
+
+
+def config(*argv: str, **environ: str) -> SchedulerConfig:
+    """Parse with a model given."""
+    return parse(["--model", "/m", *argv], environ)
+
+
+def test_defaults_are_those_of_the_guide() -> None:
+    made = config()
+
+    assert (made.engine.host, made.engine.port) == ("127.0.0.1", 9000)
+    assert (made.options.startup_timeout, made.options.stall_timeout, made.options.shutdown_timeout) == (600, 10, 30)
+    assert (made.options.max_queued_requests, made.options.max_queued_tokens) == (1000, 4_000_000)
+
+
+def test_flags_take_both_spellings_and_engine_flags_are_accepted() -> None:
+    made = config(
+        "--port=0", "--stall-timeout", "3", "--max-body-bytes=1MiB", "--tensor-parallel-size=2", "--dtype=auto"
+    )
+
+    assert (made.engine.port, made.options.stall_timeout, made.options.max_body_bytes) == (0, 3, 2**20)
+
+
+def test_the_guides_variables_are_read_and_flags_beat_them() -> None:
+    variables = {"GLOBAL_RANK_TABLE_FILE_PATH": "/t.json", "NODE_PORTS": "8088,8089", "USE_OPENAI": "1"}
+
+    assert config(**variables).options.node_ports == (8088, 8089)
+    assert config("--node-ports=1,2", **variables).options.node_ports == (1, 2)
+    assert config("--global-rank-table", "/other", **variables).options.global_rank_table == "/other"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--port", "70000"], {}, "--port 70000 is not a port"),
+        (["--port", "x"], {}, "--port"),
+        (["--max-model-len", "1"], {}, "--max-model-len 1 is too short"),
+        (["--stall-timeout", "0"], {}, r"--stall-timeout 0\.0 is out of range: more than 0"),
+        (["--max-n", "-1"], {}, "--max-n -1 is out of range"),
+        (["--max-body-bytes", "much"], {}, "'much' is not a size"),
+        (["--stal-timeout", "1"], {}, "did you mean --stall-timeout"),
+        ([], {"NODE_PORTS": "8088;8089"}, "NODE_PORTS '8088;8089' is not a comma-separated list"),
+        ([], {"NODE_PORTS": "0"}, r"NODE_PORTS holds 0: a port is 1\.\.65535"),
+        ([], {"USE_OPENAI": "0"}, "USE_OPENAI=0"),
+        ([], {"USE_OPENAI": "yes"}, "USE_OPENAI='yes'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_limit(argv: list[str], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(*argv, **environ)
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(ConfigError, match="--model is missing"):
+        parse([], {})
+
+
+def test_help_says_what_every_flag_is_for() -> None:
+    text = parser().format_help()
+
+    for words in ("--first-token-timeout", "NODE_PORTS", "--chat-template", "429", "--served-model-name"):
+        assert words in text

@@ -1,0 +1,118 @@
+"""GET /v1/models, /health, /ready and /metrics."""
+
+import re
+from typing import Any
+
+import pytest
+
+from scheduler.front import ReadyReport
+from scheduler.metrics import Metrics
+from scheduler.view import ClusterView, InstanceView, LedgerView
+from wire.types import LinkStatus, LoadSnapshot, Role
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_model_card_names_the_model_as_typed(serve: Any) -> None:
+    async with serve() as served:
+        cards = (await served.client.get("/v1/models")).json()
+
+        assert cards["object"] == "list"
+        assert cards["data"] == [
+            {
+                "id": served.model, "object": "model", "created": served.front.created, "owned_by": "pdserve",
+                "root": served.model, "parent": None, "max_model_len": 512, "permission": [],
+            }
+        ]  # fmt: skip
+
+
+async def test_served_names_and_the_model_as_typed_are_all_accepted(serve: Any, model_folder: Any) -> None:
+    async with serve(names=("a", "b")) as served:
+        listed = [card["id"] for card in (await served.client.get("/v1/models")).json()["data"]]
+        for name in ("a", "b", str(model_folder)):
+            card = await served.client.get(f"/v1/models/{name}")
+            answer = await served.client.post("/v1/completions", json={"model": name, "prompt": "hi"})
+
+            assert (card.json()["id"], card.json()["root"]) == (name, str(model_folder))
+            assert answer.json()["model"] == name
+        unknown = await served.client.get("/v1/models/c")
+
+        assert listed == ["a", "b"]
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+
+
+@pytest.mark.parametrize(("reason", "status"), [(None, 200), ("the engine made no progress for 11 s", 503)])
+async def test_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
+    async with serve(health=lambda: reason) as served:
+        response = await served.client.get("/health")
+
+        assert response.status_code == status
+        assert response.json()["status"] == (reason or "ok")
+
+
+async def test_ready_names_what_is_missing(serve: Any) -> None:
+    report = ReadyReport(False, ("decode instance 1 at 127.0.0.1:8089",), {"instances": []})
+    async with serve(readiness=report) as served:
+        response = await served.client.get("/ready")
+
+        assert response.status_code == 503
+        assert response.json() == {
+            "ready": False, "missing": ["decode instance 1 at 127.0.0.1:8089"], "instances": [],
+        }  # fmt: skip
+
+
+async def test_ready_is_over_while_draining_and_health_is_not(serve: Any) -> None:
+    async with serve() as served:
+        before = (await served.client.get("/ready")).status_code
+        served.front.drain.begin()
+        after, health = await served.client.get("/ready"), await served.client.get("/health")
+
+        assert (before, after.status_code, health.status_code) == (200, 503, 200)
+        assert after.json()["missing"] == ["the server is shutting down"]
+
+
+async def test_requests_are_counted_under_fixed_labels(serve: Any) -> None:
+    async with serve() as served:
+        body = {"model": served.model, "prompt": "hi"}
+        await served.client.post("/v1/completions", json=body)
+        await served.client.post("/v1/completions", json=body | {"stream": True})
+        await served.client.post("/v1/completions", json={})
+        for number in range(5):
+            await served.client.request(f"M{number}", f"/path/{number}")
+        text = (await served.client.get("/metrics")).text
+
+        assert 'pdserve_http_requests_total{method="POST",route="/v1/completions",status="200"} 2.0' in text
+        assert 'pdserve_http_requests_total{method="POST",route="/v1/completions",status="400"} 1.0' in text
+        assert 'pdserve_http_requests_total{method="other",route="other",status="404"} 5.0' in text
+        assert "pdserve_time_to_first_token_seconds_count 2.0" in text
+        assert "pdserve_inter_token_latency_seconds_count 2.0" in text
+        assert "pdserve_kv_hop_bytes_sum 8192.0" in text
+        assert 'pdserve_request_endings_total{ending="finished"} 2.0' in text
+
+
+def test_gauges_show_every_instance_with_probes_apart() -> None:
+    links = (LinkStatus("d0", "shm", "up", 1, 10, 0), LinkStatus("d1", "tcp", "down", 1, 0, 3))
+    load = LoadSnapshot(
+        blocks_total=100, blocks_used=7, blocks_probe=2, blocks_cached=30, running=3, waiting=1, uncomputed_tokens=9,
+        held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links,
+    )  # fmt: skip
+    living = InstanceView(0, Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
+    lost = InstanceView(1, Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
+    view = ClusterView(True, (living, lost), LedgerView(10, 5, 1, 2, 2, 4, 1), queued_prompts=3, queued_tokens=300)
+
+    text = Metrics(lambda: view).render().decode()
+
+    values = dict(re.findall(r'^pdserve_(\w+)\{instance="127\.0\.0\.1:8088"\} (\S+)$', text, re.M))
+    assert {name: float(value) for name, value in values.items()} == {
+        "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
+        "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
+        "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
+    }  # fmt: skip
+    assert (
+        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",role="decode",state="lost"} 1' in text
+    )
+    assert 'pdserve_link_up{instance="127.0.0.1:8088",peer="d1",transport="tcp"} 0.0' in text
+    assert "pdserve_requests_received_total 10.0" in text
+    assert "pdserve_requests_inflight 2.0" in text
+    assert "pdserve_queued_prompts 3.0" in text
+    assert "pdserve_ready 1.0" in text
