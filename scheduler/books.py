@@ -17,7 +17,8 @@ class Books:
         self._tokens: dict[str, int] = {}
         self._unsent: set[str] = set()
         self._fresh: dict[str, int] = {}
-        self._blocks: dict[str, tuple[int, int]] = {}
+        self._blocks: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._full = False
 
@@ -32,12 +33,12 @@ class Books:
         """Free blocks less the reservations under way; none after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        return self.load.blocks_total - self.load.blocks_used - sum(blocks for blocks, _ in self._blocks.values())
+        return self.load.blocks_total - self.load.blocks_used - sum(self._blocks.values())
 
     @property
     def sequences(self) -> int:
-        """Sequences that run, wait or are booked."""
-        return self.load.running + self.load.waiting + sum(count for _, count in self._blocks.values())
+        """Sequences that run, wait or are on their way."""
+        return self.load.running + self.load.waiting + sum(self._sequences.values())
 
     def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """A prompt will be sent for prefill."""
@@ -51,8 +52,9 @@ class Books:
             self._fresh[prompt_id] = 0
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
-        """A reservation will be asked for."""
-        self._blocks[prompt_id] = (blocks, sequences)
+        """A reservation will be asked for, and its sequences will come."""
+        self._blocks[prompt_id] = blocks
+        self._sequences[prompt_id] = sequences
 
     def reserved(self, prompt_id: str) -> None:
         """The reservation stands: the next snapshot holds it."""
@@ -61,6 +63,10 @@ class Books:
     def refused(self) -> None:
         """The instance had no room after all: give it nothing until its next snapshot."""
         self._full = True
+
+    def decoding(self, prompt_id: str) -> None:
+        """The prompt's sequences run: the instance counts them."""
+        self._sequences.pop(prompt_id, None)
 
     def prefilled(self, prompt_id: str) -> None:
         """The prompt's first tokens are in."""
@@ -72,6 +78,7 @@ class Books:
         """The prompt is no longer this instance's. Idempotent."""
         self._drop_tokens(prompt_id)
         self._drop_blocks(prompt_id)
+        self._sequences.pop(prompt_id, None)
         self._changed()
 
     def update(self, load: LoadSnapshot) -> None:

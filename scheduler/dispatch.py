@@ -147,7 +147,7 @@ class Dispatch:
         if grant.prefill is None:
             await LocalPath(grant.decode, crossed=crossed).run(prompt)
         else:
-            path = HandoffPath(grant.prefill, grant.decode, settle_s=self._limits.settle_s, crossed=crossed)
+            path = HandoffPath(grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
             await path.run(prompt)
 
     def _requeue(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> None:

@@ -24,6 +24,7 @@ class ControlLimits:
     backoff_first_s: float = 0.1
     backoff_most_s: float = 0.5
     refused_retry_s: float = 10.0
+    reserve_s: float = 5.0
     settle_s: float = 2.0
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0

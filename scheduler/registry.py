@@ -121,12 +121,15 @@ class Registry:
         return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s)
 
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check a newcomer against the table and the first other instance accepted, in table order."""
+        """Check a newcomer against the table and the first instance accepted, in table order.
+
+        Once we serve, that may be its own former self: another model would not be the one whose tokens we speak.
+        """
         check_version(expected, description)
         check_identity(expected, description, table_digest=self._table_digest, same_host=self._same_host)
-        others = [index for index in sorted(self._accepted) if index != expected.index]
-        if others:
-            check_pair(self._accepted[others[0]], description)
+        references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
+        if references:
+            check_pair(self._accepted[references[0]], description)
         self._accepted[expected.index] = description
 
     def refuse(self, error: Incompatible) -> None:

@@ -62,11 +62,12 @@ class FakeInstance:
         return self.description
 
     def open(self, hello: OpenSession) -> FakeServedSession:
-        """Accept a session; the one before ends. Raises Incompatible for an epoch older than that one's."""
-        if self._session is not None:
-            if hello.epoch < self._session.hello.epoch:
-                raise Incompatible(f"session epoch {hello.epoch} is older than {self._session.hello.epoch}")
-            self._session.lost()
+        """Accept a session; the one before ends. Raises Incompatible for an older epoch of the same scheduler."""
+        before = self._session
+        if before is not None:
+            if before.hello.scheduler_id == hello.scheduler_id and hello.epoch < before.hello.epoch:
+                raise Incompatible(f"session epoch {hello.epoch} is older than {before.hello.epoch}")
+            before.lost()
         opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
         self._session = FakeServedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
         return self._session
@@ -92,6 +93,11 @@ class FakeInstance:
         """Stop the engine; the session goes on and reports the age of the last progress."""
         self.behaviour.stuck = True
         self._progress_at = asyncio.get_running_loop().time()
+
+    def get_unstuck(self) -> None:
+        """The engine goes on."""
+        self.behaviour.stuck = False
+        self._wake()
 
     def die(self) -> None:
         """Kill -9: nothing of it moves any more, and its peers no longer find it."""

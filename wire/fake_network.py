@@ -1,6 +1,7 @@
 """Addresses with instances behind them, in memory: nothing listens yet, processes are killed, others freeze."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 from wire.connection import InstanceService, Session
@@ -92,13 +93,16 @@ class FakeSession:
         self._host = host
         self._inner = inner
         self._address = address
+        self._unread: deque[Command] = deque()
 
     async def send(self, command: Command) -> None:
-        """Queue a command; to a frozen host it is lost in its socket."""
+        """Queue a command; a frozen host finds it in its socket when it moves again."""
         if self._host.gone.is_set():
             raise InstanceLost(f"connection to {self._address} was reset")
         if self._host.moving.is_set():
             await self._inner.send(command)
+        else:
+            self._unread.append(command)
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the host dies."""
@@ -115,11 +119,16 @@ class FakeSession:
                 if gone.done():
                     raise InstanceLost(f"connection to {self._address} was reset")
                 await self._host.moving.wait()
+                await self._read_backlog()
                 yield event.result()
         except StopAsyncIteration:
             return
         finally:
             gone.cancel()
+
+    async def _read_backlog(self) -> None:
+        while self._unread:
+            await self._inner.send(self._unread.popleft())
 
     async def close(self) -> None:
         """End the session; a dead host has ended it already."""

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable
 
 from scheduler.inbox import Arrival, Lost, PromptStep, Work
 from scheduler.instances import Instance
+from scheduler.limits import ControlLimits
 from scheduler.paths.endings import to_error
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
+from wire.errors import HandoffFailed
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
 
@@ -21,17 +23,19 @@ log = EventLogger("handoff")
 class HandoffPath:
     """Runs one plan: remote prefill, then decode. `crossed` is called when a token has come from D."""
 
-    def __init__(self, prefill: Instance, decode: Instance, *, settle_s: float, crossed: Callable[[], None]) -> None:
+    def __init__(
+        self, prefill: Instance, decode: Instance, *, limits: ControlLimits, crossed: Callable[[], None]
+    ) -> None:
         self._prefill = prefill
         self._decode = decode
-        self._settle_s = settle_s
+        self._limits = limits
         self._crossed = crossed
         self._decode_started = False
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt to the end of its sequences and of its hand-off. Raises what ended it otherwise."""
         with prompt.attend(self._decode) as on_decode:
-            ticket = await self._reserve(prompt, on_decode)
+            ticket = await self._reserve_in_time(prompt, on_decode)
             with prompt.attend(self._prefill) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}")
                 on_prefill.post(Prefill(prompt.state, ticket))
@@ -40,6 +44,14 @@ class HandoffPath:
                     await self._take(prompt, await prompt.hear(), on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(prompt, on_prefill, on_decode)
+
+    async def _reserve_in_time(self, prompt: PromptRun, on_decode: Work) -> Ticket:
+        try:
+            async with asyncio.timeout(self._limits.reserve_s):
+                return await self._reserve(prompt, on_decode)
+        except TimeoutError:
+            limit_s = self._limits.reserve_s
+            raise HandoffFailed(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 
     async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
         prompt.enter(f"reserving blocks on {self._decode}")
@@ -86,6 +98,7 @@ class HandoffPath:
     def _decoding(self, prompt: PromptRun) -> None:
         if not self._decode_started:
             self._decode_started = True
+            self._decode.books.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._decode}")
 
@@ -111,7 +124,7 @@ class HandoffPath:
     async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
         """Yield what still arrives until P has said its end, for `settle_s` at most."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settle_s
+        deadline = loop.time() + self._limits.settle_s
         while not on_prefill.ended or not prompt.inbox.empty():
             try:
                 async with asyncio.timeout_at(deadline):

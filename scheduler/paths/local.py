@@ -39,5 +39,6 @@ class LocalPath:
             self._started = True
             self._instance.books.prefilled(prompt.prompt_id)
             self._instance.books.reserved(prompt.prompt_id)
+            self._instance.books.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._instance}")

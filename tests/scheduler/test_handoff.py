@@ -161,6 +161,17 @@ async def test_decode_without_room_is_asked_again_only_after_its_next_load() -> 
 
 
 @virtual
+async def test_a_reservation_without_an_answer_is_tried_on_another_decode_instance() -> None:
+    async with FakeCluster("PDD").serving() as cluster:
+        cluster.instances[1].behaviour.deaf = True
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert answer.done[0].decode_instance == "decode-2"
+        assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
 async def test_any_other_refusal_is_the_request_s_error() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.refuse.append("InternalError")

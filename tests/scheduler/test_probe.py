@@ -1,7 +1,6 @@
 """Readiness: a living path that something crossed lately. An hour of it on a virtual clock."""
 
 import asyncio
-import time
 
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
@@ -61,15 +60,8 @@ async def test_no_path_is_not_ready_at_once() -> None:
         assert cluster.control.view().instances[0].state == "lost"
 
 
-def test_an_hour_of_heartbeats_probes_and_a_hung_instance_takes_seconds() -> None:
-    started = time.monotonic()
-    _an_hour()
-
-    assert time.monotonic() - started < 60
-
-
 @virtual
-async def _an_hour() -> None:
+async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance_in_it() -> None:
     loop = asyncio.get_running_loop()
     async with FakeCluster("PPD", probes=True).serving() as cluster:
         began = loop.time()

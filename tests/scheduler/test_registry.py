@@ -94,6 +94,17 @@ async def test_a_serving_scheduler_refuses_the_newcomer_and_goes_on() -> None:
 
 
 @virtual
+async def test_an_instance_that_comes_back_with_another_model_is_refused() -> None:
+    async with FakeCluster("C").serving() as cluster:
+        await collect(cluster.control.dispatch.start(request(PROMPT)))
+        cluster.kill(0)
+        cluster.boot(0, model=ModelIdentity("other", "cccc", "dddd"))
+        await until(lambda: cluster.control.view().instances[0].state == "refused")
+
+        assert "combined-0 at 10.0.0.1:8000 has aaaa (tiny)" in cluster.control.view().instances[0].why
+
+
+@virtual
 async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
     cluster = FakeCluster("PPD")
     cluster.boot(1)
@@ -136,7 +147,7 @@ async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None
 
         assert cluster.control.view().instances[1].state == "lost"
         assert "no progress" in cluster.control.view().instances[1].why
-        cluster.instances[1].behaviour.stuck = False
+        cluster.instances[1].get_unstuck()
         await until(lambda: not cluster.control.registry.missing())
 
 
