@@ -19,6 +19,7 @@ _HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "L
 class Figures:
     """What /metrics says of one instance; figures it does not give are None."""
 
+    state: str = ""
     used: float | None = None
     total: float | None = None
     running: float | None = None
@@ -48,7 +49,7 @@ def table(state: ClusterState, by_address: Mapping[str, Figures]) -> list[str]:
     rows = [_HEADER]
     for process in state.processes:
         seen = by_address.get(process.address, Figures())
-        condition = "running" if process.alive else "gone"
+        condition = (seen.state or "running") if process.alive else "gone"
         blocks = "-" if seen.used is None else f"{seen.used:.0f}/{seen.total or 0:.0f}"
         running = "-" if seen.running is None else f"{seen.running:.0f}"
         links = ", ".join(seen.links) or "-"
@@ -60,26 +61,31 @@ def table(state: ClusterState, by_address: Mapping[str, Figures]) -> list[str]:
 
 def figures(samples: Sequence[Sample]) -> dict[str, Figures]:
     """Return what a metrics page says of each instance, by its address."""
-    by_address: dict[str, Figures] = {}
+    by_id: dict[str, Figures] = {}
+    id_by_address: dict[str, str] = {}
     for sample in samples:
         instance = sample.labels.get("instance")
         if instance is None:
             continue
-        seen = by_address.setdefault(instance, Figures())
-        if sample.name == "pdserve_kv_blocks_used":
-            seen.used = sample.value
-        elif sample.name == "pdserve_kv_blocks_total":
-            seen.total = sample.value
-        elif sample.name in ("pdserve_running", "pdserve_running_sequences"):
-            seen.running = sample.value
-        elif sample.name in ("pdserve_link_up", "pdserve_links"):
-            seen.links.append(_link(sample))
-    return by_address
+        seen = by_id.setdefault(instance, Figures())
+        match sample.name:
+            case "pdserve_instance_info":
+                id_by_address[sample.labels["address"]] = instance
+                seen.state = sample.labels["state"]
+            case "pdserve_kv_blocks_used":
+                seen.used = sample.value
+            case "pdserve_kv_blocks_total":
+                seen.total = sample.value
+            case "pdserve_running":
+                seen.running = sample.value
+            case "pdserve_link_up":
+                seen.links.append(_link(sample))
+    return {address: by_id[instance] for address, instance in id_by_address.items()}
 
 
 def _link(sample: Sample) -> str:
     peer, transport = sample.labels.get("peer", "?"), sample.labels.get("transport", "?")
-    return f"{transport}->{peer} {sample.labels.get('state') or ('up' if sample.value else 'down')}"
+    return f"{transport} to {peer} {'up' if sample.value else 'down'}"
 
 
 def _samples(client: Client) -> Sequence[Sample]:

@@ -14,6 +14,7 @@ from pdserve import model
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_prompts import make_prompts
 from scheduler.model_files import read_model_files
+from telemetry import logs
 from wire.errors import ConfigError
 from wire.options import Parser, add_flags, flag, from_namespace
 
@@ -45,6 +46,7 @@ class VerifyOptions:
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they part."""
     options = parse(argv)
+    logs.configure("ERROR")  # what a start goes through is no news here
     folder = Path(options.model) if options.model else model.ensure_default(os.environ)
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)

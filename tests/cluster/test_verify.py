@@ -1,0 +1,58 @@
+"""`pdserve verify` and `pdserve serve` on a tiny model: P/D, combined and transformers agree."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.client import Client
+from pdserve.ports import free_ports
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def _verify(*flags: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", "-m", "pdserve", "verify", "--kv-cache-memory", "16MiB", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def test_all_ways_are_equal_in_float32(tiny_model: Path) -> None:
+    done = _verify("--model", str(tiny_model), "--prompts", "9", "--max-tokens", "16")
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.splitlines()[-1] == "equal: P/D over shm = P/D over tcp = combined = transformers"
+
+
+def test_in_bfloat16_the_gaps_are_reported(tiny_model: Path) -> None:
+    done = _verify("--model", str(tiny_model), "--dtype", "bfloat16", "--transport", "shm", "--prompts", "4")
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "P/D over shm against transformers: " in done.stdout
+
+
+def test_a_folder_that_is_no_model_is_one_line(tiny_model: Path) -> None:
+    done = _verify("--model", str(tiny_model / "none"))
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-P", "-m", "pdserve", "serve", str(tiny_model), "--port", str(port)]
+    flags = ["--kv-cache-memory", "16MiB", "--served-model-name", "tiny"]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=os.environ.copy()) as server:
+        assert server.stderr is not None
+        assert any("ready" in line for line in iter(server.stderr.readline, "")), "it ended before it was ready"
+        client = Client(f"http://127.0.0.1:{port}", timeout_s=60)
+
+        reply = client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+        health = client.get("/health")
+        server.terminate()
+        server.stderr.read()
+
+        assert reply.status == 200, reply.body
+        assert health.status == 200
+        assert server.wait(60) == 0

@@ -1,0 +1,28 @@
+"""Where two ways of serving part."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.verify_compare import Divergence, all_divergences, first_divergence
+
+Outputs = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=4)
+
+
+@given(Outputs)
+def test_equal_outputs_do_not_diverge(outputs: list[list[int]]) -> None:
+    assert first_divergence(outputs, [list(one) for one in outputs]) is None
+
+
+def test_the_first_prompt_that_differs_is_named_with_both_tokens() -> None:
+    divergence = first_divergence([[1, 2], [3, 4], [5]], [[1, 2], [3, 9], [6]])
+
+    assert divergence == Divergence(prompt=1, position=1, reference=4, found=9)
+    assert str(divergence) == "prompt 1, token 1: 9 instead of 4"
+
+
+def test_an_output_that_ends_early_diverges_there() -> None:
+    assert str(first_divergence([[1, 2]], [[1]])) == "prompt 0, token 1: nothing instead of 2"
+
+
+def test_every_prompt_has_one_divergence_at_most() -> None:
+    assert [one.prompt for one in all_divergences([[1, 1], [2], [3]], [[0, 0], [2], [4]])] == [0, 2]
