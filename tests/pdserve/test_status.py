@@ -20,7 +20,8 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
     page = (
         'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
-        'pdserve_kv_blocks_used{instance="p"} 3\npdserve_kv_blocks_total{instance="p"} 64\npdserve_running{instance="p"} 2\n'
+        'pdserve_kv_blocks_used{instance="p"} 3\npdserve_kv_blocks_total{instance="p"} 64\n'
+        'pdserve_running{instance="p"} 2\n'
     )
 
     lines = table(state, figures(parse_metrics(page)))
