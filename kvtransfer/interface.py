@@ -86,7 +86,10 @@ class Sender(Protocol):
 
 
 class ReceiverEvents(Protocol):
-    """What the receiver reports. Called on the receiver's threads; must not block long."""
+    """What the receiver reports, on its own threads (`ended` also on one that aborts); must not block long.
+
+    No lock that a caller of `Receiver.abort` holds may be taken here.
+    """
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         """Every frame is in and verified: the blocks now belong to the prompt described.

@@ -37,12 +37,13 @@ class KvSender:
         self._link_by_ticket: dict[str, Link] = {}
         self._link_epoch = 0
         self._bytes_of_gone_links = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
         with self._lock:
-            if ticket.ticket_id in self._link_by_ticket:
+            if self._closed or ticket.ticket_id in self._link_by_ticket:
                 return
             op, link = Begin(ticket), self._links.get((ticket.instance_id, ticket.epoch))
             if link is not None:
@@ -90,8 +91,9 @@ class KvSender:
 
     def close(self) -> None:
         """Abort everything and join the threads."""
-        self._link_by_ticket.clear()
         with self._lock:
+            self._closed = True
+            self._link_by_ticket.clear()
             links = list(self._links.values())
         for link in links:
             link.post(Lost(None))

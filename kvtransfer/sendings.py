@@ -33,6 +33,7 @@ class Sendings:
         layers = {tensor.layer for tensor in self._slots.layout.tensors}
         self._tensors_of = {layer: self._slots.layout.tensors_of(layer) for layer in layers}
         self._sendings: dict[str, _Sending] = {}
+        self._tended = settings.clock()
         self.bytes_sent = 0
 
     def handle(self, op: TicketOp) -> None:
@@ -51,7 +52,8 @@ class Sendings:
 
     def tend(self) -> None:
         """Renew the leases while the engine makes progress, and end the tickets whose lease ran out."""
-        now, age = self._settings.clock(), self._settings.progress_age
+        self._tended = now = self._settings.clock()
+        age = self._settings.progress_age
         for sending in list(self._sendings.values()):
             ticket = sending.ticket
             if ticket.expire(now):
@@ -83,6 +85,7 @@ class Sendings:
         )  # fmt: skip
         self._sendings[ticket.ticket_id] = _Sending(sending)
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
+        self._outbox.flush()  # from here on the receiver ends the ticket when this process dies
 
     def _apply(self, sending: _Sending, op: Put | Finish | Drop | Heard) -> None:
         match op:
@@ -111,6 +114,8 @@ class Sendings:
             most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // token_bytes))
             for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
                 for start in range(gap_start, gap_end, most):
+                    if sending.ticket.over:
+                        return
                     self._send(sending.ticket, tensor, start, min(gap_end, start + most), put.block_ids)
 
     def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
@@ -138,6 +143,8 @@ class Sendings:
             frame = replace(frame, digest=frame.digest ^ 1)
         self._outbox.add(self._outlet.announce(frame, pieces), frame.num_bytes)
         self.bytes_sent += frame.num_bytes
+        if self._settings.clock() - self._tended > self._settings.tend_interval_s:
+            self.tend()  # a long put over a slow link must not cost the others their leases
 
     def _acked(self, sending: _Sending) -> None:
         ticket, now = sending.ticket, self._settings.clock()

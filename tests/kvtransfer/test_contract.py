@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvtransfer.frame import Abort, Ack, Commit, Nack, Open
+from kvtransfer.receiver import KvReceiver
 from tests.kvtransfer.rig import TENSORS, RawSender, Rig, fill, make_rig, read, until
 from wire.errors import HandoffFailed, InstanceLost, NoCapacity
 
@@ -409,6 +410,50 @@ def test_a_commit_before_all_tokens_were_put_fails_with_the_missing_ones(rig: Ri
     rig.events.wait("ended", ticket.ticket_id)
 
     assert "tokens [12, 20) of layer 0 k were never put" in str(rig.events.failures[ticket.ticket_id])
+
+
+def test_an_ack_that_never_leaves_fails_the_sender_while_the_receiver_has_committed(transport: str) -> None:
+    with make_rig(transport, failpoints="kv.before_ack=raise@1") as rig:
+        ticket = rig.open(8, (0, 1))
+
+        rig.hand_over(ticket, (0, 1))
+        rig.events.wait("failed", ticket.ticket_id)
+
+        assert isinstance(rig.events.failures[ticket.ticket_id], InstanceLost)
+        assert [kind for kind, _ in rig.events.reports] == ["committed", "failed"]
+
+
+def test_a_ticket_of_a_new_process_ends_the_links_to_the_old_one(rig: Rig, transport: str) -> None:
+    old = rig.open(20, D_BLOCKS)
+    rig.sender.begin(old)
+    rig.put_all(old, P_BLOCKS, 0, 8)
+    until(lambda: rig.receiver.bytes_received > 0)
+    reborn = KvReceiver(
+        rig.d_pool, instance_id="decode-0", epoch=78, host="127.0.0.1", transports=(transport,), events=rig.events
+    )
+
+    new = reborn.open("cd" * 16, num_tokens=8, first_token=0, block_ids=(40, 41))
+    rig.hand_over(new, (30, 31))
+    rig.events.wait("acked", new.ticket_id)
+    rig.events.wait("failed", old.ticket_id)
+
+    assert "replaced by epoch 4e" in str(rig.events.failures[old.ticket_id])
+    assert len(rig.sender.links()) == 1
+    assert rig.sender.bytes_sent == 16 * rig.p_pool.layout.token_bytes
+    reborn.close()
+
+
+def test_a_closed_sender_is_silent(rig: Rig) -> None:
+    begun, later = rig.open(8, (0, 1)), rig.open(8, (2, 3))
+    rig.sender.begin(begun)
+    rig.put_all(begun, P_BLOCKS)
+
+    rig.sender.close()
+    rig.hand_over(later, P_BLOCKS)
+    rig.events.wait("ended", begun.ticket_id)
+
+    assert rig.events.ends[begun.ticket_id][1] == "the sender is shutting down"
+    assert [kind for kind, _ in rig.events.reports] == ["ended"]
 
 
 def test_a_raise_at_a_failpoint_ends_that_ticket_only(transport: str) -> None:

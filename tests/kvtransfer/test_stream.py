@@ -1,0 +1,76 @@
+"""Sending and receiving in pieces, with deadlines."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvtransfer.frame import Ack, MessageType, WireError, decode, encode
+from kvtransfer.stream import LinkLost, Stream, expect
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[Stream, Stream]]:
+    one, other = socket.socketpair()
+    pair = Stream(one, progress_timeout_s=0.3), Stream(other, progress_timeout_s=0.3)
+    yield pair
+    for stream in pair:
+        stream.close()
+
+
+def test_many_pieces_arrive_in_pieces_cut_otherwise(streams: tuple[Stream, Stream]) -> None:
+    data = bytes(range(256)) * 8_192
+    pieces = [memoryview(data)[at : at + 700] for at in range(0, len(data), 700)]
+    target = bytearray(len(data))
+    sending = threading.Thread(target=streams[0].send, args=(pieces,))
+    sending.start()
+
+    cuts = [memoryview(target)[at : at + 1_000] for at in range(0, len(data), 1_000)]
+    received = streams[1].receive_pieces(cuts, stopped=lambda: False)
+    sending.join(10)
+
+    assert received == len(data)
+    assert bytes(target) == data
+
+
+def test_a_peer_that_takes_nothing_is_lost(streams: tuple[Stream, Stream]) -> None:
+    with pytest.raises(LinkLost, match=r"took nothing for 0\.3 s"):
+        streams[0].send([bytes(64 << 20)])
+
+
+def test_a_peer_that_sends_half_a_message_is_lost(streams: tuple[Stream, Stream]) -> None:
+    streams[0].send([encode(Ack("00" * 16, 1))[:20]])
+
+    with pytest.raises(LinkLost, match="in the middle of a message"):
+        streams[1].receive_message()
+
+
+def test_a_peer_that_closes_is_lost(streams: tuple[Stream, Stream]) -> None:
+    streams[0].close()
+
+    with pytest.raises(LinkLost, match="closed the connection"):
+        streams[1].receive_message()
+
+
+def test_an_answer_to_a_peer_that_does_not_read_cuts_it_without_waiting(streams: tuple[Stream, Stream]) -> None:
+    for _ in range(4):
+        streams[0].send_now(bytes(1 << 20))
+
+    with pytest.raises(LinkLost):
+        streams[0].receive_message()
+
+
+def test_a_message_out_of_turn_is_no_protocol(streams: tuple[Stream, Stream]) -> None:
+    streams[0].send([encode(Ack("00" * 16, 1))])
+
+    with pytest.raises(WireError, match="ACK came where HELLO was due"):
+        expect(streams[1], MessageType.HELLO, timeout_s=1)
+
+
+def test_drained_bytes_are_gone_and_the_next_message_is_whole(streams: tuple[Stream, Stream]) -> None:
+    streams[0].send([bytes(100_000), encode(Ack("11" * 16, 2))])
+
+    streams[1].drain(100_000)
+
+    assert decode(*streams[1].receive_message()) == Ack("11" * 16, 2)
