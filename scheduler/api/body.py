@@ -12,6 +12,7 @@ from scheduler.config import SchedulerOptions
 from wire.errors import InvalidRequest
 
 _MAX_DEPTH = 64
+_LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
 
 
 async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
@@ -24,6 +25,10 @@ async def read_json(request: Request, options: SchedulerOptions) -> dict[str, An
         raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
     except ClientDisconnect:
         raise ClientGone("the client went away") from None
+    return await asyncio.to_thread(_parse, content) if len(content) > _LARGE_BYTES else _parse(content)
+
+
+def _parse(content: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:

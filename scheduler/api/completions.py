@@ -32,7 +32,7 @@ async def create_completion(front: Front, request: Request) -> Generation:
 async def prepare(front: Front, body: CompletionBody) -> Generation:
     """Tokenise and check a body against the model."""
     options, tokens = front.config.options, front.tokens
-    given = read_prompts(body.prompt, max_prompts=options.max_prompts)
+    given = read_prompts(body.prompt, max_prompts=options.max_prompts, max_model_len=tokens.max_model_len)
     add_special = body.add_special_tokens is not False
     prompts = [await encode_prompt(prompt, tokens, add_special_tokens=add_special) for prompt in given]
     params = read_sampling(body, prompts, tokens, options, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt")

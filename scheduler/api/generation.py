@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api import served
 from scheduler.api.errors import error_body, json_response, request_id_of
-from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
+from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import Piece, TextOptions, TextStream
@@ -61,11 +61,16 @@ class Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError as long as nothing was sent."""
         with self.front.drain.request():
+            self._log_taken(scope)
             run = self._answer_stream(scope, send) if self.stream else self._answer_whole(scope, receive, send)
             try:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
+
+    def _log_taken(self, scope: Scope) -> None:
+        ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
+        _log.info("request_taken", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)
@@ -79,8 +84,10 @@ class Generation:
             Ended(index, "".join(texts[index]), last[index].finish_reason, last[index].stop_reason)
             for index in sorted(last)
         ]
-        headers = {"server-timing": served.server_timing(output.served)}
-        await json_response(self.shape.whole(choices, served.usage(output)), 200, headers)(scope, receive, send)
+        timing = served.server_timing(output.served)
+        headers = {"server-timing": timing} if timing else {}
+        response = json_response(self.shape.whole(choices, served.usage(output)), 200, headers)
+        await within(self.front.config.options.client_timeout, response(scope, receive, send))
 
     async def _answer_stream(self, scope: Scope, send: Send) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""

@@ -18,7 +18,7 @@ async def ready(front: Front, _: Request) -> Response:
     state = front.readiness()
     if front.drain.draining:
         state = ReadyReport(False, ("the server is shutting down", *state.missing), state.view)
-    body = {"ready": state.ready, "missing": list(state.missing), **state.view}
+    body = {**state.view, "ready": state.ready, "missing": list(state.missing)}
     return json_response(body, 200 if state.ready else 503)
 
 

@@ -3,14 +3,15 @@
 from typing import Any
 
 from scheduler.tokens import Tokens
-from wire.errors import InvalidRequest
+from wire.errors import InvalidRequest, PromptTooLong
 
 Prompt = str | tuple[int, ...]
 _MESSAGE_EXTRAS = ("name", "reasoning_content")
 
 
-def read_prompts(value: Any, *, max_prompts: int) -> tuple[Prompt, ...]:
+def read_prompts(value: Any, *, max_prompts: int, max_model_len: int) -> tuple[Prompt, ...]:
     """Return the prompts of a text, a list of texts, a list of token ids or a list of such lists."""
+    _check_sizes(value, max_prompts, max_model_len)
     if isinstance(value, str):
         prompts: tuple[Prompt, ...] = (value,)
     elif _is_list_of(value, str):
@@ -30,6 +31,16 @@ def read_prompts(value: Any, *, max_prompts: int) -> tuple[Prompt, ...]:
         if not prompt:
             raise InvalidRequest("an empty prompt cannot be continued", "prompt")
     return prompts
+
+
+def _check_sizes(value: Any, max_prompts: int, max_model_len: int) -> None:
+    """Refuse huge lists by their length alone, before anything walks through them."""
+    lists = [value, *value[:max_prompts]] if isinstance(value, list) else []
+    longest = max((len(item) for item in lists if isinstance(item, list)), default=0)
+    if longest > max(max_model_len, max_prompts):
+        raise PromptTooLong(
+            f"This model's maximum context length is {max_model_len} tokens; the prompt has {longest}", "prompt"
+        )
 
 
 async def encode_prompt(prompt: Prompt, tokens: Tokens, *, add_special_tokens: bool) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Server-sent events, and noticing that a client has gone."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import orjson
@@ -10,7 +10,11 @@ from starlette.types import Receive, Send
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+]
 
 
 class ClientGone(Cancelled):
@@ -35,18 +39,20 @@ class EventWriter:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await self._timed({"type": "http.response.body", "body": content, "more_body": True})
+        await within(self._timeout_s, self._send({"type": "http.response.body", "body": content, "more_body": True}))
 
     async def end(self) -> None:
         """End the response."""
-        await self._timed({"type": "http.response.body", "body": b"", "more_body": False})
+        await within(self._timeout_s, self._send({"type": "http.response.body", "body": b"", "more_body": False}))
 
-    async def _timed(self, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientGone(f"the client read nothing for {self._timeout_s:g} s") from None
+
+async def within(timeout_s: float, sending: Awaitable[None]) -> None:
+    """Wait for `sending`. Raises ClientGone if the client does not read for `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await sending
+    except TimeoutError:
+        raise ClientGone(f"the client read nothing for {timeout_s:g} s") from None
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -230,3 +230,14 @@ async def test_the_config_sets_the_caps(serve: Any) -> None:
         ]
 
         assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 200]
+
+
+async def test_a_large_body_is_parsed_and_refused_by_its_length_alone(serve: Any) -> None:
+    async with serve() as served:
+        nested = await served.client.post("/v1/completions", json={"model": served.model, "prompt": [[5] * 200_000]})
+        broken = await served.client.post(
+            "/v1/completions", content=b"[" + b"1," * 200_000, headers={"content-type": "application/json"}
+        )
+
+        assert (nested.status_code, broken.status_code) == (400, 400)
+        assert "the prompt has 200000" in nested.json()["error"]["message"]
