@@ -12,8 +12,9 @@ from pdserve.question import ask, served_model
 from pdserve.readiness import ask as ask_ready
 from pdserve.run_folder import RunFolder, default_run_dir
 from wire.errors import PdserveError, Unavailable
+from wire.options import Parser
 
-DEFAULT_URL = "http://127.0.0.1:9000"
+DEFAULT_PORT = 9000
 QUESTION = "What is the capital of France, and what is it known for?"
 _ANSWER_TIMEOUT_S = 120.0
 
@@ -36,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(folder: RunFolder, flags: Sequence[str]) -> int:
     try:
-        url = serving(folder)
+        url = serving(folder, _port(flags))
         if url is None:
             print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
             up.main(["--detach", *flags])
-            url = serving(folder)
+            url = serving(folder, _port(flags))
         if url is None:
             raise Unavailable("the cluster was ready and is no longer")
         _ask(url)
@@ -49,11 +50,18 @@ def _run(folder: RunFolder, flags: Sequence[str]) -> int:
     return 0
 
 
-def serving(folder: RunFolder) -> str | None:
-    """Return where a cluster serves: the run folder's, else one on port 9000."""
+def serving(folder: RunFolder, port: int) -> str | None:
+    """Return where a cluster serves: the run folder's, else whatever answers on `port`."""
     state = folder.read()
     urls = [state.base_url] if state is not None and state.living() else []
-    return next((url for url in [*urls, DEFAULT_URL] if ask_ready(Client(url, timeout_s=5.0))[0]), None)
+    urls.append(f"http://127.0.0.1:{port}")
+    return next((url for url in urls if ask_ready(Client(url, timeout_s=5.0))[0]), None)
+
+
+def _port(flags: Sequence[str]) -> int:
+    parser = Parser(add_help=False)
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    return int(parser.parse_known_args(list(flags))[0].port)
 
 
 def _ask(url: str) -> None:
