@@ -83,7 +83,7 @@ class Member:
                 self._registry.refuse(error)
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
-                self._become(MemberState.LOST, str(error))
+                self._become(MemberState.LOST if self.description else MemberState.CONNECTING, str(error))
                 await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: one entry's defect ends no other
                 log.error("member_broke", exc=error, instance=self.expected)
@@ -137,7 +137,7 @@ class Member:
 
     def _become(self, state: MemberState, why: str) -> None:
         if (state, why) != (self.state, self.why):
-            report = log.info if state is MemberState.LIVING or self.state is MemberState.CONNECTING else log.warning
+            report = log.info if state in (MemberState.LIVING, MemberState.CONNECTING) else log.warning
             report(f"instance_{state}", instance=self.expected, why=why)
         self.state, self.why = state, why
         self._registry.changed()

@@ -46,7 +46,7 @@ class FakeInstance:
         self.prompts: dict[str, FakePrompt] = {}
         self.commands: list[Command] = []
         self.steps = 0
-        self._peers = peers
+        self.peers = peers
         self._session: FakeServedSession | None = None
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
@@ -101,7 +101,7 @@ class FakeInstance:
 
     def die(self) -> None:
         """Kill -9: nothing of it moves any more, and its peers no longer find it."""
-        self._peers.pop(self.description.instance_id, None)
+        self.peers.pop(self.description.instance_id, None)
         self.prompts.clear()
         self._session = None
 
@@ -281,11 +281,11 @@ class FakeInstance:
         self._tell(Failed(prompt.prompt_id, to_name(error), str(error)))
 
     def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
-        if prompt.ticket is not None and prompt.ticket.instance_id in self._peers:
+        if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
             self._receiver(prompt.ticket).abort(prompt.ticket, reason)
 
     def _receiver(self, ticket: Ticket) -> "FakeInstance":
-        peer = self._peers.get(ticket.instance_id)
+        peer = self.peers.get(ticket.instance_id)
         if peer is None or peer.description.epoch != ticket.epoch:
             raise HandoffFailed(f"no instance {ticket.instance_id} of epoch {ticket.epoch}")
         return peer

@@ -1,0 +1,94 @@
+"""The control half over real gRPC streams and real time: the same requests, cancels and losses."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from scheduler.compatibility import ExpectedInstance
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from tests.scheduler.fake_cluster import TABLE_DIGEST, collect, describe, expected, request
+from tests.scheduler.virtual_time import until
+from wire.errors import InstanceLost
+from wire.fake_instance import FakeInstance
+from wire.grpc_connection import GrpcConnection, GrpcServer
+from wire.types import Role
+
+PROMPT = (5, 6, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcCluster:
+    """One prefill and one decode instance behind gRPC servers, and a control half that dials them."""
+
+    servers: tuple[GrpcServer, ...]
+    instances: tuple[FakeInstance, ...]
+    control: Control
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[GrpcCluster]:
+    """Serve fake instances over gRPC and run the control half until it is ready."""
+    servers = (GrpcServer("127.0.0.1", 0), GrpcServer("127.0.0.1", 0))
+    peers: dict[str, FakeInstance] = {}
+    entries = []
+    for index, (server, role) in enumerate(zip(servers, (Role.PREFILL, Role.DECODE), strict=True)):
+        description = dataclasses.replace(describe(index, role), host="127.0.0.1", port=await server.start())
+        await server.serve(FakeInstance(description, peers))
+        address = f"127.0.0.1:{description.port}"
+        entries.append(ExpectedInstance(index, role, address, description.server_ip, description.device_ids))
+    control = Control(
+        entries,
+        GrpcConnection,
+        table_digest=TABLE_DIGEST,
+        scheduler_id="s",
+        epoch=1,
+        limits=ControlLimits(),
+        rng=random.Random(0),
+    )
+    running = asyncio.create_task(control.run())
+    try:
+        await until(control.ready)
+        yield GrpcCluster(servers, tuple(peers.values()), control)
+    finally:
+        await control.dispatch.close(0.0)
+        running.cancel()
+        await asyncio.wait({running}, timeout=10.0)
+        for server in servers:
+            await server.stop(0.0)
+
+
+def test_a_request_and_a_client_that_goes_away() -> None:
+    async def run() -> None:
+        async with serving() as cluster:
+            dispatch = cluster.control.dispatch
+            answer = await collect(dispatch.start(request(PROMPT, n=2)))
+            assert answer.tokens == {(0, s): expected(PROMPT, 4, s) for s in range(2)}
+            assert answer.done[0].times.kv_bytes > 0
+
+            reader = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=10**5))))
+            await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
+            reader.cancel()
+            await until(lambda: [instance.blocks_used for instance in cluster.instances] == [0, 0])
+            assert dispatch.ledger.cancelled == 1
+
+    asyncio.run(run())
+
+
+def test_a_server_that_goes_ends_its_requests_in_words() -> None:
+    async def run() -> None:
+        async with serving() as cluster:
+            reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=10**5))))
+            await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
+            await cluster.servers[1].stop(0.0)
+
+            with pytest.raises(InstanceLost, match=r"decode instance 127.0.0.1:\d+ was lost"):
+                await asyncio.wait_for(reader, 3.0)
+            assert not cluster.control.ready()
+
+    asyncio.run(run())
