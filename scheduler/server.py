@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 from collections.abc import Generator
@@ -61,12 +62,14 @@ async def serve(
             timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S,
         )
     )  # fmt: skip
+    logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # failures are logged by the gate, in our words
     first, second = stop or asyncio.Event(), asyncio.Event()
     with bound, _signals(first, second):
         serving = asyncio.create_task(server.serve([bound]))
         stopping = asyncio.create_task(_drained(first, second, drain, shutdown_timeout_s))
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        server.config.timeout_graceful_shutdown = 0 if drain.active else _CLOSE_S  # 0: cancel them now
         server.should_exit = True
         await serving
 

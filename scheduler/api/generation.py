@@ -1,5 +1,6 @@
 """Run one request and answer it, whole or as a stream; what the answer looks like is the surface's (`Shape`)."""
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import Piece, TextOptions, TextStream
 from telemetry.logs import EventLogger
+from wire.errors import Draining
 
 _log = EventLogger("api")
 
@@ -96,11 +98,14 @@ class Generation:
             await self._write_pieces(writer)
         except ClientGone:
             raise
+        except asyncio.CancelledError:
+            if writer.started and self.front.drain.draining:
+                await writer.fail(error_body(Draining("the server is shutting down"), request_id_of(scope)))
+            raise
         except Exception as error:
             if not writer.started:
                 raise
-            await writer.write(event(error_body(error, request_id_of(scope))))
-            await writer.end()
+            await writer.fail(error_body(error, request_id_of(scope)))
 
     async def _write_pieces(self, writer: EventWriter) -> None:
         output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)

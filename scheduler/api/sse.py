@@ -41,6 +41,11 @@ class EventWriter:
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await within(self._timeout_s, self._send({"type": "http.response.body", "body": content, "more_body": True}))
 
+    async def fail(self, body: dict[str, Any]) -> None:
+        """Send an error and end the response: no event stands after it."""
+        await self.write(event(body))
+        await self.end()
+
     async def end(self) -> None:
         """End the response."""
         await within(self._timeout_s, self._send({"type": "http.response.body", "body": b"", "more_body": False}))
@@ -66,7 +71,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     finally:
         for task in (working, watching):
             task.cancel()
-        await asyncio.wait((working, watching))
+        await asyncio.gather(working, watching, return_exceptions=True)
     working.result()
 
 
