@@ -6,6 +6,7 @@ callers --post--> queue --> writer thread: dials, digests, sends, keeps the leas
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from kvtransfer.dial import dial
@@ -34,6 +35,7 @@ class Link:
         self._endpoints, self._bytes_before, self._failures = endpoints, bytes_sent, failures
         self._state, self._transport = "connecting", ""
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
+        self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._sendings: Sendings | None = None
@@ -106,7 +108,9 @@ class Link:
 
     def _serve(self, sendings: Sendings, outbox: Outbox) -> PdserveError | None:
         while True:
-            for op in self._gather():
+            self._gather()
+            while self._gathered:
+                op = self._gathered.popleft()
                 if isinstance(op, Lost):
                     if op.error is None:
                         sendings.abort_all("the sender is shutting down")
@@ -117,15 +121,13 @@ class Link:
             sendings.tend()
             outbox.flush()
 
-    def _gather(self) -> list[Op]:
-        ops: list[Op] = []
+    def _gather(self) -> None:
         try:
-            ops.append(self._queue.get(timeout=self._settings.tend_interval_s))
-            while len(ops) < _GATHER_OPS:
-                ops.append(self._queue.get_nowait())
+            self._gathered.append(self._queue.get(timeout=self._settings.tend_interval_s))
+            while len(self._gathered) < _GATHER_OPS:
+                self._gathered.append(self._queue.get_nowait())
         except queue.Empty:
             pass
-        return ops
 
     def _read(self, stream: Stream) -> None:
         try:
@@ -144,7 +146,7 @@ class Link:
             self._failures += 1
             _log.warning("kv_link_down", peer=self._peer_id, transport=self._transport, reason=error)
         error = error or InstanceLost(f"the KV link to {self._peer_id} was closed")
-        ops = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         if self._sendings is not None:
             self._sendings.fail_all(error, [op for op in ops if isinstance(op, Heard)])
         for op in ops:

@@ -1,5 +1,6 @@
 """The tickets under way on one link: applies what callers ask and the receiver answers to their state machines."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
 from kvtransfer.slots import SlotMap, Window, window
+from kvtransfer.stream import LinkLost
 from kvtransfer.ticket import SenderTicket
 from kvtransfer.transport import Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
@@ -72,7 +74,8 @@ class Sendings:
         """The link is gone: end every ticket, after the endings that the receiver still told."""
         for op in heard:
             if isinstance(op.message, Ack | Abort):
-                self.handle(op)
+                with contextlib.suppress(LinkLost):
+                    self.handle(op)
         for sending in list(self._sendings.values()):
             self._end(sending, error)
 

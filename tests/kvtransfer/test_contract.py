@@ -3,13 +3,14 @@
 import itertools
 import random
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from kvtransfer.frame import Abort, Ack, Commit, Nack, Open
 from kvtransfer.receiver import KvReceiver
-from tests.kvtransfer.rig import TENSORS, RawSender, Rig, fill, make_rig, read, until
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, fill, make_rig, read, until
 from wire.errors import HandoffFailed, InstanceLost, NoCapacity
 
 P_BLOCKS = (3, 9, 4, 5, 20, 1)
@@ -314,6 +315,23 @@ def test_a_receiver_that_closes_fails_the_senders_tickets_and_a_new_link_has_a_n
     assert isinstance(rig.events.failures[ticket.ticket_id], InstanceLost)
     assert rig.sender.links()[0].epoch > first_epoch
     assert rig.events.ends[ticket.ticket_id][1] == "the receiver is shutting down"
+
+
+def test_every_ticket_begun_while_a_link_goes_down_ends_exactly_once(transport: str) -> None:
+    with make_rig(transport, num_blocks=256) as rig:
+        tickets = [rig.open(4, (block,)) for block in range(200)]
+        closing = threading.Thread(target=rig.receiver.close)
+
+        for number, ticket in enumerate(tickets):
+            rig.hand_over(ticket, (number,))
+            if number == 60:
+                closing.start()
+        closing.join(DEADLINE_S)
+        until(lambda: rig.events.count("acked") + rig.events.count("failed") >= 200)
+
+        endings = [ticket_id for kind, ticket_id in rig.events.reports if kind in ("acked", "failed")]
+        assert sorted(endings) == sorted(ticket.ticket_id for ticket in tickets)
+        assert rig.events.count("committed") + rig.events.count("ended") == 200
 
 
 def test_an_abort_by_the_sender_ends_the_receivers_half_without_an_event_here(rig: Rig) -> None:
