@@ -45,12 +45,17 @@ Inbox = asyncio.Queue[Arrival]
 
 
 class Work:
-    """One prompt on one instance. `ended`: the instance has said, or implied, that nothing of it is left there."""
+    """One prompt on one instance.
+
+    `ended`: the instance has said, or implied, that nothing of it is left there. `stepping`: it generates, so single
+    sequences can be ended there; before that an instance knows the prompt only as a whole.
+    """
 
     def __init__(self, name: str, prompt_id: str, inbox: Inbox, post: Callable[[Command], None]) -> None:
         self.name = name
         self.prompt_id = prompt_id
         self.ended = False
+        self.stepping = False
         self._inbox = inbox
         self._post = post
 
@@ -58,9 +63,14 @@ class Work:
         """Send a command; silent once the session is over (the inbox has heard `Lost`)."""
         self._post(command)
 
-    def cancel(self, sequence: int | None = None) -> None:
-        """End the prompt or one of its sequences there, unless it has ended."""
+    def cancel(self) -> None:
+        """End the prompt there, unless it has ended."""
         if not self.ended:
+            self._post(Cancel(self.prompt_id))
+
+    def cancel_sequence(self, sequence: int) -> None:
+        """End one sequence there, if it runs there."""
+        if self.stepping and not self.ended:
             self._post(Cancel(self.prompt_id, sequence))
 
     def hear(self, event: PromptEvent) -> None:

@@ -11,7 +11,7 @@ from scheduler.instances import Instance, check_progress
 from scheduler.limits import ControlLimits
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError, Unavailable
 from wire.messages import Event, OpenSession, SessionOpen
 from wire.types import InstanceDescription, LoadSnapshot
 
@@ -95,7 +95,7 @@ class Member:
         try:
             description = await connection.describe(self._limits.describe_s)
             self._registry.accept(self.expected, description)
-            session = await connection.open(self._registry.hello(), self._limits.open_s)
+            session = await self._open(connection)
             events = session.events()
             try:
                 load = await self._first_load(events)
@@ -104,6 +104,12 @@ class Member:
                 await self._close(session)
         finally:
             await self._close(connection)
+
+    async def _open(self, connection: Connection) -> Session:
+        try:
+            return await connection.open(self._registry.hello(), self._limits.open_s)
+        except Incompatible as error:  # another scheduler holds it: worth waiting for, unlike a difference
+            raise Unavailable(str(error)) from error
 
     async def _first_load(self, events: AsyncIterator[Event]) -> LoadSnapshot:
         try:

@@ -11,7 +11,8 @@ from wire.types import Role
 class InstanceLoad:
     """One living instance as placement sees it: its last snapshot less what we have given it since.
 
-    `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there.
+    `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there;
+    `waiting` of them have been dropped from a full pool, or wait for their prefill there.
     """
 
     index: int
@@ -22,6 +23,7 @@ class InstanceLoad:
     blocks_free: int
     block_size: int
     sequences: int
+    waiting: int
     max_num_seqs: int
 
     @property
@@ -108,7 +110,8 @@ def _check_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
 def _can_serve(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
     sequences_fit = decode.sequences + prompt.num_sequences <= decode.max_num_seqs or decode.sequences == 0
     prompt_fits = all(load.blocks_for(prompt.num_tokens) <= load.blocks_free for load in (start, decode))
-    return start.can_start and sequences_fit and prompt_fits
+    pool_is_overrun = start is not decode and decode.waiting > 0
+    return start.can_start and sequences_fit and prompt_fits and not pool_is_overrun
 
 
 def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:

@@ -93,7 +93,7 @@ class PromptRun:
         """Emit the tokens of a step that may leave now; tell the instance of sequences stopped meanwhile."""
         for token in step.tokens:
             if self.output.is_stopped(token.sequence) and token.finish is None:
-                work.cancel(token.sequence)
+                work.cancel_sequence(token.sequence)
             for ready in self.output.add(token):
                 self._emit(
                     NewToken(
@@ -116,5 +116,5 @@ class PromptRun:
         """End a sequence from this side, everywhere."""
         if self.output.stop(sequence):
             for work in self._works:
-                work.cancel(sequence)
+                work.cancel_sequence(sequence)
             self.inbox.put_nowait(Arrival(None, Stopped()))

@@ -157,6 +157,7 @@ def _load(instance: Instance) -> InstanceLoad:
         blocks_free=books.blocks_free,
         block_size=description.block_size,
         sequences=books.sequences,
+        waiting=books.load.waiting,
         max_num_seqs=description.max_num_seqs,
     )
 

@@ -62,10 +62,12 @@ class FakeInstance:
         return self.description
 
     def open(self, hello: OpenSession) -> FakeServedSession:
-        """Accept a session; the one before ends. Raises Incompatible for an older epoch of the same scheduler."""
+        """Accept a session; the one before ends. Raises Incompatible for an older epoch or another scheduler."""
         before = self._session
         if before is not None:
-            if before.hello.scheduler_id == hello.scheduler_id and hello.epoch < before.hello.epoch:
+            if before.hello.scheduler_id != hello.scheduler_id:
+                raise Incompatible(f"{self.description.instance_id} serves scheduler {before.hello.scheduler_id}")
+            if hello.epoch < before.hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than {before.hello.epoch}")
             before.lost()
         opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
@@ -182,9 +184,8 @@ class FakeInstance:
         prompt = self.prompts.get(prompt_id)
         if prompt is None:
             return
-        if prompt.stage != "decoding":
-            if sequence is None:
-                self._fail(prompt, Cancelled("cancelled"))
+        if prompt.stage != "decoding":  # known only as a whole
+            self._fail(prompt, Cancelled("cancelled"))
             return
         sequences = range(len(prompt.outputs)) if sequence is None else (sequence,)
         tokens = tuple(
@@ -252,6 +253,7 @@ class FakeInstance:
         elif all_ended:
             self._abort_ticket(prompt, "the first token ended every sequence")
             self._drop(prompt)
+            asyncio.get_running_loop().call_soon(self._tell, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01)))
         else:
             prompt.stage = "sending"
             asyncio.get_running_loop().call_later(self.behaviour.send_s, self._hand_off, prompt)

@@ -11,9 +11,9 @@
        | -- Cancel ------------------------------> P, D
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
 
-Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (or with its last token
-when the first one ends everything), on D and on a combined instance with the `finish` of each of its sequences or
-with Failed. Cancel is answered by the same endings; it is idempotent and silent for a prompt not known.
+Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (HandedOff too when the
+first tokens end everything and no KV crosses), on D and on a combined instance with the `finish` of each of its
+sequences or with Failed. Cancel is answered by the same endings; it is idempotent and silent for a prompt not known.
 """
 
 from dataclasses import dataclass

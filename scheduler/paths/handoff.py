@@ -72,9 +72,10 @@ class HandoffPath:
         from_prefill = arrival.work is on_prefill
         match arrival.event:
             case PromptStep() as step if arrival.work is not None:
+                arrival.work.stepping = not from_prefill
                 prompt.take(step, arrival.work)
                 if from_prefill and step.tokens:
-                    self._prefilled(prompt, on_prefill)
+                    self._prefilled(prompt)
                 elif step.tokens:
                     self._decoding(prompt)
             case HandedOff(times=times):
@@ -89,9 +90,8 @@ class HandoffPath:
             case _:
                 return
 
-    def _prefilled(self, prompt: PromptRun, on_prefill: Work) -> None:
+    def _prefilled(self, prompt: PromptRun) -> None:
         self._prefill.books.prefilled(prompt.prompt_id)
-        on_prefill.ended |= prompt.output.all_finished and not self._decode_started
         if not self._decode_started:
             prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
@@ -110,16 +110,14 @@ class HandoffPath:
                 tokens = arrival.event.tokens
                 if len(tokens) == prompt.request.params.n and all(token.finish for token in tokens):
                     prompt.take(arrival.event, on_prefill)
-                    on_prefill.ended = True
 
     async def _settle(self, prompt: PromptRun, on_prefill: Work, on_decode: Work) -> None:
         """Wait, not for long, until P has said how the hand-off ended; end it where D no longer wants it."""
         if not on_decode.ended:
             on_prefill.cancel()
             on_decode.cancel()
-        async for arrival in self._until_ended(prompt, on_prefill):
-            if isinstance(arrival.event, HandedOff):
-                prompt.add_times(arrival.event.times)
+        async for _ in self._until_ended(prompt, on_prefill):
+            pass
 
     async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
         """Yield what still arrives until P has said its end, for `settle_s` at most."""
@@ -132,4 +130,6 @@ class HandoffPath:
             except TimeoutError:
                 log.warning("handoff_unsettled", request_id=prompt.request.request_id, prefill=self._prefill)
                 return
+            if isinstance(arrival.event, HandedOff):
+                prompt.add_times(arrival.event.times)
             yield arrival

@@ -26,6 +26,7 @@ class LocalPath:
             while not prompt.output.all_ended:
                 match (await prompt.hear()).event:
                     case PromptStep() as step:
+                        work.stepping = True
                         prompt.take(step, work)
                         self._note_tokens(prompt, step)
                     case Refused() | Failed() | Lost() as ending:

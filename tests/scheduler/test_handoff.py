@@ -62,6 +62,7 @@ async def test_first_token_that_ends_everything_never_involves_decode(lag_s: flo
         await until(lambda: cluster.blocks_used == [0, 0])
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 1)}
+        assert answer.done[0].times.prefill_s is not None
         assert cluster.instances[1].steps == 0
 
 
@@ -94,6 +95,22 @@ async def test_stop_sequence_ends_it_at_the_reader_and_on_decode() -> None:
         assert first[-1] == NewToken(0, 0, 3, None, FinishReason.STOP)
         assert [e.token_id for e in events if e.sequence == 1] == expected(PROMPT, 50, 1)
         assert cluster.blocks_used == [0, 0]
+
+
+@virtual
+async def test_a_sequence_stopped_before_decode_has_it_leaves_the_others_alone() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[0].behaviour.send_s = 1.0
+        running = cluster.control.dispatch.start(request(PROMPT, n=2, max_tokens=20))
+        seen: dict[int, list[int | None]] = {0: [], 1: []}
+        async for event in running.events():
+            if isinstance(event, NewToken):
+                seen[event.sequence].append(event.token_id)
+                if event.sequence == 0 and event.index == 0:
+                    running.stop_sequence(0, 0)
+        await until(lambda: cluster.blocks_used == [0, 0])
+
+        assert seen == {0: [*expected(PROMPT, 1), None], 1: list(expected(PROMPT, 20, 1))}
 
 
 @virtual

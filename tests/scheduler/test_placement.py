@@ -13,7 +13,7 @@ from wire.types import Role
 def load(index: int, role: Role, **changes: Any) -> InstanceLoad:
     idle = InstanceLoad(
         index, role, outstanding_tokens=0, prefill_chunk_size=512, blocks_total=100, blocks_free=100, block_size=16,
-        sequences=0, max_num_seqs=8,
+        sequences=0, waiting=0, max_num_seqs=8,
     )  # fmt: skip
     return dataclasses.replace(idle, **changes)
 
@@ -58,6 +58,10 @@ def test_room_for_the_prompt_is_enough_where_no_one_has_more() -> None:
 def test_waits_where_decode_runs_all_the_sequences_it_can() -> None:
     assert pair(prefill(0), decode(1, sequences=8)) is None
     assert pair(prefill(0), decode(1, sequences=0), num_sequences=9) == (0, 1)
+
+
+def test_waits_while_decode_has_dropped_sequences_that_want_to_come_back() -> None:
+    assert pair(prefill(0), decode(1, waiting=1)) is None
 
 
 def test_combined_instance_serves_alone() -> None:

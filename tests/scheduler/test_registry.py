@@ -1,12 +1,15 @@
 """Who belongs and who lives: what shows only when processes meet."""
 
 import asyncio
+import random
 import re
 from typing import Any
 
 import pytest
 
-from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
+from scheduler.control import Control
+from scheduler.limits import ControlLimits
+from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster, collect, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Incompatible
 from wire.kv_layout import KvTensor
@@ -102,6 +105,20 @@ async def test_an_instance_that_comes_back_with_another_model_is_refused() -> No
         await until(lambda: cluster.control.view().instances[0].state == "refused")
 
         assert "combined-0 at 10.0.0.1:8000 has aaaa (tiny)" in cluster.control.view().instances[0].why
+
+
+@virtual
+async def test_a_second_scheduler_waits_until_the_first_is_gone() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        second = Control(
+            cluster.expected, cluster.network.connect, table_digest=TABLE_DIGEST, scheduler_id="second", epoch=1,
+            limits=ControlLimits(), rng=random.Random(1),
+        )  # fmt: skip
+        running = asyncio.create_task(second.registry.run())
+        await asyncio.sleep(30.0)
+        assert "serves scheduler s" in str(second.registry.missing()[0])
+    await second.registry.wait_path(15.0)
+    running.cancel()
 
 
 @virtual
