@@ -28,8 +28,8 @@ class Announcer:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anyone to tell, and anything."""
-        return self._on_layer is not None and bool(self._chunks)
+        """Whether there is anyone to tell; a layer without chunks is told too, as the mark of progress."""
+        return self._on_layer is not None
 
     def __call__(self, layer: int) -> None:
         if self._on_layer is None or self.error is not None:
