@@ -41,7 +41,11 @@ async def _serve(config: InstanceConfig) -> None:
     server = GrpcServer(config.options.host, config.options.port)
     port = await server.start()
     began = time.monotonic()
-    loaded = await _load_unless_stopped(config, stop)
+    try:
+        loaded = await _load_unless_stopped(config, stop)
+    except BaseException:
+        await server.stop(0)
+        raise
     if loaded is None:
         await server.stop(0)
         return
