@@ -82,7 +82,7 @@ class EngineCore:
     def add(self, state: PromptState, *, hold: bool = False) -> None:
         """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit."""
         self.check(state, hold=hold)
-        self._roster.waiting.append(self._accept(state, hold=hold))
+        self._roster.queue(self._accept(state, hold=hold))
 
     def admit(self, state: PromptState, block_ids: Many[int]) -> None:
         """Start a prompt whose KV lies in `block_ids`. If it raises (as `check`), the references stay the caller's."""

@@ -62,6 +62,13 @@ class Roster:
         prompt = self.running.get(prompt_id) or self.held.get(prompt_id)
         return prompt or next((waits for waits in self.waiting if waits.state.prompt_id == prompt_id), None)
 
+    def queue(self, prompt: Prompt) -> None:
+        """Let a new prompt wait: behind the others, a probe before them, so that a long prompt cannot hide us."""
+        if prompt.state.probe:
+            self.waiting.appendleft(prompt)
+        else:
+            self.waiting.append(prompt)
+
     def runs(self, prompt: Prompt) -> bool:
         """Whether the prompt is running: not waiting, held or gone."""
         return self.running.get(prompt.state.prompt_id) is prompt
@@ -94,8 +101,8 @@ class Roster:
     def select(self, now: float) -> Selection:
         """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
         self._start_waiting(now)
-        oldest_first = sorted(self.running.values(), key=lambda prompt: prompt.age)
-        runs = [(prompt, run) for prompt in oldest_first for run in prompt.runs()]
+        in_order = sorted(self.running.values(), key=lambda prompt: (not prompt.state.probe, prompt.age))
+        runs = [(prompt, run) for prompt in in_order for run in prompt.runs()]
         counts = plan_step([run.sequence.remaining for _, run in runs], self._limits)
         selection = Selection()
         for (prompt, run), count in zip(runs, counts, strict=True):
@@ -157,7 +164,7 @@ class Roster:
         backlog = sum(other.uncomputed_tokens for other in running)
         seats = self._limits.max_num_seqs - sum(len(other.live) for other in running)
         growing = sum(len(other.live) for other in running if not other.hold)
-        if backlog >= self._limits.prefill_chunk_size or seats < len(prompt.live):
+        if seats < len(prompt.live) or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
             return False
         return self._blocks_to_start(prompt) + growing <= self._blocks.num_free
 

@@ -262,3 +262,15 @@ def test_the_load_tells_what_runs_waits_and_is_left() -> None:
         assert (load.running, load.waiting, load.uncomputed_tokens, load.held_prompts) == (1, 1, 11, 0)
         core.cancel("a")
         core.cancel("b")
+
+
+def test_a_probe_is_answered_while_a_long_prompt_is_computed() -> None:
+    with engine(tokens=8, chunk=8) as (core, _):
+        core.add(prompt("long", 80, max_tokens=1))
+        core.step()
+        core.add(replace(prompt("probe", 3, max_tokens=1), probe=True))
+
+        answered = [token.prompt_id for token in core.step().tokens]
+
+        assert answered == ["probe"]
+        run(core)

@@ -70,15 +70,15 @@ def test_admitted_outputs_beyond_the_prompt_are_computed_again(given: int) -> No
         assert_answers(run(core, Answers(tokens={("x", 0): list(outputs)})), [state])
 
 
-def test_layers_are_told_for_held_chunks_only() -> None:
+def test_every_layer_is_told_with_the_chunks_of_held_prompts_only() -> None:
     with engine() as (core, _):
         core.add(prompt("free", 5))
         core.add(prompt("held", 6), hold=True)
         told = list[tuple[int, list[tuple[str, int, int]]]]()
-        core.step(lambda layer, chunks: told.append((layer, [(c.prompt_id, c.start, c.end) for c in chunks])))
-        core.step(lambda layer, chunks: told.append((layer, [])))
+        for _ in range(2):
+            core.step(lambda layer, chunks: told.append((layer, [(c.prompt_id, c.start, c.end) for c in chunks])))
 
-        assert told == [(0, [("held", 0, 6)]), (1, [("held", 0, 6)])]
+        assert told == [(0, [("held", 0, 6)]), (1, [("held", 0, 6)]), (0, []), (1, [])]
         core.release("held")
         core.cancel("free")
 
