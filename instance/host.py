@@ -39,7 +39,7 @@ class Identity:
     @classmethod
     def new(cls, config: InstanceConfig, port: int) -> "Identity":
         """Name a fresh process after its place and role."""
-        return cls(f"{config.role}-{config.options.host}:{port}", secrets.randbits(63))
+        return cls(f"{config.role}-{config.server_ip}:{port}", secrets.randbits(63))
 
 
 class InstanceHost:
