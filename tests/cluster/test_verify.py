@@ -9,6 +9,7 @@ import pytest
 
 from pdserve.client import Client
 from pdserve.ports import free_ports
+from tests.engine.tiny_models import KINDS, make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -23,6 +24,21 @@ def test_all_ways_are_equal_in_float32(tiny_model: Path) -> None:
 
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.splitlines()[-1] == "equal: P/D over shm = P/D over tcp = combined = transformers"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])
+def test_every_tested_family_is_equal_in_float32(kind: str, tmp_path: Path) -> None:
+    done = _verify("--model", str(make_tiny_model(kind, tmp_path)), "--prompts", "6", "--max-tokens", "16")
+
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.long
+def test_the_default_model_is_equal_in_float32() -> None:
+    done = _verify("--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB")
+
+    assert done.returncode == 0, done.stderr + done.stdout
 
 
 def test_in_bfloat16_the_gaps_are_reported(tiny_model: Path) -> None:
