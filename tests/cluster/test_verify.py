@@ -14,9 +14,9 @@ from tests.engine.tiny_models import KINDS, make_tiny_model
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-def _verify(*flags: str) -> "subprocess.CompletedProcess[str]":
+def _verify(*flags: str, timeout_s: int = 200) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-P", "-m", "pdserve", "verify", "--kv-cache-memory", "16MiB", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
 def test_all_ways_are_equal_in_float32(tiny_model: Path) -> None:
@@ -35,8 +35,9 @@ def test_every_tested_family_is_equal_in_float32(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_default_model_is_equal_in_float32() -> None:
-    done = _verify("--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB")
+    done = _verify("--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB", timeout_s=550)
 
     assert done.returncode == 0, done.stderr + done.stdout
 
