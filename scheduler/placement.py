@@ -35,6 +35,16 @@ class InstanceLoad:
         """Return how many blocks of this instance hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def blocks_for_all(self, prompt: "PromptFacts") -> int:
+        """Return the blocks of the prompt and all output it may have; full prompt blocks are shared.
+
+        The last token of a sequence is never computed, so it needs no slot.
+        """
+        shared, computed = prompt.num_tokens // self.block_size, prompt.max_tokens - 1
+        if computed == 0:
+            return self.blocks_for(prompt.num_tokens)
+        return shared + prompt.num_sequences * (self.blocks_for(prompt.num_tokens + computed) - shared)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
@@ -75,8 +85,13 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     pairs = _pairs(loads, prompt)
     if not pairs:
         raise Unavailable("no prefill and decode instance, and no combined one, is connected")
-    _check_fits(pairs, prompt)
-    for start, decode in pairs:
+    fitting = [(start, decode) for start, decode in pairs if _fits(start, decode, prompt)]
+    if not fitting:
+        raise NeverFits(_why_never(pairs, prompt))
+    untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
+    if not untried:
+        raise Unavailable("every connected pair of instances has failed this prompt")
+    for start, decode in untried:
         if _can_serve(start, decode, prompt):
             return _plan(start, decode, prompt)
     return None
@@ -90,33 +105,42 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[Ins
         (load for load in loads if load.role is Role.DECODE),
         key=lambda load: (not _has_whole_room(load, prompt), load.sequences, load.index),
     )
-    pairs = []
-    for start in starts:
-        ends = [start] if start.role is Role.COMBINED else decodes
-        pairs += [(start, end) for end in ends if _key(start, end) not in prompt.avoid]
-    return pairs
+    return [(start, end) for start in starts for end in ([start] if start.role is Role.COMBINED else decodes)]
 
 
-def _check_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: PromptFacts) -> None:
-    for start, decode in pairs:
-        if all(load.blocks_for(prompt.num_tokens) <= load.blocks_total for load in (start, decode)):
-            return
-    smallest = [min(start.blocks_total * start.block_size, end.blocks_total * end.block_size) for start, end in pairs]
-    raise NeverFits(
-        f"the prompt has {prompt.num_tokens} tokens; the KV pools of the instances hold {max(smallest)} at most"
+def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
+    """Return whether empty instances could run the prompt to its end; a hand-off's first one holds only the prompt."""
+    return (
+        prompt.num_sequences <= min(start.max_num_seqs, decode.max_num_seqs)
+        and start.blocks_for(prompt.num_tokens) <= start.blocks_total
+        and decode.blocks_for_all(prompt) <= decode.blocks_total
+    )
+
+
+def _why_never(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: PromptFacts) -> str:
+    length, n = prompt.num_tokens, prompt.num_sequences
+    most_sequences = max(min(start.max_num_seqs, decode.max_num_seqs) for start, decode in pairs)
+    if n > most_sequences:
+        return f"n is {n}; the instances run {most_sequences} sequences at most"
+    most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
+    if length > most_tokens:
+        return f"the prompt has {length} tokens; the KV pools of the instances hold {most_tokens} at most"
+    _, largest = max(pairs, key=lambda pair: pair[1].blocks_total * pair[1].block_size)
+    return (
+        f"{length} prompt tokens and {n} x {prompt.max_tokens} output tokens need {largest.blocks_for_all(prompt)} KV "
+        f"blocks of {largest.block_size} tokens; the whole pool has {largest.blocks_total}"
     )
 
 
 def _can_serve(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
-    sequences_fit = decode.sequences + prompt.num_sequences <= decode.max_num_seqs or decode.sequences == 0
+    sequences_fit = decode.sequences + prompt.num_sequences <= decode.max_num_seqs
     prompt_fits = all(load.blocks_for(prompt.num_tokens) <= load.blocks_free for load in (start, decode))
     pool_is_overrun = start is not decode and decode.waiting > 0
     return start.can_start and sequences_fit and prompt_fits and not pool_is_overrun
 
 
 def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
-    own_blocks = prompt.num_sequences * load.blocks_for(prompt.max_tokens)
-    return load.blocks_for(prompt.num_tokens) + own_blocks <= load.blocks_free
+    return load.blocks_for_all(prompt) <= load.blocks_free
 
 
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:

@@ -279,7 +279,7 @@ async def test_limits_to_the_first_token_and_without_progress(victim: int) -> No
 async def test_a_hung_instance_is_found_within_ten_seconds(how: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
         reader = asyncio.create_task(
-            collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(99, 99), max_tokens=9999)))
+            collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(99, 99), max_tokens=900)))
         )
         await until(lambda: cluster.instances[1].steps > 3)
         loop = asyncio.get_running_loop()

@@ -4,7 +4,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.requirements import blocks_needed
 from scheduler.placement import InstanceLoad, PromptFacts, place
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
@@ -57,7 +60,7 @@ def test_room_for_the_prompt_is_enough_where_no_one_has_more() -> None:
 
 def test_waits_where_decode_runs_all_the_sequences_it_can() -> None:
     assert pair(prefill(0), decode(1, sequences=8)) is None
-    assert pair(prefill(0), decode(1, sequences=0), num_sequences=9) == (0, 1)
+    assert pair(prefill(0), decode(1, sequences=7), num_sequences=1) == (0, 1)
 
 
 def test_waits_while_decode_has_dropped_sequences_that_want_to_come_back() -> None:
@@ -92,3 +95,38 @@ def test_no_path_is_unavailable() -> None:
 def test_a_prompt_larger_than_every_pool_never_fits_and_says_both_numbers() -> None:
     with pytest.raises(NeverFits, match=r"1601 tokens.*1600"):
         pair(prefill(0), decode(1), num_tokens=1601)
+
+
+def test_output_that_no_decode_pool_can_hold_never_fits_and_says_the_numbers() -> None:
+    words = r"100 prompt tokens and 4 x 400 output tokens need 110 KV blocks of 16 tokens; .* 100"
+
+    with pytest.raises(NeverFits, match=words):
+        pair(prefill(0), decode(1), max_tokens=400, num_sequences=4)
+    with pytest.raises(NeverFits, match=words):
+        pair(load(0, Role.COMBINED), max_tokens=400, num_sequences=4)
+    assert pair(prefill(0, blocks_total=7, blocks_free=7), decode(1), max_tokens=1400) == (0, 1)
+
+
+def test_a_prompt_goes_only_where_all_of_it_fits() -> None:
+    small, large = decode(1, blocks_total=20, blocks_free=20), decode(2, blocks_free=8, sequences=5)
+
+    assert pair(prefill(0), small, large, max_tokens=400) == (0, 2)
+    with pytest.raises(Unavailable):
+        pair(prefill(0), small, large, max_tokens=400, avoid=frozenset({(0, 2)}))
+
+
+def test_more_sequences_than_an_instance_runs_never_fit() -> None:
+    with pytest.raises(NeverFits, match=r"n is 9; .* 8 sequences"):
+        pair(prefill(0), decode(1), num_sequences=9)
+    with pytest.raises(NeverFits, match=r"n is 5; .* 4 sequences"):
+        pair(prefill(0, max_num_seqs=4), decode(1), num_sequences=5)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 16), st.sampled_from((1, 16, 128)))
+def test_the_blocks_of_a_whole_prompt_are_those_the_engine_asks_for(
+    num_tokens: int, max_tokens: int, n: int, block_size: int
+) -> None:
+    instance = decode(0, block_size=block_size)
+
+    needed = instance.blocks_for_all(PromptFacts(num_tokens, max_tokens, n))
+    assert needed == blocks_needed(num_tokens, [max_tokens - 1] * n, block_size)
