@@ -71,7 +71,7 @@ def test_a_request_and_a_client_that_goes_away() -> None:
             assert answer.tokens == {(0, s): expected(PROMPT, 4, s) for s in range(2)}
             assert answer.done[0].times.kv_bytes > 0
 
-            reader = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=10**5))))
+            reader = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=900))))
             await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
             reader.cancel()
             await until(lambda: [instance.blocks_used for instance in cluster.instances] == [0, 0])
@@ -83,7 +83,7 @@ def test_a_request_and_a_client_that_goes_away() -> None:
 def test_a_server_that_goes_ends_its_requests_in_words() -> None:
     async def run() -> None:
         async with serving() as cluster:
-            reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=10**5))))
+            reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=900))))
             await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
             await cluster.servers[1].stop(0.0)
 
