@@ -27,9 +27,18 @@ def always_healthy() -> str | None:
     return None
 
 
+def no_bound(num_tokens: int, num_sequences: int) -> int | None:
+    """Return None: only the model's length bounds the output."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The scheduler behind its HTTP surface. `health` returns why the process cannot work, None if it can."""
+    """The scheduler behind its HTTP surface.
+
+    `health` returns why the process cannot work, None if it can; `most_output` how many output tokens the KV pools
+    hold behind a prompt for each of its sequences.
+    """
 
     config: SchedulerConfig
     dispatcher: Dispatcher
@@ -37,6 +46,7 @@ class Front:
     metrics: Metrics
     readiness: Callable[[], ReadyReport]
     health: Callable[[], str | None] = always_healthy
+    most_output: Callable[[int, int], int | None] = no_bound
     drain: Drain = field(default_factory=Drain)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -76,6 +76,15 @@ def has_path(roles: Sequence[Role]) -> bool:
     return Role.COMBINED in roles or (Role.PREFILL in roles and Role.DECODE in roles)
 
 
+def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
+    """Return the output tokens that each sequence behind such a prompt may have in the largest pool; None without one.
+
+    At least 1, also where not even the prompt fits: `place` refuses that in words.
+    """
+    ends = [load for load in loads if load.role is not Role.PREFILL]
+    return max((_most_output(end, num_tokens, num_sequences) for end in ends), default=None)
+
+
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     """Return the plan for now, or None when the prompt has to wait for room.
 
@@ -95,6 +104,12 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
         if _can_serve(start, decode, prompt):
             return _plan(start, decode, prompt)
     return None
+
+
+def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
+    shared = num_tokens // load.block_size
+    blocks = shared + (load.blocks_total - shared) // num_sequences
+    return max(1, blocks * load.block_size - num_tokens + 1)
 
 
 def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[InstanceLoad, InstanceLoad]]:

@@ -18,6 +18,7 @@ from scheduler.limits import ControlLimits
 from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
+from scheduler.placement import most_output
 from scheduler.server import listen, serve
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
@@ -91,6 +92,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         Metrics(control.view),
         readiness=lambda: report(control),
         health=cluster.health,
+        most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),
         drain=drain,
     )
     log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)

@@ -37,7 +37,8 @@ async def prepare(front: Front, body: ChatBody) -> Generation:
     )
     if not prompt:
         raise InvalidRequest("the chat template made an empty prompt of the messages", "messages")
-    params = read_sampling(body, [prompt], tokens, options, default_max_tokens=None, param="messages")
+    most = front.most_output(len(prompt), body.n or 1)
+    params = read_sampling(body, [prompt], tokens, options, default_max_tokens=most, param="messages")
     text = read_text_options(body, tokens, options, continues_prompt=False)
     request = GenerationRequest(
         new_id("chatcmpl"), (prompt,), params, options.first_token_timeout, options.stall_timeout

@@ -95,13 +95,16 @@ def serve(model_folder: Path) -> Serve:
     @asynccontextmanager
     async def opened(
         says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
-        health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), **options: Any,
+        health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), most: int | None = None,
+        **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
         tokens = Tokens(read_model_files(str(folder)))
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
-        front = Front(config, dispatcher, tokens, Metrics(), lambda: report, health or (lambda: None))
+        front = Front(
+            config, dispatcher, tokens, Metrics(), lambda: report, health or (lambda: None), lambda length, n: most
+        )
         transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -132,3 +132,16 @@ async def test_unknown_fields_are_ignored_and_neutral_values_pass(serve: Any) ->
         )
 
         assert response.status_code == 200, response.text
+
+
+async def test_max_tokens_left_out_is_what_model_and_pool_hold(serve: Any) -> None:
+    async with serve(most=40) as served:
+        for most in (None, 50):
+            body = {"model": served.model, "messages": HELLO, "max_tokens": most}
+            await served.client.post("/v1/chat/completions", json=body)
+    async with serve() as unbounded:
+        await unbounded.client.post("/v1/chat/completions", json={"model": unbounded.model, "messages": HELLO})
+
+    assert [request.params.max_tokens for request in served.dispatcher.requests] == [40, 50]
+    (request,) = unbounded.dispatcher.requests
+    assert request.params.max_tokens == 512 - len(request.prompts[0])

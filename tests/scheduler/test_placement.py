@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.placement import InstanceLoad, PromptFacts, place
+from scheduler.placement import InstanceLoad, PromptFacts, most_output, place
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -130,3 +130,19 @@ def test_the_blocks_of_a_whole_prompt_are_those_the_engine_asks_for(
 
     needed = instance.blocks_for_all(PromptFacts(num_tokens, max_tokens, n))
     assert needed == blocks_needed(num_tokens, [max_tokens - 1] * n, block_size)
+
+
+@given(st.integers(1, 300), st.integers(1, 16), st.sampled_from((1, 16, 128)), st.integers(1, 200))
+def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
+    num_tokens: int, n: int, block_size: int, blocks: int
+) -> None:
+    loads = [decode(0, block_size=block_size, blocks_total=blocks), prefill(1, blocks_total=10**6)]
+
+    most = most_output(loads, num_tokens, n)
+    assert most is not None
+    assert most == 1 or loads[0].blocks_for_all(PromptFacts(num_tokens, most, n)) <= blocks
+    assert loads[0].blocks_for_all(PromptFacts(num_tokens, most + 1, n)) > blocks
+
+
+def test_without_an_instance_nothing_bounds_the_output() -> None:
+    assert most_output([], 10, 1) is None
