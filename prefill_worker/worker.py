@@ -13,7 +13,7 @@ from engine.interface import Chunk, Engine, Prefilled
 from kvtransfer.interface import Sender, SendStats
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
-from wire.errors import Cancelled, PdserveError, to_name
+from wire.errors import Cancelled, InvalidRequest, PdserveError, to_name
 from wire.messages import Event, Failed, HandedOff
 from wire.types import PromptState, StageTimes, Ticket
 
@@ -53,13 +53,16 @@ class PrefillWorker:
         return self._sender
 
     def accept(self, state: PromptState, ticket: Ticket) -> None:
-        """Take a prompt. Raises InvalidRequest (and its kin) if this engine can never run it."""
+        """Take a prompt. Raises InvalidRequest (and its kin) if it is here already or this engine can never run it."""
         self._engine.check(state, hold=True)
+        handing = _Handing(state.request_id, ticket)
         with self._lock:
-            self._handing[state.prompt_id] = _Handing(state.request_id, ticket)
+            if state.prompt_id in self._handing:
+                raise InvalidRequest(f"prompt {state.prompt_id} is being prefilled here already")
+            self._handing[state.prompt_id] = handing
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
         self.sender.begin(ticket)
-        self._post(lambda engine: engine.add(state, hold=True))
+        self._post(lambda engine: self._add(engine, state, handing))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
         """Announce a layer's KV of this step's chunks. Engine thread."""
@@ -96,10 +99,10 @@ class PrefillWorker:
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """The receiver committed: free the blocks and tell the scheduler."""
-        prompt_id = self._prompt_by_ticket.get(ticket_id)
-        handing = self._forget(prompt_id) if prompt_id is not None else None
-        if prompt_id is None or handing is None:
+        ended = self._forget_ticket(ticket_id)
+        if ended is None:
             return
+        prompt_id, handing = ended
         self._post(lambda engine: engine.release(prompt_id))
         send_s = None if handing.committed_at is None else self._clock() - handing.committed_at
         log.debug("kv_sent", request_id=handing.request_id, bytes=stats.kv_bytes, tail_s=send_s, total_s=stats.seconds)
@@ -110,10 +113,10 @@ class PrefillWorker:
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """The hand-off ended badly: free the blocks and tell the scheduler why."""
-        prompt_id = self._prompt_by_ticket.get(ticket_id)
-        handing = self._forget(prompt_id) if prompt_id is not None else None
-        if prompt_id is None or handing is None:
+        ended = self._forget_ticket(ticket_id)
+        if ended is None:
             return
+        prompt_id, handing = ended
         log.warning("handoff_failed", request_id=handing.request_id, error=error)
         self._drop(prompt_id)
         self._emit(Failed(prompt_id, to_name(error), str(error)))
@@ -133,6 +136,15 @@ class PrefillWorker:
         for prompt_id in list(self._handing):
             self.cancel(prompt_id, reason)
 
+    def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
+        """The link may have failed since: a prompt forgotten by now must not be computed, nobody would free it."""
+        if self._handing.get(state.prompt_id) is not handing:
+            return
+        try:
+            engine.add(state, hold=True)
+        except PdserveError as error:
+            self.on_failed(state.prompt_id, error)
+
     def _drop(self, prompt_id: str) -> None:
         def drop(engine: Engine) -> None:
             engine.cancel(prompt_id)
@@ -144,5 +156,10 @@ class PrefillWorker:
         with self._lock:
             handing = self._handing.pop(prompt_id, None)
             if handing is not None:
-                self._prompt_by_ticket.pop(handing.ticket.ticket_id, None)
+                del self._prompt_by_ticket[handing.ticket.ticket_id]
             return handing
+
+    def _forget_ticket(self, ticket_id: str) -> tuple[str, _Handing] | None:
+        with self._lock:
+            prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
+            return None if prompt_id is None else (prompt_id, self._handing.pop(prompt_id))

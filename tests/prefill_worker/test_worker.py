@@ -1,0 +1,163 @@
+"""The prefill half, thread by thread: every order of its callers frees the blocks and ends each prompt once."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.core import EngineCore
+from engine.interface import Engine
+from kvtransfer.interface import SendStats
+from prefill_worker.worker import PrefillWorker
+from tests.engine.fake_engines import engine, prompt
+from wire.errors import InstanceLost, InvalidRequest
+from wire.messages import Event, Failed, HandedOff
+from wire.types import LinkStatus, PromptState, Ticket
+
+STATS = SendStats("tcp", 1, 0.0, 0)
+
+
+def ticket_for(state: PromptState, number: int = 1) -> Ticket:
+    return Ticket(f"{number:032x}", 7, "decode-0", len(state.token_ids), 0, 10.0, ())
+
+
+@dataclass
+class ScriptedSender:
+    """A sender that does in `begin` what a test says, as a link that fails at once would."""
+
+    on_begin: Callable[[Ticket], None] = lambda _: None
+    said: list[tuple[str, str]] = field(default_factory=list)
+    bytes_sent: int = 0
+
+    def begin(self, ticket: Ticket) -> None:
+        self.said.append(("begin", ticket.ticket_id))
+        self.on_begin(ticket)
+
+    def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
+        self.said.append(("put", ticket_id))
+
+    def commit(self, ticket_id: str, description: bytes) -> None:
+        self.said.append(("commit", ticket_id))
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        self.said.append(("abort", ticket_id))
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class Half:
+    """A prefill half over a real engine whose thread is the test: `turn` runs what was posted, then one step."""
+
+    core: EngineCore
+    events: list[Event] = field(default_factory=list)
+    posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
+    sender: ScriptedSender = field(default_factory=ScriptedSender)
+
+    def __post_init__(self) -> None:
+        self.worker = PrefillWorker(self.core, self.posted.append, self.events.append, lambda: 0.0)
+        self.worker.use(self.sender)
+
+    def turn(self) -> None:
+        while self.posted:
+            self.posted.popleft()(self.core)
+        result = self.core.step(self.worker.on_layer)
+        for prefilled in result.prefilled:
+            self.worker.on_prefilled(prefilled)
+        for prompt_id, error in result.failed:
+            self.worker.on_failed(prompt_id, error)
+
+    def turn_until_idle(self) -> None:
+        self.turn()
+        while self.posted or self.core.has_work():
+            self.turn()
+
+
+@contextmanager
+def half() -> Iterator[Half]:
+    with engine() as (core, _):
+        yield Half(core)
+
+
+def test_a_link_that_fails_before_the_engine_has_the_prompt_leaves_nothing_held() -> None:
+    with half() as it:
+        it.sender.on_begin = lambda ticket: it.worker.failed(ticket.ticket_id, InstanceLost("nobody listens"))
+        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.turn_until_idle()
+
+        assert it.events == [Failed("p", "InstanceLost", "nobody listens")]
+        assert (it.core.blocks.num_used, it.core.load().held_prompts) == (0, 0)
+
+
+ENDINGS = ("failed", "cancel", "failed and cancel", "acked", "acked and cancel")
+COMMITTED_AFTER = 2  # turns; only then can an ack come
+
+
+@pytest.mark.parametrize(
+    ("ending", "turns"), [(e, t) for e in ENDINGS for t in range(4) if "acked" not in e or t >= COMMITTED_AFTER]
+)
+def test_every_ending_at_every_moment_frees_the_blocks_and_is_told_once(ending: str, turns: int) -> None:
+    with half() as it:
+        state, ticket = prompt("p", 40), ticket_for(prompt("p", 40))
+        it.worker.accept(state, ticket)
+        for _ in range(turns):
+            it.turn()
+        if "acked" in ending:
+            it.worker.acked(ticket.ticket_id, STATS)
+        if "failed" in ending:
+            it.worker.failed(ticket.ticket_id, InstanceLost("gone"))
+        if "cancel" in ending:
+            it.worker.cancel("p", "enough")
+        it.turn_until_idle()
+
+        assert len(it.events) == 1
+        assert isinstance(it.events[0], HandedOff if "acked" in ending else Failed)
+        assert (it.core.blocks.num_used, it.core.load().held_prompts) == (0, 0)
+
+
+def test_a_prompt_that_is_here_already_is_refused_and_the_first_goes_on() -> None:
+    with half() as it:
+        state = prompt("p", 9)
+        it.worker.accept(state, ticket_for(state, 1))
+        with pytest.raises(InvalidRequest, match="p"):
+            it.worker.accept(state, ticket_for(state, 2))
+        it.turn_until_idle()
+        it.worker.acked(ticket_for(state, 1).ticket_id, STATS)
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [HandedOff]
+        assert it.core.blocks.num_used == 0
+
+
+def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too() -> None:
+    with half() as it:
+        state = prompt("p", 9)
+        it.core.add(state)
+        it.worker.accept(state, ticket_for(state))
+        it.turn_until_idle()
+
+        (failed,) = it.events
+        assert isinstance(failed, Failed)
+        assert "here already" in failed.message
+        assert ("abort", ticket_for(state).ticket_id) in it.sender.said
+
+
+def test_a_cancelled_prompt_of_the_same_name_does_not_end_the_next_one() -> None:
+    with half() as it:
+        state = prompt("p", 9)
+        it.worker.accept(state, ticket_for(state, 1))
+        it.worker.cancel("p", "again")
+        it.worker.accept(state, ticket_for(state, 2))
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [Failed]
+        assert it.core.load().held_prompts == 1
+        it.worker.acked(ticket_for(state, 2).ticket_id, STATS)
+        it.turn_until_idle()
+        assert it.core.blocks.num_used == 0
