@@ -22,7 +22,7 @@ from scheduler.placement import most_output
 from scheduler.server import listen, serve
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded
+from wire.errors import ConfigError
 from wire.grpc_connection import GrpcConnection
 from wire.types import Role
 
@@ -43,7 +43,7 @@ class Cluster:
 
 
 def run(config: SchedulerConfig, plan: LaunchPlan) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible, DeadlineExceeded."""
+    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible."""
     asyncio.run(serve_cluster(config, cluster_of(plan)))
     return 0
 
@@ -84,11 +84,11 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
     limits = ControlLimits(max_queued_requests=options.max_queued_requests, max_queued_tokens=options.max_queued_tokens)
     control = build_control(cluster, limits)
-    drain = Drain()
+    drain, tokens = Drain(), Tokens(files)
     front = Front(
         config,
         control.dispatch,
-        Tokens(files),
+        tokens,
         Metrics(control.view),
         readiness=lambda: report(control),
         health=cluster.health,
@@ -97,12 +97,16 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     )
     log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
     serving = serve(build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop)
-    await _until_first_ends(
-        asyncio.create_task(serving),
-        asyncio.create_task(control.run()),
-        asyncio.create_task(_watch_startup(control, options.startup_timeout)),
-    )
-    await control.dispatch.close(0)
+    try:
+        await _until_first_ends(
+            asyncio.create_task(serving),
+            asyncio.create_task(control.run()),
+            asyncio.create_task(_watch_startup(control, options.startup_timeout)),
+            asyncio.create_task(_start_templates(tokens)),
+        )
+    finally:
+        await control.dispatch.close(0)
+        await tokens.close()
 
 
 def report(control: Control) -> ReadyReport:
@@ -134,18 +138,26 @@ async def _until_first_ends(serving: asyncio.Task[None], *guards: asyncio.Task[N
 
 
 async def _watch_startup(control: Control, timeout_s: float) -> None:
-    """Say what is missing while it is; raise DeadlineExceeded if no path ever answered within `timeout_s`."""
+    """Say what is missing while it is; raise ConfigError if no path ever answered within `timeout_s`."""
     loop = asyncio.get_running_loop()
     began, said = loop.time(), loop.time()
     while not control.ready():
         await asyncio.sleep(READY_POLL_S)
         now = loop.time()
         if now - began > timeout_s:
-            raise DeadlineExceeded(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
+            raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
         if now - said > SAY_EVERY_S:
             said = now
             log.info("waiting", missing=_missing(control))
     log.info("ready", seconds=loop.time() - began)
+
+
+async def _start_templates(tokens: Tokens) -> None:
+    """Start the template process while the instances load; where that fails, the first chat tries again."""
+    try:
+        await tokens.start()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        log.warning("templates_not_started", reason=repr(error))
 
 
 def _missing(control: Control) -> str:
