@@ -15,9 +15,9 @@ from engine.interface import Engine
 from kvtransfer.interface import Receiver
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
-from wire.errors import Cancelled, HandoffFailed, NoCapacity, PdserveError, to_name
+from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.messages import Event, Failed, Refused, Reserve, Reserved
-from wire.types import PromptState, TokenOutput
+from wire.types import PromptState, Ticket, TokenOutput
 
 log = EventLogger("decode")
 
@@ -58,6 +58,7 @@ class DecodeWorker:
         began = self._clock()
         layout = self._engine.info.layout
         try:
+            self._refuse_a_second(command.prompt_id)
             self._refuse_while_others_wait()
             blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)
         except PdserveError as error:
@@ -67,17 +68,16 @@ class DecodeWorker:
         with self._lock:
             self._reservations[command.prompt_id] = reservation
             self._prompt_by_ticket[reservation.ticket_id] = command.prompt_id
-        ticket = self.receiver.open(
-            reservation.ticket_id, num_tokens=len(command.token_ids), first_token=0, block_ids=blocks
-        )
+        ticket = self._open(reservation, blocks)
         self._emit(Reserved(command.prompt_id, ticket, self._clock() - began))
 
     def generate(self, state: PromptState) -> None:
-        """Run a whole prompt here. Raises InvalidRequest (and its kin) if this engine can never run it."""
+        """Run a whole prompt here. Raises InvalidRequest (and its kin) if it is here already or never can be run."""
         self._engine.check(state)
+        self._refuse_a_second(state.prompt_id)
         with self._lock:
             self._running[state.prompt_id] = set(range(state.params.n))
-        self._post(lambda engine: engine.add(state))
+        self._post(lambda engine: self._add(engine, state))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         """Every frame is in: admit the prompt. Raising leaves the blocks to `ended`."""
@@ -92,8 +92,9 @@ class DecodeWorker:
                 raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
+            # under the lock: a cancel that finds the prompt running must come to the engine after it
+            self._post(lambda engine: self._admit(engine, state, block_ids))
         log.debug("kv_received", request_id=state.request_id, bytes=kv_bytes)
-        self._post(lambda engine: self._admit(engine, state, block_ids))
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
         """A ticket ended without commit: free its blocks and say so."""
@@ -139,11 +140,27 @@ class DecodeWorker:
         for prompt_id in [*self._reservations, *self._running]:
             self.cancel(prompt_id, None, reason, answer)
 
+    def _refuse_a_second(self, prompt_id: str) -> None:
+        with self._lock:
+            known = prompt_id in self._reservations or prompt_id in self._running
+        if known:
+            raise InvalidRequest(f"prompt {prompt_id} is here already")
+
     def _refuse_while_others_wait(self) -> None:
         """A reservation must not starve a prompt that already waits here, dropped from a full pool."""
         waiting = self._engine.load().waiting
         if waiting:
             raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
+
+    def _open(self, reservation: _Reservation, block_ids: tuple[int, ...]) -> Ticket:
+        num_tokens = len(reservation.reserve.token_ids)
+        try:
+            return self.receiver.open(reservation.ticket_id, num_tokens=num_tokens, first_token=0, block_ids=block_ids)
+        except BaseException:
+            with self._lock:
+                del self._reservations[reservation.reserve.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
+            self._engine.blocks.release(block_ids)
+            raise
 
     def _unfinished(self, state: PromptState) -> set[int]:
         longest = self._engine.info.max_model_len
@@ -153,6 +170,12 @@ class DecodeWorker:
             if finish_of(output, state.params, prompt_length=len(state.token_ids), max_model_len=longest) is None
         }
 
+    def _add(self, engine: Engine, state: PromptState) -> None:
+        try:
+            engine.add(state)
+        except PdserveError as error:
+            self.on_failed(state.prompt_id, error)
+
     def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...]) -> None:
         with self._lock:
             known = state.prompt_id in self._running
@@ -161,7 +184,8 @@ class DecodeWorker:
             return
         try:
             engine.admit(state, block_ids)
-        except PdserveError as error:
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's admission: answered
+            log.error("admission_failed", error, request_id=state.request_id, error=error)
             engine.blocks.release(block_ids)
             self.on_failed(state.prompt_id, error)
 

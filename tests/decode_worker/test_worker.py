@@ -1,0 +1,242 @@
+"""The decode half, thread by thread: every order of its callers frees the blocks and ends each prompt once."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from decode_worker.worker import DecodeWorker
+from engine.core import EngineCore
+from engine.interface import Engine
+from tests.engine.fake_engines import CONFIG, engine, prompt, wanted
+from wire.convert import describe_prompt
+from wire.errors import HandoffFailed, InvalidRequest
+from wire.messages import Event, Failed, Refused, Reserve, Reserved
+from wire.types import FinishReason, KvEndpoint, PromptState, Ticket, TokenOutput
+
+STATE = prompt("d", 9)
+GIVEN = replace(STATE, outputs=((wanted(STATE)[0],),))
+RESERVE = Reserve("d", "request-d", STATE.token_ids, 1)
+A_MOMENT_S = 0.2  # how long a thread that must not get through is given to try
+
+
+@dataclass
+class ScriptedReceiver:
+    """A receiver whose tickets end when a test says so; `abort` ends one on the caller's thread, as the real one."""
+
+    ended: Callable[[str, tuple[int, ...], str], None]
+    tickets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    bytes_received: int = 0
+    endpoints: tuple[KvEndpoint, ...] = ()
+
+    def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
+        self.tickets[ticket_id] = tuple(block_ids)
+        return Ticket(ticket_id, 1, "decode-0", num_tokens, first_token, 10.0, ())
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        block_ids = self.tickets.pop(ticket_id, None)
+        if block_ids is not None:
+            self.ended(ticket_id, block_ids, reason)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class Half:
+    """A decode half over a real engine whose thread is the test: `turn` runs what was posted, then one step."""
+
+    core: EngineCore
+    events: list[Event] = field(default_factory=list)
+    tokens: list[TokenOutput] = field(default_factory=list)
+    posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.worker = DecodeWorker(self.core, self.post, self.events.append, lambda: 0.0)
+        self.receiver = ScriptedReceiver(self.worker.ended)
+        self.worker.use(self.receiver)
+
+    def post(self, work: Callable[[Engine], None]) -> None:
+        self.posted.append(work)
+
+    def send_tokens(self, tokens: Iterable[TokenOutput]) -> None:
+        tokens = tuple(tokens)
+        self.worker.on_tokens(tokens)
+        self.tokens.extend(tokens)
+
+    def turn(self) -> None:
+        while self.posted:
+            self.posted.popleft()(self.core)
+        result = self.core.step()
+        self.send_tokens(result.tokens)
+        for prompt_id, error in result.failed:
+            self.worker.on_failed(prompt_id, error)
+
+    def turn_until_idle(self) -> None:
+        self.turn()
+        while self.posted or self.core.has_work():
+            self.turn()
+
+    def reserve(self) -> str:
+        self.worker.reserve(RESERVE)
+        reserved = self.events[-1]
+        assert isinstance(reserved, Reserved)
+        return reserved.ticket.ticket_id
+
+    def commit(self, ticket_id: str, state: PromptState = GIVEN) -> None:
+        """Call `committed` as a receiver does: what it raises ends the ticket."""
+        block_ids = self.receiver.tickets.pop(ticket_id)
+        try:
+            self.worker.committed(ticket_id, describe_prompt(state), block_ids, 1)
+        except HandoffFailed as error:
+            self.worker.ended(ticket_id, block_ids, str(error))
+
+    def cancel(self) -> None:
+        self.worker.cancel("d", None, "enough", self.send_tokens)
+
+    @property
+    def finishes(self) -> list[FinishReason]:
+        return [token.finish for token in self.tokens if token.finish is not None]
+
+    def assert_ended_once(self) -> None:
+        failures = [event for event in self.events if isinstance(event, Failed)]
+        assert len(failures) + len(self.finishes) == 1, (failures, self.finishes)
+        assert (self.core.blocks.num_used, self.core.load().running) == (0, 0)
+
+
+@contextmanager
+def half() -> Iterator[Half]:
+    with engine() as (core, _):
+        yield Half(core)
+
+
+def test_a_committed_prompt_generates_to_its_end_and_is_forgotten() -> None:
+    with half() as it:
+        it.commit(it.reserve())
+        it.turn_until_idle()
+        it.cancel()
+
+        it.assert_ended_once()
+        assert it.finishes == [FinishReason.LENGTH]
+
+
+def test_a_cancel_between_commit_and_admission_ends_the_prompt() -> None:
+    with half() as it:
+        ticket_id = it.reserve()
+        posts = it.worker._post
+        canceller = threading.Thread(target=it.cancel)
+
+        def post_late(work: Callable[[Engine], None]) -> None:
+            if threading.current_thread() is not canceller and canceller.ident is None:
+                canceller.start()
+                canceller.join(A_MOMENT_S)  # gets its own work in first, unless it is kept out
+            posts(work)
+
+        it.worker._post = post_late
+        it.commit(ticket_id)
+        canceller.join()
+        it.turn_until_idle()
+
+        it.assert_ended_once()
+        assert it.finishes == [FinishReason.CANCELLED]
+
+
+@pytest.mark.parametrize("order", ["cancel, commit", "cancel, end", "end, cancel", "commit, turn, cancel", "cancel"])
+def test_every_order_of_endings_frees_the_blocks_and_is_told_once(order: str) -> None:
+    with half() as it:
+        ticket_id = it.reserve()
+        block_ids = it.receiver.tickets[ticket_id]
+        for what in order.split(", "):
+            match what:
+                case "cancel":
+                    it.cancel()
+                case "commit" if ticket_id in it.receiver.tickets:
+                    it.commit(ticket_id)
+                case "end" if it.receiver.tickets.pop(ticket_id, None):
+                    it.worker.ended(ticket_id, block_ids, "the sender is gone")
+                case "turn":
+                    it.turn()
+        it.turn_until_idle()
+
+        it.assert_ended_once()
+
+
+def test_a_commit_of_another_prompt_than_reserved_is_refused() -> None:
+    with half() as it:
+        it.commit(it.reserve(), replace(GIVEN, token_ids=(1, 2, 3)))
+        it.turn_until_idle()
+
+        it.assert_ended_once()
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a defect")])
+def test_an_admission_that_raises_ends_its_prompt_in_words_and_frees_the_blocks(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(state: PromptState, block_ids: Sequence[int]) -> None:
+        raise error
+
+    with half() as it:
+        monkeypatch.setattr(it.core, "admit", refuse)
+        it.commit(it.reserve())
+        it.turn_until_idle()
+        it.cancel()
+
+        it.assert_ended_once()
+        assert str(error) in str(it.events[-1])
+
+
+def test_a_prompt_that_is_reserved_or_runs_already_is_refused_and_goes_on() -> None:
+    with half() as it:
+        ticket_id = it.reserve()
+        it.worker.reserve(RESERVE)
+        with pytest.raises(InvalidRequest, match="d"):
+            it.worker.generate(STATE)
+        it.commit(ticket_id)
+        it.worker.reserve(RESERVE)
+        with pytest.raises(InvalidRequest, match="d"):
+            it.worker.generate(STATE)
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [Reserved, Refused, Refused]
+        it.assert_ended_once()
+
+
+def test_a_prompt_the_engine_refuses_after_all_ends_in_words() -> None:
+    with half() as it:
+        it.core.add(STATE, hold=True)
+        it.worker.generate(STATE)
+        it.turn()
+
+        (failed,) = it.events
+        assert isinstance(failed, Failed)
+        assert "here already" in failed.message
+        it.core.release("d")
+
+
+def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(ticket_id: str, **_: object) -> Ticket:
+        raise ValueError("no such slots")
+
+    with half() as it:
+        monkeypatch.setattr(it.receiver, "open", fail)
+        with pytest.raises(ValueError, match="no such slots"):
+            it.worker.reserve(RESERVE)
+        assert it.core.blocks.num_used == 0
+        monkeypatch.undo()
+        it.reserve()
+        it.cancel()
+
+        it.assert_ended_once()
+
+
+def test_more_than_the_pool_is_refused_by_name() -> None:
+    with half() as it:
+        it.worker.reserve(replace(RESERVE, token_ids=(1,) * (CONFIG.num_blocks * CONFIG.block_size + 1)))
+
+        (refused,) = it.events
+        assert isinstance(refused, Refused)
+        assert refused.error == "NeverFits"
