@@ -58,11 +58,23 @@ class EngineLoop:
     def _run(self) -> None:
         while not self._stopping:
             self._run_inbox()
-            self._mark = self._clock()
-            if self._engine.has_work():
-                self._step()
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one fault must not end the rest
+                log.error("engine_turn_failed", error, error=error)
+                self._idle()  # and one that stays must not spin; its mark grows old, so that it is seen
             else:
-                self._idle()
+                self._mark = self._clock()
+
+    def _turn(self) -> None:
+        if not self._engine.has_work():
+            self._idle()
+            return
+        result = self._engine.step(self._layer_done)
+        self.steps += 1
+        self.step_seconds += result.seconds
+        self._mark = self._clock()
+        self._on_step(result)
 
     def _run_inbox(self) -> None:
         while self._inbox:
@@ -71,17 +83,6 @@ class EngineLoop:
                 work(self._engine)
             except Exception as error:  # noqa: BLE001 - one request's work must not end the loop
                 log.error("posted_work_failed", error, error=error)
-
-    def _step(self) -> None:
-        try:
-            result = self._engine.step(self._layer_done)
-        except Exception as error:  # noqa: BLE001 - the engine answers per prompt; what is left is logged, never fatal
-            log.error("step_failed", error, error=error)
-            return
-        self.steps += 1
-        self.step_seconds += result.seconds
-        self._mark = self._clock()
-        self._on_step(result)
 
     def _layer_done(self, layer: int, chunks: Sequence[Chunk]) -> None:
         self._mark = self._clock()
