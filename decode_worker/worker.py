@@ -135,10 +135,20 @@ class DecodeWorker:
             self._post(lambda engine: answer(engine.cancel(prompt_id, sequence)))
         return reservation is not None or running
 
-    def cancel_all(self, reason: str, answer: Callable[..., None]) -> None:
-        """End everything here."""
-        for prompt_id in [*self._reservations, *self._running]:
-            self.cancel(prompt_id, None, reason, answer)
+    def cancel_all(self, reason: str) -> None:
+        """End everything here without an answer: whoever asked for it is gone."""
+        with self._lock:
+            tickets, running = list(self._prompt_by_ticket), list(self._running)
+            self._reservations.clear()
+            self._prompt_by_ticket.clear()
+            self._running.clear()
+        self._post(lambda engine: _cancel_each(engine, running))
+        for ticket_id in tickets:
+            self.receiver.abort(ticket_id, reason)
+
+    def runs(self, prompt_id: str) -> bool:
+        """Whether the prompt is admitted or generates here. Any thread."""
+        return prompt_id in self._running
 
     def _refuse_a_second(self, prompt_id: str) -> None:
         with self._lock:
@@ -195,6 +205,11 @@ class DecodeWorker:
             left.discard(sequence)
             if not left:
                 del self._running[prompt_id]
+
+
+def _cancel_each(engine: Engine, prompt_ids: Iterable[str]) -> None:
+    for prompt_id in prompt_ids:
+        engine.cancel(prompt_id)
 
 
 def _wake(_: Engine) -> None:

@@ -37,8 +37,9 @@ class Workers:
                 self.decode.on_failed(prompt_id, error)
 
     def send_tokens(self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = ()) -> None:
-        """Send tokens and endings, with the load after them."""
-        tokens = tuple(tokens)
+        """Send tokens and endings, with the load after them; nothing of a prompt that has ended meanwhile."""
+        tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
+        times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
         if tokens or times:
             self.decode.on_tokens(tokens)
             self._emit(Step(tokens, self._load(), times))
@@ -49,6 +50,9 @@ class Workers:
             self.decode.cancel(command.prompt_id, command.sequence, command.reason, self.send_tokens)
 
     def cancel_all(self, reason: str) -> None:
-        """End everything."""
+        """End everything; nothing of it is told any more, so that a next session hears of its own prompts only."""
         self.prefill.cancel_all(reason)
-        self.decode.cancel_all(reason, self.send_tokens)
+        self.decode.cancel_all(reason)
+
+    def _is_here(self, prompt_id: str) -> bool:
+        return self.decode.runs(prompt_id) or self.prefill.prefills(prompt_id)

@@ -136,6 +136,10 @@ class PrefillWorker:
         for prompt_id in list(self._handing):
             self.cancel(prompt_id, reason)
 
+    def prefills(self, prompt_id: str) -> bool:
+        """Whether the prompt is on its way out from here. Any thread."""
+        return prompt_id in self._handing
+
     def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
         """The link may have failed since: a prompt forgotten by now must not be computed, nobody would free it."""
         if self._handing.get(state.prompt_id) is not handing:

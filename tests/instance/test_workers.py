@@ -1,0 +1,125 @@
+"""What an ended session leaves unsaid: nothing of its prompts is told after it, and nothing of them is left."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from engine.core import EngineCore
+from engine.interface import Engine
+from instance.workers import Workers
+from tests.decode_worker.test_worker import GIVEN, RESERVE, ScriptedReceiver
+from tests.engine.fake_engines import engine, prompt
+from tests.prefill_worker.test_worker import ScriptedSender, ticket_for
+from wire.convert import describe_prompt
+from wire.messages import Cancel, Event, Failed, Reserve, Reserved, Step
+from wire.types import LoadSnapshot
+
+
+@dataclass
+class Both:
+    """Both halves over a real engine whose thread is the test."""
+
+    core: EngineCore
+    events: list[Event] = field(default_factory=list)
+    posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.workers = Workers(self.core, self.posted.append, self.events.append, idle_load, lambda: 0.0)
+        self.workers.prefill.use(ScriptedSender())
+        self.receiver = ScriptedReceiver(self.workers.decode.ended)
+        self.workers.decode.use(self.receiver)
+
+    def turn(self) -> None:
+        while self.posted:
+            self.posted.popleft()(self.core)
+        self.workers.on_step(self.core.step())
+
+    def turn_until_idle(self) -> None:
+        self.turn()
+        while self.posted or self.core.has_work():
+            self.turn()
+
+
+def idle_load() -> LoadSnapshot:
+    return LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+
+
+@contextmanager
+def both() -> Iterator[Both]:
+    with engine() as (core, _):
+        yield Both(core)
+
+
+def busy(it: Both) -> None:
+    """Leave one prompt of each kind under way."""
+    it.workers.decode.reserve(RESERVE)
+    reserved = it.events[-1]
+    assert isinstance(reserved, Reserved)
+    block_ids = it.receiver.tickets.pop(reserved.ticket.ticket_id)
+    it.workers.decode.committed(reserved.ticket.ticket_id, describe_prompt(GIVEN), block_ids, 1)
+    it.workers.decode.generate(prompt("whole", 5))
+    it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+    it.turn()
+    it.workers.decode.reserve(Reserve("reserved", "r", (1, 2, 3), 1))
+
+
+def test_the_endings_of_an_ended_sessions_prompts_are_not_told_to_the_next_one() -> None:
+    with both() as it:
+        busy(it)
+        it.workers.cancel_all("the session is over")
+        it.events.clear()  # from here on the next session listens
+        it.turn_until_idle()
+
+        assert it.events == []
+        assert (it.core.blocks.num_used, it.core.load().running, it.core.load().held_prompts) == (0, 0, 0)
+
+
+def test_a_step_under_way_while_the_session_ends_is_not_told_to_the_next_one() -> None:
+    with both() as it:
+        busy(it)
+        result = it.core.step()
+        it.workers.cancel_all("the session is over")
+        it.events.clear()
+        it.workers.on_step(result)
+        it.turn_until_idle()
+
+        assert result.tokens
+        assert it.events == []
+
+
+def test_a_commit_not_yet_admitted_when_the_session_ends_frees_its_blocks() -> None:
+    with both() as it:
+        it.workers.decode.reserve(RESERVE)
+        (ticket_id,) = it.receiver.tickets
+        it.workers.decode.committed(ticket_id, describe_prompt(GIVEN), it.receiver.tickets.pop(ticket_id), 1)
+        it.workers.cancel_all("the session is over")
+        it.turn_until_idle()
+
+        assert it.core.blocks.num_used == 0
+
+
+def test_nothing_is_told_of_a_prompt_after_its_ending() -> None:
+    with both() as it:
+        it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+        while it.posted:
+            it.posted.popleft()(it.core)
+        result = it.core.step()
+        it.workers.cancel(Cancel("held"))
+        it.workers.on_step(result)
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [Failed]
+        assert it.core.blocks.num_used == 0
+
+
+def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> None:
+    with both() as it:
+        it.workers.decode.generate(prompt("whole", 5))
+        it.turn()
+        it.workers.cancel(Cancel("whole"))
+        it.turn_until_idle()
+
+        tokens = [token for event in it.events if isinstance(event, Step) for token in event.tokens]
+        assert [token.finish for token in tokens][-1] == "cancelled"
+        assert [token.index for token in tokens] == [0, 1]
