@@ -92,7 +92,7 @@ class Dispatch:
             if self._draining:
                 raise Draining("the scheduler is shutting down")
             if not self._registry.has_path():
-                missing = "; ".join(str(missing) for missing in self._registry.missing())
+                missing = ", ".join(f"{missing.role} instance {missing.index}" for missing in self._registry.missing())
                 raise Unavailable(f"no path can serve this now; missing: {missing}")
             self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)))
         except (Overloaded, Unavailable):

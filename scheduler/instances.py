@@ -14,11 +14,15 @@ from scheduler.inbox import Inbox, Lost, PromptStep, Work
 from scheduler.limits import ControlLimits
 from telemetry.logs import EventLogger
 from wire.connection import Session
-from wire.errors import InstanceLost, PdserveError
+from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.messages import Command, Event, Failed, HandedOff, Heartbeat, Refused, Reserved, SessionOpen, Step
 from wire.types import InstanceDescription, LoadSnapshot, Role, StageTimes, TokenOutput
 
 log = EventLogger("instances")
+
+
+class _Found(InstanceLost):
+    """Found by this side and said in its words; a session's own errors carry addresses, which clients need not see."""
 
 
 class Instance:
@@ -48,7 +52,8 @@ class Instance:
         self._heard_at = asyncio.get_running_loop().time()
 
     def __str__(self) -> str:
-        return f"{self.role} instance {self.address}"
+        """Its name for clients: no address."""
+        return f"{self.role} instance {self.index}"
 
     @property
     def load(self) -> LoadSnapshot:
@@ -79,7 +84,7 @@ class Instance:
 
     async def run(self, events: AsyncIterator[Event]) -> None:
         """Serve the session until it is over, then tell every prompt. Raises InstanceLost."""
-        error = InstanceLost(f"{self} was let go: the scheduler is closing its session")
+        told = InstanceLost(f"{self} was let go: the scheduler is closing its session")
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(events))
@@ -87,15 +92,16 @@ class Instance:
                 tasks.create_task(self._watch())
         except BaseExceptionGroup as group:
             error = self._why(group)
-            raise error from group
+            told = InstanceLost(f"{self} was lost: {error if isinstance(error, _Found) else 'its connection broke'}")
+            raise InstanceLost(f"{self.address}: {error}") from group
         finally:
-            self._end(error)
+            self._end(told)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
             self._heard_at = asyncio.get_running_loop().time()
             self._route(event)
-        raise InstanceLost("the instance ended the session")
+        raise _Found("it ended the session")
 
     def _route(self, event: Event) -> None:
         match event:
@@ -130,7 +136,7 @@ class Instance:
                 async with asyncio.timeout(self._limits.send_s):
                     await self._session.send(command)
             except TimeoutError:
-                raise InstanceLost(f"it took no command for {self._limits.send_s:g} s") from None
+                raise _Found(f"it took no command for {self._limits.send_s:g} s") from None
 
     async def _watch(self) -> None:
         loop, interval = asyncio.get_running_loop(), self._limits.heartbeat_s
@@ -144,14 +150,14 @@ class Instance:
     def _check_heard(self, now: float) -> None:
         silent_s = now - self._heard_at
         if silent_s > self._limits.silence_s:
-            raise InstanceLost(f"no message for {silent_s:.1f} s (limit {self._limits.silence_s:g} s)")
+            raise _Found(f"no message for {silent_s:.1f} s (limit {self._limits.silence_s:g} s)")
 
-    def _why(self, group: BaseExceptionGroup[BaseException]) -> InstanceLost:
+    def _why(self, group: BaseExceptionGroup[BaseException]) -> PdserveError:
         for error in group.exceptions:
             if isinstance(error, PdserveError):
-                return InstanceLost(f"{self} was lost: {error}")
+                return error
         log.error("session_broke", exc=group, instance=self.address)
-        return InstanceLost(f"{self} was lost: {group.exceptions[0]!r}")
+        return InternalError(f"internal error: {group.exceptions[0]!r}")
 
     def _end(self, error: InstanceLost) -> None:
         self._lost = error
@@ -163,9 +169,7 @@ class Instance:
 def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
     """Raise InstanceLost if the engine that reports `load` is stuck."""
     if load.progress_age_s > limits.progress_s:
-        raise InstanceLost(
-            f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limits.progress_s:g} s)"
-        )
+        raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limits.progress_s:g} s)")
 
 
 def _split(tokens: tuple[TokenOutput, ...], times: dict[str, StageTimes]) -> Iterator[PromptStep]:

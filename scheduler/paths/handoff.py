@@ -64,7 +64,7 @@ class HandoffPath:
                     prompt.add_times(StageTimes(reserve_s=seconds))
                     return ticket
                 case Refused() | Failed() | Lost() as ending:
-                    raise to_error(ending, self._decode)
+                    raise to_error(ending, self._decode, prompt)
                 case _:
                     continue
 
@@ -82,11 +82,11 @@ class HandoffPath:
                 prompt.add_times(times)
             case Refused() | Failed() | Lost() as ending if from_prefill:
                 if not (self._decode_started and prompt.output.all_started):  # else P has done all of its part
-                    raise to_error(ending, self._prefill)
+                    raise to_error(ending, self._prefill, prompt)
             case Refused() | Failed() | Lost() as ending:
                 await self._hear_last_words(prompt, on_prefill)
                 if not prompt.output.all_ended:
-                    raise to_error(ending, self._decode)
+                    raise to_error(ending, self._decode, prompt)
             case _:
                 return
 

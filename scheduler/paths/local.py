@@ -30,7 +30,7 @@ class LocalPath:
                         prompt.take(step, work)
                         self._note_tokens(prompt, step)
                     case Refused() | Failed() | Lost() as ending:
-                        raise to_error(ending, self._instance)
+                        raise to_error(ending, self._instance, prompt)
                     case _:
                         continue
             work.ended |= prompt.output.all_finished

@@ -171,7 +171,8 @@ async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None
 @virtual
 async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=5000))))
+        cluster.instances[1].behaviour.step_s = 0.1
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=900))))
         await asyncio.sleep(30.0)
         assert cluster.blocks_used == [0, 1]
         cluster.network.freeze(cluster.expected[1].address)
