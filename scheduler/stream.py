@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from scheduler.detokenizer import Detokenizer
 from scheduler.request import Dispatcher, GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from scheduler.request_log import log_request
 from scheduler.stops import StopFinder
 from scheduler.tokens import Tokens
 from wire.errors import Cancelled, InternalError, PdserveError
@@ -99,8 +100,9 @@ class TextStream:
 
     def __init__(
         self, request: GenerationRequest, options: TextOptions, tokens: Tokens, observer: Observer,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] | None = None, started_s: float | None = None,
     ) -> None:  # fmt: skip
+        """`started_s`: when the request arrived, by the same clock; None is now."""
         n = request.params.n
         self._request = request
         self._clock = clock or asyncio.get_running_loop().time
@@ -110,8 +112,8 @@ class TextStream:
             for at, prompt in enumerate(request.prompts)
             for sequence in range(n)
         ]
-        self._started_s = self._clock()
-        self._seen_token = False
+        self._started_s = self._clock() if started_s is None else started_s
+        self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
 
     @property
@@ -159,8 +161,11 @@ class TextStream:
 
     def _time_token(self, choice: _Choice) -> None:
         now = self._clock()
-        self._observer.token(self._started_s, choice.last_token_s, now, first=not self._seen_token)
-        self._seen_token, choice.last_token_s = True, now
+        first = self._first_token_s is None
+        self._observer.token(self._started_s, choice.last_token_s, now, first=first)
+        choice.last_token_s = now
+        if first:
+            self._first_token_s = now - self._started_s
 
     @contextmanager
     def _told_to_observer(self) -> Iterator[None]:
@@ -172,8 +177,12 @@ class TextStream:
             ending = "cancelled"
             raise
         finally:
-            seconds = self._clock() - self._started_s
-            self._observer.request_done(self.num_prompt_tokens, self.num_output_tokens, seconds, ending)
+            seconds, num_output_tokens = self._clock() - self._started_s, self.num_output_tokens
+            self._observer.request_done(self.num_prompt_tokens, num_output_tokens, seconds, ending)
+            log_request(
+                self._request, self.served, ending=ending, output_tokens=num_output_tokens,
+                first_token_s=self._first_token_s, seconds=seconds,
+            )  # fmt: skip
 
     def _complete(self) -> bool:
         return all(choice.finished for choice in self._choices)

@@ -1,5 +1,6 @@
 """The outermost layer: every request gets an id, is counted and answered, whatever breaks inside."""
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +29,7 @@ class Gate:
             return
         own_id = new_id("req")
         client_id = _client_id(scope)
-        scope.setdefault("state", {})["request_id"] = own_id
+        scope.setdefault("state", {}).update(request_id=own_id, arrived_s=asyncio.get_running_loop().time())
         exchange = _Exchange(send, client_id or own_id)
         try:
             await self._app(scope, receive, exchange.send)

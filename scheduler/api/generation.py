@@ -75,7 +75,7 @@ class Generation:
         _log.info("request_taken", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)
+        output = self._output(scope)
         texts: dict[int, list[str]] = {}
         last: dict[int, Piece] = {}
         async with aclosing(output.pieces(self.front.dispatcher)) as pieces:
@@ -95,7 +95,7 @@ class Generation:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
         writer = EventWriter(send, self.front.config.options.client_timeout)
         try:
-            await self._write_pieces(writer)
+            await self._write_pieces(writer, self._output(scope))
         except ClientGone:
             raise
         except asyncio.CancelledError:
@@ -107,8 +107,12 @@ class Generation:
                 raise
             await writer.fail(error_body(error, request_id_of(scope)))
 
-    async def _write_pieces(self, writer: EventWriter) -> None:
-        output = TextStream(self.request, self.text, self.front.tokens, self.front.metrics)
+    def _output(self, scope: Scope) -> TextStream:
+        """Times count from the request's arrival: reading, rendering and tokenising it are part of the wait."""
+        arrived_s = scope["state"]["arrived_s"]
+        return TextStream(self.request, self.text, self.front.tokens, self.front.metrics, started_s=arrived_s)
+
+    async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
         opened: set[int] = set()
         async with aclosing(output.pieces(self.front.dispatcher)) as pieces:
             async for piece in pieces:

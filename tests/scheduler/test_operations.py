@@ -1,6 +1,9 @@
 """GET /v1/models, /health, /ready and /metrics."""
 
+import asyncio
+import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from scheduler.front import ReadyReport
 from scheduler.metrics import Metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
+from wire.errors import HandoffFailed
 from wire.types import LinkStatus, LoadSnapshot, Role
 
 pytestmark = pytest.mark.anyio
@@ -116,3 +120,43 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert "pdserve_requests_inflight 2.0" in text
     assert "pdserve_queued_prompts 3.0" in text
     assert "pdserve_ready 1.0" in text
+
+
+async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:
+    async with serve() as served:
+        loop = asyncio.get_running_loop()
+        body = json.dumps({"model": served.model, "prompt": "hi"}).encode()
+        began: list[float] = []
+
+        async def slowly() -> AsyncIterator[bytes]:
+            began.append(loop.time())
+            yield body[:5]
+            while loop.time() - began[0] < 0.05:  # noqa: ASYNC110 - time itself is what is asked for
+                await asyncio.sleep(0.01)
+            yield body[5:]
+
+        await served.client.post("/v1/completions", content=slowly(), headers={"content-type": "application/json"})
+        text = (await served.client.get("/metrics")).text
+
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        (total,) = re.findall(rf"^pdserve_{name}_seconds_sum (\S+)$", text, re.M)
+        assert float(total) >= 0.05
+
+
+async def test_each_request_that_ended_is_one_line_for_the_operator(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pdserve.requests")
+    async with serve("hello world") as served:
+        body = {"model": served.model, "prompt": ["quick fox", "lazy dog"], "n": 2}
+        answer = (await served.client.post("/v1/completions", json=body)).json()
+        served.dispatcher.fail_after, served.dispatcher.error = 1, HandoffFailed("broken")
+        await served.client.post("/v1/completions", json=body)
+
+    done, failed = [record.getMessage() for record in caplog.records if record.name == "pdserve.requests"]
+    assert f"request_done request_id={answer['id']} ending=finished path=handoff prefill=prefill-0" in done
+    assert "decode=decode-0 prompts=2 n=2" in done
+    assert f"output_tokens={answer['usage']['completion_tokens']} " in done
+    assert "queue_ms=1.0 reserve_ms=2.0 prefill_ms=100.0 send_ms=10.0 first_step_ms=20.0 kv_bytes=8192" in done
+    assert "ending=failed path=- " in failed
+    assert not any(word in done for word in ("quick", "lazy", "hello"))
