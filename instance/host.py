@@ -171,9 +171,14 @@ class InstanceHost:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             session = self._session
-            if session is None or session.over:
-                continue
+            if session is not None and not session.over:
+                self._beat(session)
+
+    def _beat(self, session: InstanceSession) -> None:
+        try:
             if session.silent_for() > session.hello.lease_s:
                 session.lost()
             else:
                 session.emit(Heartbeat(self.load()))
+        except Exception as error:  # noqa: BLE001 - the watch's outermost frame: the next beat is due all the same
+            log.error("heartbeat_failed", error, error=error)

@@ -1,6 +1,7 @@
 """One scheduler's session with this instance: its commands go to the workers, their events go to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from instance.workers import Workers
@@ -44,7 +45,8 @@ class InstanceSession:
 
     def emit(self, event: Event) -> None:
         """Queue an event for the scheduler. Any thread; order is kept per thread."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+        with contextlib.suppress(RuntimeError):  # the event loop has closed: nobody is there to be told
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
     def handle(self, command: Command) -> None:
         """Take one command."""
@@ -53,7 +55,7 @@ class InstanceSession:
             return
         match command:
             case Reserve():
-                self._workers.decode.reserve(command)
+                self._guard(command.prompt_id, lambda: self._workers.decode.reserve(command))
             case Prefill():
                 self._guard(
                     command.prompt.prompt_id, lambda: self._workers.prefill.accept(command.prompt, command.ticket)
@@ -61,7 +63,7 @@ class InstanceSession:
             case Generate():
                 self._guard(command.prompt.prompt_id, lambda: self._workers.decode.generate(command.prompt))
             case Cancel():
-                self._workers.cancel(command)
+                self._guard(command.prompt_id, lambda: self._workers.cancel(command))
             case Heartbeat() | OpenSession():
                 pass
 

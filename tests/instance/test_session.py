@@ -1,0 +1,91 @@
+"""One command's failure is that prompt's alone: it is answered, and the session lives on."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instance.session import InstanceSession
+from tests.instance.pair import DEADLINE_S, FAKE, instance_config, running
+from wire.errors import InstanceLost
+from wire.messages import Cancel, Command, Failed, Generate, Heartbeat, OpenSession, Prefill, Reserve, Reserved
+from wire.types import PromptState, Role, SamplingParams, Ticket
+
+STATE = PromptState("r/0", "r", (3, 4, 5), SamplingParams(max_tokens=2, temperature=0.0))
+TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
+
+
+@pytest.mark.parametrize(
+    ("command", "half", "verb"),
+    [
+        (Reserve("r/0", "r", (3, 4, 5), 1), "decode", "reserve"),
+        (Generate(STATE), "decode", "generate"),
+        (Prefill(STATE, TICKET), "prefill", "accept"),
+        (Cancel("r/0"), "prefill", "cancel"),
+    ],
+)
+def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
+    command: Command, half: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object) -> None:
+        raise ValueError("a defect")
+
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
+            with monkeypatch.context() as broken:
+                broken.setattr(getattr(instance._host.workers, half), verb, break_down)
+                await client.session.send(command)
+            if not isinstance(command, Cancel):  # which is silent for a prompt not known
+                failed = await client.next(Failed)
+                assert isinstance(failed, Failed)
+                assert (failed.prompt_id, failed.error) == ("r/0", "InternalError")
+            await client.session.send(Reserve("r/1", "r", (3, 4, 5), 1))
+            await client.next(Reserved)
+
+    asyncio.run(run())
+
+
+def test_an_event_made_after_the_event_loop_has_closed_is_dropped() -> None:
+    async def open_one() -> InstanceSession:
+        return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None)  # type: ignore[arg-type]
+
+    session = asyncio.run(open_one())
+
+    session.emit(Heartbeat())
+
+
+def test_heartbeats_go_on_after_one_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
+            load, broken = instance._host.load, asyncio.Event()
+
+            def fail_once() -> object:
+                monkeypatch.setattr(instance._host, "load", load)
+                broken.set()
+                raise RuntimeError("no figures")
+
+            monkeypatch.setattr(instance._host, "load", fail_once)
+            async with asyncio.timeout(DEADLINE_S):
+                await broken.wait()
+            await client.next(Heartbeat)
+
+    asyncio.run(run())
+
+
+def test_a_silent_scheduler_loses_its_session_and_its_work(tmp_path: Path) -> None:
+    async def run() -> None:
+        config = instance_config(tmp_path, Role.COMBINED, port=4)
+        (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.1}))
+        async with running(config) as (instance, _):
+            silent = await instance.connection().open(OpenSession("test", 2, 0.2), DEADLINE_S)
+            await silent.send(Generate(replace(STATE, params=SamplingParams(max_tokens=200, temperature=0.0))))
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(InstanceLost):
+                    async for _event in silent.events():
+                        pass
+                while instance._host.load().blocks_used:  # noqa: ASYNC110 - another thread's pool has no event
+                    await asyncio.sleep(0)
+
+    asyncio.run(run())
