@@ -34,7 +34,7 @@ class PromptRun:
 
     def begin_attempt(self) -> None:
         """Start (again) from the queue."""
-        params, token_ids = self.request.params, self.request.prompts[self.prompt]
+        params, token_ids = self.request.params_of(self.prompt), self.request.prompts[self.prompt]
         self.state = PromptState(self._new_id(), self.request.request_id, token_ids, params, probe=self.request.probe)
         self.stage = "waiting in the queue"
         self.inbox: Inbox = asyncio.Queue()

@@ -3,6 +3,7 @@
 api/* --GenerationRequest--> dispatch --PathEvent--> stream --> api/*
 """
 
+import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,8 @@ from wire.types import FinishReason, SamplingParams, StageTimes
 class GenerationRequest:
     """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed alone.
 
-    `params.seed` and `params.max_tokens` are set. Limits in seconds: to the first token, and without progress.
+    `params.seed` and `params.max_tokens` are set; `seeds`, where given, are one for each prompt instead. Limits in
+    seconds: to the first token, and without progress.
     """
 
     request_id: str
@@ -23,6 +25,11 @@ class GenerationRequest:
     first_token_timeout_s: float
     stall_timeout_s: float
     probe: bool = False
+    seeds: tuple[int, ...] = ()
+
+    def params_of(self, prompt: int) -> SamplingParams:
+        """Return the parameters that prompt `prompt` runs with."""
+        return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from scheduler.api.generation import Ended, Generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.refusals import refuse_completion_fields
 from scheduler.api.request_ids import new_id
-from scheduler.api.sampling import read_sampling, read_text_options
+from scheduler.api.sampling import draw_seed, read_sampling, read_text_options
 from scheduler.api.schemas import CompletionBody
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
@@ -37,8 +37,9 @@ async def prepare(front: Front, body: CompletionBody) -> Generation:
     prompts = [await encode_prompt(prompt, tokens, add_special_tokens=add_special) for prompt in given]
     params = read_sampling(body, prompts, tokens, options, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt")
     text = read_text_options(body, tokens, options, continues_prompt=True)
+    seeds = () if body.seed is not None else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
     request = GenerationRequest(
-        new_id("cmpl"), tuple(prompts), params, options.first_token_timeout, options.stall_timeout
+        new_id("cmpl"), tuple(prompts), params, options.first_token_timeout, options.stall_timeout, seeds=seeds
     )
     echoed: dict[int, str] = {}
     if body.echo:

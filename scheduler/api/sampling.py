@@ -28,7 +28,7 @@ def read_sampling(
     stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     if stop_ids:
         check_token_ids(stop_ids, tokens, "stop_token_ids")
-    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
+    seed = draw_seed() if body.seed is None else body.seed % 2**63
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
@@ -40,6 +40,11 @@ def read_sampling(
         min_tokens=body.min_tokens or 0,
         stop_token_ids=stop_ids if body.ignore_eos else tuple(dict.fromkeys((*tokens.eos_token_ids, *stop_ids))),
     )
+
+
+def draw_seed() -> int:
+    """Return a seed for a prompt whose client gave none."""
+    return secrets.randbits(63)
 
 
 def read_text_options(

@@ -234,3 +234,14 @@ async def test_running_requests_are_counted_and_new_ones_refused_while_draining(
         assert response.status_code == 503
         assert "shutting down" in response.json()["error"]["message"]
         assert served.front.drain.active == 0
+
+
+async def test_without_a_seed_every_prompt_draws_its_own_and_a_given_one_is_for_all(serve: Any) -> None:
+    async with serve() as served:
+        body = {"model": served.model, "prompt": ["same", "same"]}
+        await served.client.post("/v1/completions", json=body)
+        await served.client.post("/v1/completions", json=body | {"seed": 7})
+
+    drawn, given = served.dispatcher.requests
+    assert drawn.params_of(0).seed != drawn.params_of(1).seed
+    assert [given.params_of(prompt).seed for prompt in (0, 1)] == [7, 7]

@@ -1,6 +1,7 @@
 """Accepting, queueing, counting and ending requests."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -8,6 +9,7 @@ from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
+from wire.messages import Prefill
 
 LONG = tuple(range(100))
 
@@ -136,3 +138,13 @@ async def test_a_request_never_read_still_ends_once() -> None:
         await until(lambda: cluster.control.dispatch.ledger.inflight == 0)
 
         assert cluster.control.dispatch.ledger.completed == 1
+
+
+@virtual
+async def test_each_prompt_runs_with_its_own_seed() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        two = dataclasses.replace(request(LONG, LONG), seeds=(5, 6))
+        await collect(cluster.control.dispatch.start(two))
+
+        prefills = [command for command in cluster.instances[0].commands if isinstance(command, Prefill)]
+        assert [prefill.prompt.params.seed for prefill in prefills] == [5, 6]
