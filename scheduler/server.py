@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from scheduler.drain import Drain
+from scheduler.http_protocol import BoundedProtocol
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 
@@ -57,8 +58,8 @@ async def serve(
     """
     server = _Uvicorn(
         uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
-            proxy_headers=False, h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            app, http=BoundedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
+            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S,
         )
     )  # fmt: skip
