@@ -138,6 +138,9 @@ class Link:
                 self._queue.put(Heard(message))
         except (LinkLost, WireError) as error:
             self._queue.put(Lost(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
+        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
+            _log.error("kv_link_failed", exc=error, peer=self._peer_id)
+            self._queue.put(Lost(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:

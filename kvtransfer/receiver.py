@@ -23,6 +23,7 @@ from wire.types import KvEndpoint, Ticket
 _log = EventLogger("kvtransfer")
 _MAX_CONNECTIONS = 1_024
 _JOIN_S = 5.0
+_ACCEPT_PAUSE_S = 0.1
 
 
 class KvReceiver:
@@ -110,8 +111,20 @@ class KvReceiver:
     def _accept_one(self, listener: socket.socket, transport: str) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except BlockingIOError:
             return
+        except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
+            _log.warning("kv_accept_failed", transport=transport, error=error)
+            self._closing.wait(_ACCEPT_PAUSE_S)
+            return
+        try:
+            self._take(sock, transport)
+        except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: the door stays open
+            _log.error("kv_accept_failed", exc=error, transport=transport)
+            self._table.count(refused_connections=1)
+            sock.close()
+
+    def _take(self, sock: socket.socket, transport: str) -> None:
         if len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set():
             self._table.count(refused_connections=1)
             sock.close()
@@ -121,11 +134,16 @@ class KvReceiver:
         stream = Stream(sock, progress_timeout_s=self._progress_timeout_s)
         inlet: Inlet = tcp.TcpInlet(stream) if transport == "tcp" else shm.ShmInlet(stream)
         number = next(self._numbers)
-        self._links[number] = Incoming(
+        incoming = Incoming(
             number, transport, stream, inlet, self._table, instance_id=self._instance_id, epoch=self._epoch,
             layout=self._memory.layout, hello_timeout_s=self._progress_timeout_s, ended=self._forget,
         )  # fmt: skip
-        self._links[number].thread.start()
+        self._links[number] = incoming
+        try:
+            incoming.thread.start()
+        except BaseException:
+            self._forget(number)
+            raise
 
     def _forget(self, number: int) -> None:
         self._links.pop(number, None)

@@ -248,7 +248,10 @@ class TicketTable:
                 return
             del self._tickets[ticket.ticket_id]
         _log.info("kv_ticket_ended", ticket=ticket.ticket_id, state=ticket.state, reason=ticket.reason)
-        self._events.ended(ticket.ticket_id, ticket.block_ids, ticket.reason)
+        try:
+            self._events.ended(ticket.ticket_id, ticket.block_ids, ticket.reason)
+        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets from ending
+            _log.error("kv_ended_failed", exc=error, ticket=ticket.ticket_id)
 
     def _tell_end(self, ticket: ReceiverTicket, error: PdserveError) -> None:
         if ticket.link is not None:

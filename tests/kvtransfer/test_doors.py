@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open
+from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open, Renew
 from kvtransfer.hello import Hello, encode_hello
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.shm import POOL_SEALS
@@ -286,3 +286,51 @@ def test_a_hello_with_an_absurd_pool_is_refused() -> None:
 
         assert kind is MessageType.REFUSE
         stream.close()
+
+
+@pytest.mark.parametrize("error", [OSError("reset already"), RuntimeError("can't start new thread")])
+def test_a_connection_that_cannot_be_taken_does_not_shut_the_door(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = threading.Event()
+
+    def fail(sock: socket.socket, progress_timeout_s: float) -> None:
+        broken.set()
+        raise error
+
+    with make_rig("tcp") as rig:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvtransfer.receiver.tcp.tune", fail)
+            with _connect(rig, "tcp") as refused:
+                assert broken.wait(DEADLINE_S)
+                refused.settimeout(DEADLINE_S)
+                assert refused.recv(1) == b""
+        ticket = rig.open(20, BLOCKS)
+        rig.hand_over(ticket, BLOCKS)
+
+        rig.events.wait("acked", ticket.ticket_id)
+
+
+@pytest.mark.parametrize("transport", BOTH)
+def test_an_owner_that_breaks_at_an_ending_costs_no_connection_and_no_other_ticket(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_rig(transport) as rig:
+        tickets, raw = [rig.open(4, (i,)) for i in range(3)], RawSender(rig)
+        for ticket in tickets:
+            raw.say(Open(ticket.ticket_id, ticket.epoch, 4, 0))
+        raw.say(Renew(tickets[2].ticket_id, tickets[2].epoch))
+        until(lambda: rig.receiver.counts.renewals == 1)
+        ended = rig.events.ended
+
+        def break_once(ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
+            monkeypatch.undo()
+            ended(ticket_id, block_ids, reason)
+            raise RuntimeError("a defect of the owner")
+
+        monkeypatch.setattr(rig.events, "ended", break_once)
+        raw.stream.close()
+        for ticket in tickets:
+            rig.events.wait("ended", ticket.ticket_id)
+
+        until(lambda: not rig.receiver._links)
