@@ -1,11 +1,12 @@
 """The queue of the cluster: prompts wait here, first in first out, until placement finds them room.
 
-Bounded in prompts and in tokens. The head alone is placed, so a long prompt is not overtaken for ever.
+Bounded in prompts and in tokens. A request of many prompts lets others in between its own. Where the head finds no
+room, the next few may pass it, but only so often: then all wait for it, so a large prompt is not passed for ever.
 """
 
 import asyncio
+import bisect
 import math
-from collections import deque
 from collections.abc import Callable
 
 from scheduler.grants import Grant
@@ -14,14 +15,24 @@ from scheduler.placement import PromptFacts
 from wire.errors import Overloaded, PdserveError
 
 _MOST_RETRY_S = 60
+_GRANTS_A_TURN = 4
+"""A request's second prompt queues as if it had come after four grants more, its third after eight, and so on."""
+_WINDOW = 8
+_MOST_PASSED = 16
 
 
 class Waiting:
-    """One prompt's place in the queue."""
+    """One prompt's place in the queue. `turn` counts the prompts of its own request before it.
 
-    def __init__(self, prompt_id: str, facts: PromptFacts) -> None:
+    `due` is the number of grants after which it is its turn; `passed` how often others were granted before it since.
+    """
+
+    def __init__(self, prompt_id: str, facts: PromptFacts, turn: int = 0) -> None:
         self.prompt_id = prompt_id
         self.facts = facts
+        self.turn = turn
+        self.due = 0
+        self.passed = 0
         self.grant: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
 
 
@@ -34,7 +45,8 @@ class Admission:
     def __init__(self, limits: ControlLimits, try_place: TryPlace) -> None:
         self._limits = limits
         self._try_place = try_place
-        self._queue: deque[Waiting] = deque()
+        self._queue: list[Waiting] = []  # by `due`
+        self._num_granted = 0
         self._granted_at: float | None = None
         self._seconds_per_grant = 0.0
 
@@ -60,11 +72,10 @@ class Admission:
             )
 
     def enter(self, waiting: Waiting, *, front: bool = False) -> None:
-        """Put a prompt at the end of the queue, or back at its front."""
-        if front:
-            self._queue.appendleft(waiting)
-        else:
-            self._queue.append(waiting)
+        """Put a prompt into the queue by its turn, or back at its front."""
+        waiting.due = -1 if front else self._num_granted + _GRANTS_A_TURN * waiting.turn
+        insort = bisect.insort_left if front else bisect.insort_right
+        insort(self._queue, waiting, key=_due)
         self.pump()
 
     def leave(self, waiting: Waiting) -> None:
@@ -78,29 +89,41 @@ class Admission:
 
     def pump(self) -> None:
         """Grant from the head while there is room; called whenever a load, a booking or a member changed."""
-        while self._queue:
-            waiting = self._queue[0]
-            if waiting.grant.done():  # cancelled while it waited; its request is about to leave
-                self._queue.popleft()
-                continue
-            try:
-                grant = self._try_place(waiting.prompt_id, waiting.facts)
-            except PdserveError as error:
-                self._queue.popleft()
-                waiting.grant.set_exception(error)
-                continue
-            if grant is None:
+        at = 0
+        while at < min(len(self._queue), _WINDOW):
+            waiting = self._queue[at]
+            if not waiting.grant.done():  # done: cancelled while it waited; its request is about to leave
+                self._try(waiting, at)
+            if waiting.grant.done():
+                del self._queue[at]
+            elif waiting.passed >= _MOST_PASSED:
                 return
-            self._queue.popleft()
-            waiting.grant.set_result(grant)
-            self._note_grant()
+            else:
+                at += 1
 
-    def _note_grant(self) -> None:
-        """Learn how fast the queue moves: the smoothed time between grants while others wait."""
+    def _try(self, waiting: Waiting, at: int) -> None:
+        try:
+            grant = self._try_place(waiting.prompt_id, waiting.facts)
+        except PdserveError as error:
+            waiting.grant.set_exception(error)
+            return
+        if grant is not None:
+            waiting.grant.set_result(grant)
+            self._note_grant(at)
+
+    def _note_grant(self, at: int) -> None:
+        """Count it against those it passed; learn the smoothed time between grants while others wait."""
+        self._num_granted += 1
+        for passed in self._queue[:at]:
+            passed.passed += 1
         now = asyncio.get_running_loop().time()
         if self._granted_at is not None:
             self._seconds_per_grant += 0.2 * (now - self._granted_at - self._seconds_per_grant)
-        self._granted_at = now if self._queue else None
+        self._granted_at = now if len(self._queue) > 1 else None
 
     def _retry_after_s(self) -> int:
         return max(1, min(_MOST_RETRY_S, math.ceil(self._seconds_per_grant * len(self._queue))))
+
+
+def _due(waiting: Waiting) -> int:
+    return waiting.due

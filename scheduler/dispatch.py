@@ -63,7 +63,7 @@ class Dispatch:
         self.ledger.received += 1
         running = Running()
         prompts = [self._new_prompt(request, index, running) for index in range(len(request.prompts))]
-        places = {prompt: Waiting(prompt.prompt_id, prompt.facts) for prompt in prompts}
+        places = {prompt: Waiting(prompt.prompt_id, prompt.facts, turn) for turn, prompt in enumerate(prompts)}
         task = asyncio.create_task(self._run(prompts, places, running))
         running.bind(cancel=_canceller(task), stop=lambda prompt, sequence: prompts[prompt].stop(sequence))
         task.add_done_callback(lambda done: self._ended(done, request, places, running))

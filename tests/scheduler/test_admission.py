@@ -17,13 +17,14 @@ class _Room:
 
     def __init__(self, room: int) -> None:
         self.room = room
+        self.largest = 1000
         self.granted: list[str] = []
         self.released: list[str] = []
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
         if facts.num_tokens > 1000:
             raise NeverFits("too long")
-        if self.room == 0:
+        if self.room == 0 or facts.num_tokens > self.largest:
             return None
         self.room -= 1
         self.granted.append(prompt_id)
@@ -39,8 +40,8 @@ class _Granted(Grant):
         self._room.released.append(self._id)
 
 
-def waiting(prompt_id: str, num_tokens: int = 10) -> Waiting:
-    return Waiting(prompt_id, PromptFacts(num_tokens, 1))
+def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0) -> Waiting:
+    return Waiting(prompt_id, PromptFacts(num_tokens, 1), turn)
 
 
 @virtual
@@ -98,3 +99,36 @@ async def test_a_place_whose_caller_was_cancelled_is_skipped() -> None:
     admission.pump()
 
     assert room.granted == ["next"]
+
+
+@virtual
+async def test_a_request_of_many_prompts_lets_others_in_between_and_is_not_put_off_for_ever() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(), room.try_place)
+    for turn in range(64):
+        admission.enter(waiting(f"many{turn}", turn=turn))
+    for number in range(100):
+        admission.enter(waiting(f"one{number}"))
+        room.room = 1
+        admission.pump()
+
+    assert room.granted[:3] == ["many0", "one0", "one1"]
+    assert sum(name.startswith("many") for name in room.granted) == 20
+    room.room = 200
+    admission.pump()
+    assert admission.num_waiting == 0
+
+
+@virtual
+async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> None:
+    room = _Room(1000)
+    room.largest = 100
+    admission = Admission(ControlLimits(), room.try_place)
+    admission.enter(waiting("large", 500))
+    for number in range(30):
+        admission.enter(waiting(f"small{number}"))
+
+    assert room.granted == [f"small{number}" for number in range(16)]
+    room.largest = 1000
+    admission.pump()
+    assert room.granted[16:18] == ["large", "small16"]
