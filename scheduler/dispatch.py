@@ -120,7 +120,7 @@ class Dispatch:
             except NoCapacity as error:
                 if prompt.output.started:
                     raise
-                log.info("no_capacity", request_id=prompt.request.request_id, reason=error)
+                log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
             except RETRYABLE as error:
                 if prompt.output.started or attempt >= self._limits.max_tries:
                     raise

@@ -96,7 +96,7 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
         raise Unavailable("no prefill and decode instance, and no combined one, is connected")
     fitting = [(start, decode) for start, decode in pairs if _fits(start, decode, prompt)]
     if not fitting:
-        raise NeverFits(_why_never(pairs, prompt))
+        raise _never_fits(pairs, prompt)
     untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
     if not untried:
         raise Unavailable("every connected pair of instances has failed this prompt")
@@ -132,18 +132,20 @@ def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> boo
     )
 
 
-def _why_never(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: PromptFacts) -> str:
+def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: PromptFacts) -> NeverFits:
     length, n = prompt.num_tokens, prompt.num_sequences
     most_sequences = max(min(start.max_num_seqs, decode.max_num_seqs) for start, decode in pairs)
     if n > most_sequences:
-        return f"n is {n}; the instances run {most_sequences} sequences at most"
+        return NeverFits(f"n is {n}; the instances run {most_sequences} sequences at most", "n")
     most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
     if length > most_tokens:
-        return f"the prompt has {length} tokens; the KV pools of the instances hold {most_tokens} at most"
+        words = f"the prompt has {length} tokens; the KV pools of the instances hold {most_tokens} at most"
+        return NeverFits(words, "prompt")
     _, largest = max(pairs, key=lambda pair: pair[1].blocks_total * pair[1].block_size)
-    return (
+    return NeverFits(
         f"{length} prompt tokens and {n} x {prompt.max_tokens} output tokens need {largest.blocks_for_all(prompt)} KV "
-        f"blocks of {largest.block_size} tokens; the whole pool has {largest.blocks_total}"
+        f"blocks of {largest.block_size} tokens; the whole pool has {largest.blocks_total}",
+        "max_tokens",
     )
 
 

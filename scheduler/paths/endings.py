@@ -27,7 +27,8 @@ def to_error(ending: Refused | Failed | Lost, instance: Instance, prompt: Prompt
         instance.books.refused()
     if isinstance(error, InvalidRequest):
         return error
-    log.warning(
+    report = log.debug if isinstance(error, NoCapacity) else log.warning  # a full pool refuses often, and nothing ends
+    report(
         "prompt_ended_badly", request_id=prompt.request.request_id, prompt_id=ending.prompt_id, instance=instance,
         address=instance.address, error=ending.error, message=ending.message,
     )  # fmt: skip

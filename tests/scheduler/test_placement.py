@@ -100,8 +100,9 @@ def test_a_prompt_larger_than_every_pool_never_fits_and_says_both_numbers() -> N
 def test_output_that_no_decode_pool_can_hold_never_fits_and_says_the_numbers() -> None:
     words = r"100 prompt tokens and 4 x 400 output tokens need 110 KV blocks of 16 tokens; .* 100"
 
-    with pytest.raises(NeverFits, match=words):
+    with pytest.raises(NeverFits, match=words) as caught:
         pair(prefill(0), decode(1), max_tokens=400, num_sequences=4)
+    assert caught.value.param == "max_tokens"
     with pytest.raises(NeverFits, match=words):
         pair(load(0, Role.COMBINED), max_tokens=400, num_sequences=4)
     assert pair(prefill(0, blocks_total=7, blocks_free=7), decode(1), max_tokens=1400) == (0, 1)
