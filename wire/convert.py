@@ -1,5 +1,8 @@
 """Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest, never anything else."""
 
+from enum import StrEnum
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError
 
 from wire import cluster_pb2 as pb
@@ -20,6 +23,7 @@ from wire.types import (
     TokenOutput,
 )
 
+E = TypeVar("E", bound=StrEnum)
 MAX_DESCRIPTION_BYTES = 16 * 2**20
 
 
@@ -162,7 +166,7 @@ def token_from_pb(message: pb.TokenOutput) -> TokenOutput:
         sequence=message.sequence,
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
-        finish=FinishReason(message.finish) if message.finish else None,
+        finish=_known(FinishReason, message.finish) if message.finish else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
     )
 
@@ -237,13 +241,20 @@ def description_to_pb(description: InstanceDescription) -> pb.InstanceDescriptio
 def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
     """Convert a description."""
     values = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
-    values |= {"role": Role(message.role), "device_ids": tuple(message.device_ids)}
+    values |= {"role": _known(Role, message.role), "device_ids": tuple(message.device_ids)}
     return InstanceDescription(
         **values,
         model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),
         kv_tensors=tuple(KvTensor(t.layer, t.name, t.heads, t.head_dim, t.dtype) for t in message.kv_tensors),
         endpoints=tuple(_endpoint_from_pb(endpoint) for endpoint in message.endpoints),
     )
+
+
+def _known(kind: type[E], value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidRequest(f"a {kind.__name__} this version does not know: {value[:40]!r}") from None
 
 
 def _endpoint_to_pb(endpoint: KvEndpoint) -> pb.KvEndpoint:

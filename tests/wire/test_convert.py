@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wire import cluster_pb2 as pb
 from wire.convert import (
     check_params,
     describe_prompt,
@@ -142,3 +143,12 @@ def test_outputs_for_some_sequences_only_are_refused() -> None:
 
     with pytest.raises(InvalidRequest, match="n=3"):
         read_prompt(describe_prompt(state))
+
+
+def test_a_role_or_an_ending_of_another_version_is_refused_in_words() -> None:
+    token = pb.TokenOutput(prompt_id="p", finish="melted")
+
+    with pytest.raises(InvalidRequest, match="a FinishReason this version does not know: 'melted'"):
+        event_from_pb(pb.EventMessage(step=pb.Step(tokens=[token])))
+    with pytest.raises(InvalidRequest, match="a Role this version does not know: 'cook'"):
+        description_from_pb(pb.InstanceDescription(role="cook"))
