@@ -79,11 +79,13 @@ class GrpcSession:
         self._address = address
         self._first: Event | None = None
         self._closed = False
+        self._writing = asyncio.Lock()  # a stream takes one write at a time
 
     async def send(self, command: Command) -> None:
         """Write one command to the stream."""
         try:
-            await self._call.write(command_to_pb(command))
+            async with self._writing:
+                await self._call.write(command_to_pb(command))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise InstanceLost(f"the session to {self._address} is over") from error
 

@@ -153,6 +153,16 @@ def test_a_closed_session_refuses_commands_and_ends_its_events(reach: Reach) -> 
     assert each(reach, test) == []
 
 
+def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
+    async def test(instance: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await asyncio.gather(*(session.send(Cancel(f"r/{number}")) for number in range(50)))
+        await session.close()
+        return None
+
+    assert each(reach, test) is None
+
+
 class TestGrpcOnly:
     """What only a socket can do."""
 
