@@ -136,6 +136,10 @@ class EngineCore:
             preemptions=roster.preemptions,
         )
 
+    def close(self) -> None:
+        """Give the pool back; nothing may follow. Idempotent."""
+        self._model.close()
+
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
         """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on."""
         started = self._clock()

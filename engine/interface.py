@@ -176,6 +176,10 @@ class Engine(Protocol):
         """Return the figures of now. Any thread."""
         ...
 
+    def close(self) -> None:
+        """Give the pool back; nothing may follow. Idempotent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
@@ -238,4 +242,8 @@ class Model(Protocol):
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor (copy on write)."""
+        ...
+
+    def close(self) -> None:
+        """Give the pool back; no step may follow. Idempotent."""
         ...

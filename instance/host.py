@@ -66,7 +66,7 @@ class InstanceHost:
         self._watch = asyncio.get_running_loop().create_task(self._watch_session())
 
     async def stop(self) -> None:
-        """End all work, then the threads."""
+        """End all work, then the threads, and give the pool back."""
         if self._watch is not None:
             self._watch.cancel()
         if self._session is not None:
@@ -75,7 +75,9 @@ class InstanceHost:
         assert self._receiver is not None
         await asyncio.to_thread(self._sender.close)
         await asyncio.to_thread(self._receiver.close)
-        if not await asyncio.to_thread(self.loop.stop, self.config.drain_s):
+        if await asyncio.to_thread(self.loop.stop, self.config.drain_s):
+            self.engine.close()
+        else:
             log.warning("engine_still_stepping", waited_s=self.config.drain_s)
 
     def healthy(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -60,7 +61,7 @@ async def wait_empty(*clients: Client) -> None:
 def salt(folder: Path, role: Role, port: int) -> int:
     model = fake_model(instance_config(folder, role, port=port))
     config: FakeConfig = model._config  # type: ignore[attr-defined]
-    model.close()  # type: ignore[attr-defined]
+    model.close()
     return config.salt
 
 
@@ -148,7 +149,9 @@ def test_cancel_after_reserve_frees_the_blocks(tmp_path: Path) -> None:
 
 def test_cancel_of_a_running_prompt_is_answered_by_its_endings(tmp_path: Path) -> None:
     async def run() -> None:
-        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (_, client):
+        config = instance_config(tmp_path, Role.COMBINED, port=4)
+        (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.01}))
+        async with running(config) as (_, client):
             await client.session.send(Generate(state))
             await client.next(Step)
             await client.session.send(Cancel("r/0", 1))
