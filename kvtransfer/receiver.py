@@ -114,6 +114,8 @@ class KvReceiver:
         except BlockingIOError:
             return
         except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
+            if self._closing.is_set():
+                return
             _log.warning("kv_accept_failed", transport=transport, error=error)
             self._closing.wait(_ACCEPT_PAUSE_S)
             return
