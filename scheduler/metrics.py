@@ -23,10 +23,10 @@ class Metrics:
         if view is not None:
             self._registry.register(ClusterCollector(view))
         self._first = self._histogram(
-            "time_to_first_token_seconds", "From a request's start to its first token", _SECONDS
+            "time_to_first_token_seconds", "From a request's arrival to its first token", _SECONDS
         )
         self._between = self._histogram("inter_token_latency_seconds", "Between two tokens of a choice", _STEP_SECONDS)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From a request's start to its end", _SECONDS)
+        self._whole = self._histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _SECONDS)
         self._prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._output_tokens = self._histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
         self._hop_s = self._histogram("kv_hop_seconds", "Time of a prompt's KV from prefill to decode", _SECONDS)
