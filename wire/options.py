@@ -7,6 +7,7 @@ scheduler uses the model, its length and its names.
 import argparse
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,9 +89,26 @@ def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str) -
         if isinstance(field.default, bool):
             kwargs["action"] = argparse.BooleanOptionalAction
         else:
-            kwargs |= {"type": meta["parse"] or str, "choices": meta["choices"], "nargs": "+" if meta["many"] else None}
+            kwargs |= {
+                "type": _told(meta["parse"] or str),
+                "choices": meta["choices"],
+                "nargs": "+" if meta["many"] else None,
+            }
             kwargs["metavar"] = None if meta["choices"] else field.name.split("_")[-1].upper()
         group.add_argument("--" + field.name.replace("_", "-"), **kwargs)
+
+
+def _told(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let argparse put the flag's name before what a ConfigError says of its value."""
+
+    @functools.wraps(parse)
+    def parse_named(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse_named
 
 
 def from_namespace(options: type[T], namespace: argparse.Namespace, environ: "dict[str, str] | None" = None) -> T:

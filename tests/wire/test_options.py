@@ -34,3 +34,10 @@ def test_sizes(text: str, size: int) -> None:
 def test_a_size_that_is_none_is_refused_with_its_value() -> None:
     with pytest.raises(ConfigError, match="'lots'"):
         parse_bytes("lots")
+
+
+def test_a_value_that_is_none_is_refused_with_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory: 'lots' is not a size"):
+        read("--kv-cache-memory", "lots")
+    with pytest.raises(ConfigError, match=r"--port: invalid int value: 'abc'"):
+        read("--port", "abc")
