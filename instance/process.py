@@ -1,8 +1,10 @@
 """One instance as a process: lock the entry, bind, load, serve gRPC until a signal, leave nothing behind."""
 
 import asyncio
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -20,6 +22,7 @@ log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
+_NATIVE_THREADS = ("load", "engine")
 
 
 def run(config: InstanceConfig) -> int:
@@ -31,6 +34,7 @@ def run(config: InstanceConfig) -> int:
         asyncio.run(_serve(config))
     finally:
         lock.close()
+    _leave_native_work_behind()
     return 0
 
 
@@ -68,6 +72,15 @@ async def _serve(config: InstanceConfig) -> None:
             task.cancel()
     await server.stop(STOP_GRACE_S)
     await host.stop()
+
+
+def _leave_native_work_behind() -> None:
+    """A thread still deep in native code (loading, a long step) cannot be ended; a normal exit would abort under it."""
+    if any(thread.name in _NATIVE_THREADS for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
