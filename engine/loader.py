@@ -16,6 +16,7 @@ from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import KvProbe
+from engine.linear_layout import lay_out
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.torch_model import TorchModel
 from wire.errors import ConfigError
@@ -62,6 +63,7 @@ def load_model(
     register()
     network = load_network(checkpoint, dtype=choice.name, attention=NAME)
     tensors = find_kv_tensors(network, checkpoint, choice.name)
+    lay_out(network)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.core import EngineCore
 from engine.interface import Model
+from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
 from kvtransfer.receiver import KvReceiver
@@ -62,18 +63,21 @@ def _kv_host(config: InstanceConfig) -> str:
 
 
 def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
-    from engine.loader import load_model
-
     options = config.options
-    loaded = load_model(
-        Path(options.model),
-        dtype=options.dtype,
-        block_size=options.block_size,
-        kv_cache_memory=options.kv_cache_memory,
-        num_threads=len(config.cores) or len(os.sched_getaffinity(0)),
-        attention_backend=options.attention_backend,
-        max_model_len=options.max_model_len,
-    )
+    num_threads = len(config.cores) or len(os.sched_getaffinity(0))
+    prepare_torch(num_threads)
+    with loading():
+        from engine.loader import load_model
+
+        loaded = load_model(
+            Path(options.model),
+            dtype=options.dtype,
+            block_size=options.block_size,
+            kv_cache_memory=options.kv_cache_memory,
+            num_threads=num_threads,
+            attention_backend=options.attention_backend,
+            max_model_len=options.max_model_len,
+        )
     return loaded.model, tuple(loaded.notes)
 
 

@@ -1,0 +1,34 @@
+"""What must stand before torch is imported: how its threads wait for each other, and how little the collector runs."""
+
+import gc
+import os
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+
+# Turns that a thread of libgomp spins for the others before it sleeps: about half a millisecond, the longest pause
+# between two parallel parts of a step. Its own default, 300,000, burns a core whenever another process holds one of
+# ours, and the step waits for it; no spinning at all makes an undisturbed step of two threads half as fast again.
+# Measured in docs/performance.md.
+_SPIN_COUNT = "10000"
+_YOUNG, _NEVER = 20_000, 1_000_000
+
+
+def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Choose how torch's threads wait, where there are several and the user has not chosen. Before torch's import."""
+    if num_threads > 1 and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
+        environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Collect only young garbage meanwhile: what imports and checkpoints make is nearly all kept.
+
+    It is then set apart, so that no later collection walks it in the middle of a step.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_YOUNG, _NEVER, _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.freeze()

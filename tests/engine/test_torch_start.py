@@ -1,0 +1,43 @@
+"""Before torch: how its threads wait, and what the collector does while loading."""
+
+import gc
+
+import pytest
+
+from engine.torch_start import loading, prepare_torch
+
+
+def test_several_threads_spin_for_a_bounded_time() -> None:
+    environ: dict[str, str] = {}
+
+    prepare_torch(2, environ)
+
+    assert int(environ["GOMP_SPINCOUNT"]) > 0
+
+
+@pytest.mark.parametrize("environ", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])
+def test_what_the_user_chose_stays(environ: dict[str, str]) -> None:
+    chosen = dict(environ)
+
+    prepare_torch(2, environ)
+
+    assert environ == chosen
+
+
+def test_one_thread_waits_for_nobody() -> None:
+    environ: dict[str, str] = {}
+
+    prepare_torch(1, environ)
+
+    assert environ == {}
+
+
+def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
+    before = gc.get_threshold()
+
+    with pytest.raises(OSError, match="no weights"), loading():
+        assert gc.get_threshold() != before
+        raise OSError("no weights")
+
+    assert gc.get_threshold() == before
+    gc.unfreeze()
