@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,7 @@ def floors(path: Path, info: Any) -> Floors:
     inner = [size for size in sizes if size[0] != info.vocab_size]
     gflops = {name: matmul_gflops(inner, getattr(torch, name)) for name in ("float32", "bfloat16")}
     read = read_gbs()
-    say(
-        measure="floor", matmul_gflops_float32=gflops["float32"], matmul_gflops_bfloat16=gflops["bfloat16"], read_gbs=read
-    )  # fmt: skip
+    say(measure="floor", **{f"matmul_gflops_{name}": rate for name, rate in gflops.items()}, read_gbs=read)
     num_inner = sum(rows * columns for rows, columns in inner)
     num_logit = info.vocab_size * next(size[1] for size in sizes if size[0] == info.vocab_size)
     return Floors(
@@ -152,7 +150,7 @@ def floors(path: Path, info: Any) -> Floors:
     )
 
 
-def matmul_gflops(sizes: list[tuple[int, ...]], dtype: Any) -> float:
+def matmul_gflops(sizes: Sequence[tuple[int, ...]], dtype: Any) -> float:
     """Return GFLOP/s of 512 rows through one layer's worth of each distinct weight shape."""
     import torch
 

@@ -38,7 +38,7 @@ def lay_out(network: Any) -> None:
     for module in network.modules():
         if _is_plain(module) and module is not head and id(module.weight) not in embeddings:
             module.weight.data = module.weight.data.t().contiguous().t()
-    if _is_plain(head) and torch.backends.mkldnn.is_available():
+    if _is_plain(head) and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         packed = PackedLinear(head)
         if _agree(head, packed):
             network.set_output_embeddings(packed)

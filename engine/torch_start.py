@@ -5,10 +5,8 @@ import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
-# Turns that a thread of libgomp spins for the others before it sleeps: about half a millisecond, the longest pause
-# between two parallel parts of a step. Its own default, 300,000, burns a core whenever another process holds one of
-# ours, and the step waits for it; no spinning at all makes an undisturbed step of two threads half as fast again.
-# Measured in docs/performance.md.
+# Turns a libgomp thread spins for the others before it sleeps. Its default of 300,000 burns a core while another
+# process holds one of ours; none at all makes an undisturbed step of two threads twice as long (docs/performance.md).
 _SPIN_COUNT = "10000"
 _YOUNG, _NEVER = 20_000, 1_000_000
 

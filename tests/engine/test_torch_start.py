@@ -35,9 +35,15 @@ def test_one_thread_waits_for_nobody() -> None:
 def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
     before = gc.get_threshold()
 
-    with pytest.raises(OSError, match="no weights"), loading():
-        assert gc.get_threshold() != before
-        raise OSError("no weights")
+    def load() -> None:
+        with loading():
+            meanwhile.append(gc.get_threshold())
+            raise OSError("no weights")
 
+    meanwhile: list[tuple[int, int, int]] = []
+    with pytest.raises(OSError, match="no weights"):
+        load()
+
+    assert meanwhile != [before]
     assert gc.get_threshold() == before
     gc.unfreeze()
