@@ -48,11 +48,20 @@ class Work:
     """One prompt on one instance.
 
     `ended`: the instance has said, or implied, that nothing of it is left there. `stepping`: it generates, so single
-    sequences can be ended there; before that an instance knows the prompt only as a whole.
+    sequences can be ended there; before that an instance knows the prompt only as a whole. `short_of_blocks`: the
+    instance has prompts that wait for KV blocks, this one may be among them.
     """
 
-    def __init__(self, name: str, prompt_id: str, inbox: Inbox, post: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        prompt_id: str,
+        inbox: Inbox,
+        post: Callable[[Command], None],
+        short_of_blocks: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
+        self.short_of_blocks = short_of_blocks
         self.prompt_id = prompt_id
         self.ended = False
         self.stepping = False

@@ -68,7 +68,7 @@ class Instance:
     @contextmanager
     def attend(self, prompt_id: str, inbox: Inbox) -> Iterator[Work]:
         """Route the prompt's events to `inbox`; on leaving, the instance is told to end what is left of it."""
-        work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post)
+        work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post, lambda: self.load.waiting > 0)
         if self._lost is not None:
             work.hear(Lost(self._lost))
         try:

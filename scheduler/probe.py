@@ -16,6 +16,7 @@ log = EventLogger("probe")
 PROBE_TOKEN_IDS = (1, 2, 3, 4)
 _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
 _ROUND_S = 1.0
+_EAGER_ROUND_S = 0.05
 
 
 class Probe:
@@ -27,20 +28,23 @@ class Probe:
         self._limits = limits
 
     async def run(self) -> None:
-        """Probe until cancelled."""
+        """Probe until cancelled; while nothing is ready a new pair is probed almost at once."""
         while True:
-            for plan in self._readiness.due():
-                await self._probe(plan)
-            await asyncio.sleep(_ROUND_S)
+            answered = [await self._probe(plan) for plan in self._readiness.due()]
+            eager = not self._readiness.ready() and all(answered)
+            await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)
 
-    async def _probe(self, plan: Plan) -> None:
+    async def _probe(self, plan: Plan) -> bool:
+        """Send one probe; False if it failed."""
         if plan not in self._readiness.living_plans():  # lost while others were probed
-            return
+            return True
         try:
             await self._dispatch.probe(self._request(), plan)
         except PdserveError as error:
             self._readiness.broken(plan)
             log.warning("probe_failed", prefill=plan.prefill, decode=plan.decode, reason=error)
+            return False
+        return True
 
     def _request(self) -> GenerationRequest:
         timeout_s = self._limits.probe_timeout_s

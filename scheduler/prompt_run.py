@@ -80,14 +80,27 @@ class PromptRun:
                 self._works.remove(work)
 
     async def hear(self) -> Arrival:
-        """Return the next arrival. Raises DeadlineExceeded at the deadline."""
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                arrival = await self.inbox.get()
-        except TimeoutError:
-            raise self.deadline_error() from None
-        self._stage_at = asyncio.get_running_loop().time()
-        return arrival
+        """Return the next arrival. Raises DeadlineExceeded at the deadline.
+
+        A sequence that a full pool dropped waits for blocks on an instance that goes on: it is given as long as a
+        first token, since the instance's own progress is watched apart.
+        """
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self.request.first_token_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout_at(self.deadline):
+                    arrival = await self.inbox.get()
+            except TimeoutError:
+                if not self._waits_for_blocks() or loop.time() >= patience:
+                    raise self.deadline_error() from None
+                self._stage_at = loop.time()
+                continue
+            self._stage_at = loop.time()
+            return arrival
+
+    def _waits_for_blocks(self) -> bool:
+        return self.output.started and any(work.short_of_blocks() for work in self._works)
 
     def take(self, step: PromptStep, work: Work) -> None:
         """Emit the tokens of a step that may leave now; tell the instance of sequences stopped meanwhile."""

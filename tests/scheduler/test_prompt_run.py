@@ -1,0 +1,56 @@
+"""How long a prompt waits for what an instance tells."""
+
+import asyncio
+
+import pytest
+
+from scheduler.inbox import PromptStep, Work
+from scheduler.prompt_run import PromptRun
+from scheduler.request import GenerationRequest
+from tests.scheduler.virtual_time import virtual
+from wire.errors import DeadlineExceeded
+from wire.types import SamplingParams, TokenOutput
+
+REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 10.0)
+
+
+def started_prompt(*, short_of_blocks: bool) -> tuple[PromptRun, Work]:
+    """A prompt with one token out, attended by one instance."""
+    prompt = PromptRun(REQUEST, 0, lambda: "p", lambda token: None)
+    work = Work("decode instance 1", "p", prompt.inbox, lambda command: None, lambda: short_of_blocks)
+    prompt._works.append(work)
+    prompt.take(PromptStep("p", (TokenOutput("p", 0, 0, 5),)), work)
+    return prompt, work
+
+
+@virtual
+async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit() -> None:
+    prompt, _ = started_prompt(short_of_blocks=False)
+    began = asyncio.get_running_loop().time()
+
+    with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
+        await prompt.hear()
+
+    assert asyncio.get_running_loop().time() - began == pytest.approx(10)
+
+
+@virtual
+async def test_a_prompt_dropped_from_a_full_pool_waits_longer_and_goes_on() -> None:
+    prompt, work = started_prompt(short_of_blocks=True)
+    step = PromptStep("p", (TokenOutput("p", 0, 1, 6),))
+    asyncio.get_running_loop().call_later(35, work.hear, step)
+
+    arrival = await prompt.hear()
+
+    assert arrival.event == step
+
+
+@virtual
+async def test_waiting_for_blocks_has_an_end_too() -> None:
+    prompt, _ = started_prompt(short_of_blocks=True)
+    began = asyncio.get_running_loop().time()
+
+    with pytest.raises(DeadlineExceeded, match="no progress"):
+        await prompt.hear()
+
+    assert asyncio.get_running_loop().time() - began == pytest.approx(60)
