@@ -5,8 +5,10 @@
     python benchmarks/engine.py --profile            where one prefill and the decode steps spend their time
 
 Prompts of random tokens, greedy, no end-of-sequence, nothing cached between runs. JSON lines; times are medians of
---repeats. `fraction` is the rate reached of the floor's rate: a step reads the weights and the batch's KV once and
-multiplies at the speed measured here, whichever takes longer.
+--repeats. The rate of decoding takes the prefill's time off the whole run's, so it is the difference of two long
+times and means little on a disturbed machine; `median_full_step_ms` times each step that decodes the whole batch and
+nothing else. `fraction` is the floor's time over the time taken (over the full step's, for decoding): a step reads the
+weights and the batch's KV once and multiplies at the speed measured here, whichever takes longer.
 """
 
 import argparse
@@ -62,6 +64,7 @@ class Bench:
 
         self.core = EngineCore(model, max_num_seqs=64, max_num_batched_tokens=8192, prefill_chunk_size=chunk)
         self._repeats, self._rng, self._added = repeats, random.Random(0), 0
+        self.full_steps_s: list[float] = []
 
     def add(self, requests: int, prompt: int, out: int) -> None:
         """Queue prompts of random tokens."""
@@ -79,7 +82,11 @@ class Bench:
         self.add(requests, prompt, out)
         began, tokens = time.perf_counter(), 0
         while self.core.has_work():
-            tokens += len(self.core.step().tokens)
+            load = self.core.load()
+            result = self.core.step()
+            tokens += len(result.tokens)
+            if load.running == requests and load.uncomputed_tokens == 0:
+                self.full_steps_s.append(result.seconds)
         assert tokens == requests * out, f"{tokens} tokens instead of {requests * out}"
         return time.perf_counter() - began
 
@@ -117,10 +124,13 @@ def measure(bench: Bench, floor: Floors) -> None:
         )
     for n in DECODE_BATCHES:
         first = bench.median(n, PROMPT, 1)
+        bench.full_steps_s.clear()
         step_s = (bench.median(n, PROMPT, OUT) - first) / (OUT - 1)
+        full_step_s = statistics.median(bench.full_steps_s)
         say(
             measure="decode", batch=n, prompt=PROMPT, tokens_per_s=n / step_s, ms_per_step=1000 * step_s,
-            floor_ms_per_step=1000 * floor.decode_s(n), fraction=floor.decode_s(n) / step_s,
+            median_full_step_ms=1000 * full_step_s, floor_ms_per_step=1000 * floor.decode_s(n),
+            fraction=floor.decode_s(n) / full_step_s,
         )  # fmt: skip
     s = bench.median(OFFLINE_REQUESTS, PROMPT, OUT)
     say(
@@ -195,7 +205,7 @@ def profile_steps(bench: Bench, title: str, requests: int, prompt: int, *, decod
     from torch.profiler import ProfilerActivity, profile
 
     bench.add(requests, prompt, OUT)
-    while decode and bench.core.load().uncomputed_tokens > requests:
+    while decode and bench.core.load().uncomputed_tokens:
         bench.core.step()
     num_steps = 10 if decode else 1
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
