@@ -16,6 +16,14 @@ from pdserve.step_tokens import check_step_tokens
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
 
+USAGE = """\
+start_servers.sh starts one process of a cluster; its role comes from its local ranktable. Environment:
+  GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same everywhere
+  RANK_TABLE_FILE_PATH         this process's local ranktable
+  NODE_PORTS                   scheduler: ports of the instances in the table's order, as 8088,8089
+  USE_OPENAI                   scheduler: 1 (default)
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process until SIGTERM; 2 when its flags, environment or tables are wrong."""
@@ -32,10 +40,20 @@ def describe(plan: LaunchPlan) -> str:
 
 
 def _launch(argv: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        return _help()
     plan = resolve(os.environ)
     for line in (describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)
     return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
+
+
+def _help() -> int:
+    from pdserve import instance_flags
+
+    print(USAGE)
+    instance_flags.parse(["--help"])
+    return 0
 
 
 def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:

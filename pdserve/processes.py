@@ -22,6 +22,8 @@ class Child:
 
     def __init__(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            log.replace(log.with_name(log.name + ".1"))  # what the last run said last is often what one looks for
         with log.open("wb") as output:
             # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
             self._popen = subprocess.Popen(

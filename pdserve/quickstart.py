@@ -22,7 +22,7 @@ NEXT = """\
 The cluster keeps serving. Try next:
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-  the openai client (pip install openai): OpenAI(base_url="{url}/v1", api_key="none")
+  the openai client (pip install openai): OpenAI(base_url="{url}/v1", api_key="EMPTY")
   .venv/bin/pdserve status
   .venv/bin/pdserve down
 """
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(folder: RunFolder, flags: Sequence[str]) -> int:
     try:
         url = serving(folder, _port(flags))
-        if url is None:
+        if url is not None:
+            print(f"a cluster serves already at {url}: asking it", flush=True)
+        else:
             print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
             up.main(["--detach", *flags])
             url = serving(folder, _port(flags))

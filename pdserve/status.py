@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     folder = RunFolder(Path(parser.parse_args(argv).run_dir).absolute())
     state = folder.read()
     if state is None or not state.living():
-        print("nothing runs here: `pdserve up --detach` starts a cluster")
+        print(
+            "no cluster of `pdserve up` runs here (start_servers.sh's are not listed): `pdserve up --detach` starts one"
+        )
         return 1
     client = Client(state.base_url, timeout_s=_TIMEOUT_S)
     ready, words = ask(client)

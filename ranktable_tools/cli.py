@@ -48,15 +48,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_gen(commands.add_parser("gen", description="Write this host's tables."))
-    _add_merge(commands.add_parser("merge", description="Make one global table of several hosts' ones."))
-    lint_parser = commands.add_parser("lint", description="List everything wrong with these tables.")
+    _add_gen(_command(commands, "gen", "Write this host's tables."))
+    _add_merge(_command(commands, "merge", "Make one global table of several hosts' ones."))
+    lint_parser = _command(commands, "lint", "List everything wrong with these tables.")
     lint_parser.add_argument("files", nargs="+", metavar="FILE")
     lint_parser.set_defaults(command=_lint)
-    show_parser = commands.add_parser("show", description="Say what a table says and who talks to whom.")
+    show_parser = _command(commands, "show", "Say what a table says and who talks to whom.")
     show_parser.add_argument("file", metavar="FILE")
     show_parser.set_defaults(command=_show)
     return parser
+
+
+def _command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=does, description=does)
 
 
 def _add_gen(parser: argparse.ArgumentParser) -> None:

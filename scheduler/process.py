@@ -114,7 +114,7 @@ def report(control: Control) -> ReadyReport:
     view = control.view()
     missing = [str(missing) for missing in control.registry.missing()]
     if not view.ready and not missing:
-        missing = ["no request or probe has crossed a path in the last 10 s"]
+        missing = ["a request or probe that crosses a path: none has in the last 10 s"]
     instances = [
         {"instance": i.instance_id, "role": i.role.value, "address": i.address, "state": i.state}
         for i in view.instances

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TextIO
 
-_MAX_VALUE = 200
+_MAX_VALUE = 1000
 
 
 class EventLogger:
@@ -36,7 +36,7 @@ class EventLogger:
 
 
 def render(event: str, fields: dict[str, object]) -> str:
-    """Return `event key=value …`; values are escaped, quoted where they hold spaces, and cut at 200 characters."""
+    """Return `event key=value …`; values are escaped, quoted where they hold spaces, and cut at 1,000 characters."""
     return " ".join([event, *(f"{key}={_value(value)}" for key, value in fields.items())])
 
 

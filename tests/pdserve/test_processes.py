@@ -69,3 +69,11 @@ def test_a_reused_pid_is_not_touched(spawn: _Spawner) -> None:
 
     assert stop([reused]) == ()
     assert record.alive
+
+
+def test_the_last_runs_log_is_kept_beside_the_new_one(spawn: _Spawner, tmp_path: Path) -> None:
+    (tmp_path / "decode-0").write_text("the crash one looks for\n")
+
+    child = spawn.when_up(_MEEK)
+
+    assert Path(child.record.log + ".1").read_text() == "the crash one looks for\n"
