@@ -36,6 +36,10 @@ class InstanceConfig:
             raise ConfigError(
                 "--model is missing: give the folder of a model (`pdserve model path` prints the default)"
             )
+        if options.device not in ("auto", "cpu"):
+            raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
+        if options.quantization is not None:
+            raise ConfigError(f"--quantization {options.quantization}: quantised checkpoints are not supported yet")
         for name in ("max_num_seqs", "prefill_chunk_size", "block_size"):
             if getattr(options, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, must be at least 1")
