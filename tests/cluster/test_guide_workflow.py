@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,6 +97,37 @@ def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: P
         assert "NODE_PORTS" in scheduler.log.splitlines()[-1]
         assert all(f"{devices}" in scheduler.log.splitlines()[-1] for devices in ("4", "6"))
         del cluster.processes["scheduler"]
+
+
+def test_instances_of_different_dtypes_end_a_scheduler_that_was_never_ready(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
+        cluster.start("prefill-0", flags=("--dtype=float32",))
+        cluster.start("decode-0", flags=("--dtype=bfloat16",))
+
+        scheduler = cluster.start("scheduler")
+
+        assert scheduler.wait() == 2
+        last = scheduler.log.splitlines()[-1]
+        assert all(word in last for word in ("prefill", "decode", "float32", "bfloat16")), last
+        del cluster.processes["scheduler"]
+
+
+def test_a_serving_scheduler_refuses_a_newcomer_that_differs_and_goes_on(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=(*FAKE, "--dtype=float32")) as cluster:
+        cluster.up()
+        cluster.kill("decode-0")
+
+        cluster.start("decode-0", flags=("--dtype=bfloat16",))
+
+        scheduler = cluster.processes["scheduler"]
+        deadline = time.monotonic() + 60
+        while "instance_refused" not in scheduler.log:
+            assert scheduler.running, scheduler.log
+            assert time.monotonic() < deadline, scheduler.log
+            time.sleep(0.1)
+        refusal = next(line for line in scheduler.log.splitlines() if "instance_refused" in line)
+        assert "float32" in refusal
+        assert "bfloat16" in refusal
 
 
 def test_a_second_process_for_an_entry_is_refused_naming_both(tmp_path: Path, fake_model: Path) -> None:
