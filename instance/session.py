@@ -14,6 +14,7 @@ from wire.messages import (
     Failed,
     Generate,
     Heartbeat,
+    MeasureLink,
     OpenSession,
     Prefill,
     Refused,
@@ -64,7 +65,7 @@ class InstanceSession:
                 self._guard(command.prompt.prompt_id, lambda: self._workers.decode.generate(command.prompt))
             case Cancel():
                 self._guard(command.prompt_id, lambda: self._workers.cancel(command))
-            case Heartbeat() | OpenSession():
+            case Heartbeat() | OpenSession() | MeasureLink():
                 pass
 
     async def events(self) -> AsyncIterator[Event]:

@@ -25,14 +25,16 @@ class KvTensor(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., name: _Optional[str] = ..., heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class KvEndpoint(_message.Message):
-    __slots__ = ("transport", "address", "host_id")
+    __slots__ = ("transport", "address", "host_id", "rank")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     transport: str
     address: str
     host_id: str
-    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+    rank: int
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class InstanceDescription(_message.Message):
     __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device")
@@ -147,23 +149,31 @@ class Ticket(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., first_token: _Optional[int] = ..., lease_s: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("peer_id", "transport", "state", "epoch", "bytes_sent", "failures")
+    __slots__ = ("peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s", "passed_over")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     transport: str
     state: str
     epoch: int
     bytes_sent: int
     failures: int
-    def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+    fallbacks: int
+    round_trip_s: float
+    bytes_per_s: float
+    passed_over: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., transport: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., failures: _Optional[int] = ..., fallbacks: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadSnapshot(_message.Message):
-    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links")
+    __slots__ = ("blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens", "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions", "links", "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused")
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +189,11 @@ class LoadSnapshot(_message.Message):
     KV_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    KV_FRAMES_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    KV_FRAMES_RESENT_FIELD_NUMBER: _ClassVar[int]
+    KV_FRAMES_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    KV_FRAMES_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    KV_LINKS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     blocks_total: int
     blocks_used: int
     blocks_probe: int
@@ -194,10 +209,15 @@ class LoadSnapshot(_message.Message):
     kv_bytes_received: int
     preemptions: int
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
-    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+    kv_frames_corrupt: int
+    kv_frames_resent: int
+    kv_frames_dropped: int
+    kv_frames_duplicate: int
+    kv_links_refused: int
+    def __init__(self, blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_probe: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., uncomputed_tokens: _Optional[int] = ..., held_prompts: _Optional[int] = ..., progress_age_s: _Optional[float] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., preemptions: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., kv_frames_corrupt: _Optional[int] = ..., kv_frames_resent: _Optional[int] = ..., kv_frames_dropped: _Optional[int] = ..., kv_frames_duplicate: _Optional[int] = ..., kv_links_refused: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport")
+    __slots__ = ("queue_s", "reserve_s", "prefill_s", "send_s", "first_step_s", "kv_bytes", "transport", "kv_bytes_early")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     RESERVE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +225,7 @@ class StageTimes(_message.Message):
     FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_EARLY_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     reserve_s: float
     prefill_s: float
@@ -212,7 +233,8 @@ class StageTimes(_message.Message):
     first_step_s: float
     kv_bytes: int
     transport: str
-    def __init__(self, queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    kv_bytes_early: int
+    def __init__(self, queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., kv_bytes_early: _Optional[int] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
     __slots__ = ("prompt_id", "sequence", "index", "token_id", "finish", "stop_token_id")
@@ -277,6 +299,28 @@ class Cancel(_message.Message):
     sequence: int
     reason: str
     def __init__(self, prompt_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MeasureLink(_message.Message):
+    __slots__ = ("peer_id", "epoch", "endpoints", "num_bytes")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    epoch: int
+    endpoints: _containers.RepeatedCompositeFieldContainer[KvEndpoint]
+    num_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class LinkMeasured(_message.Message):
+    __slots__ = ("peer_id", "link", "error")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    link: LinkStatus
+    error: str
+    def __init__(self, peer_id: _Optional[str] = ..., link: _Optional[_Union[LinkStatus, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("load",)
@@ -353,23 +397,25 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
     prefill: Prefill
     generate: Generate
     cancel: Cancel
     heartbeat: Heartbeat
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    measure_link: MeasureLink
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +423,7 @@ class EventMessage(_message.Message):
     HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LINK_MEASURED_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
     refused: Refused
@@ -384,4 +431,5 @@ class EventMessage(_message.Message):
     handed_off: HandedOff
     failed: Failed
     heartbeat: Heartbeat
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    link_measured: LinkMeasured
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ...) -> None: ...

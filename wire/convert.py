@@ -130,7 +130,7 @@ def ticket_to_pb(ticket: Ticket) -> pb.Ticket:
         num_tokens=ticket.num_tokens,
         first_token=ticket.first_token,
         lease_s=ticket.lease_s,
-        endpoints=[_endpoint_to_pb(endpoint) for endpoint in ticket.endpoints],
+        endpoints=[endpoint_to_pb(endpoint) for endpoint in ticket.endpoints],
     )
 
 
@@ -143,7 +143,7 @@ def ticket_from_pb(message: pb.Ticket) -> Ticket:
         num_tokens=message.num_tokens,
         first_token=message.first_token,
         lease_s=message.lease_s,
-        endpoints=tuple(_endpoint_from_pb(endpoint) for endpoint in message.endpoints),
+        endpoints=tuple(endpoint_from_pb(endpoint) for endpoint in message.endpoints),
     )
 
 
@@ -181,6 +181,7 @@ def times_to_pb(times: StageTimes) -> pb.StageTimes:
         first_step_s=times.first_step_s,
         kv_bytes=times.kv_bytes,
         transport=times.transport,
+        kv_bytes_early=times.kv_bytes_early,
     )
 
 
@@ -194,27 +195,42 @@ def times_from_pb(message: pb.StageTimes) -> StageTimes:
         first_step_s=message.first_step_s if message.HasField("first_step_s") else None,
         kv_bytes=message.kv_bytes,
         transport=message.transport,
+        kv_bytes_early=message.kv_bytes_early,
     )
 
 
 _LOAD_FIELDS = (
     "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
     "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
+    "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
 )  # fmt: skip
-_LINK_FIELDS = ("peer_id", "transport", "state", "epoch", "bytes_sent", "failures")
+_LINK_FIELDS = (
+    "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",
+)  # fmt: skip
 
 
 def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:
     """Convert a load snapshot."""
     message = pb.LoadSnapshot(**{name: getattr(load, name) for name in _LOAD_FIELDS})
-    message.links.extend(pb.LinkStatus(**{name: getattr(link, name) for name in _LINK_FIELDS}) for link in load.links)
+    message.links.extend(link_to_pb(link) for link in load.links)
     return message
 
 
 def load_from_pb(message: pb.LoadSnapshot) -> LoadSnapshot:
     """Convert a load snapshot."""
-    links = tuple(LinkStatus(**{name: getattr(link, name) for name in _LINK_FIELDS}) for link in message.links)
+    links = tuple(link_from_pb(link) for link in message.links)
     return LoadSnapshot(**{name: getattr(message, name) for name in _LOAD_FIELDS}, links=links)
+
+
+def link_to_pb(link: LinkStatus) -> pb.LinkStatus:
+    """Convert a link's status."""
+    return pb.LinkStatus(**{name: getattr(link, name) for name in _LINK_FIELDS}, passed_over=link.passed_over)
+
+
+def link_from_pb(message: pb.LinkStatus) -> LinkStatus:
+    """Convert a link's status."""
+    values = {name: getattr(message, name) for name in _LINK_FIELDS}
+    return LinkStatus(**values, passed_over=tuple(message.passed_over))
 
 
 _DESCRIPTION_FIELDS = (
@@ -234,7 +250,7 @@ def description_to_pb(description: InstanceDescription) -> pb.InstanceDescriptio
         pb.KvTensor(layer=t.layer, name=t.name, heads=t.heads, head_dim=t.head_dim, dtype=t.dtype)
         for t in description.kv_tensors
     )
-    message.endpoints.extend(_endpoint_to_pb(endpoint) for endpoint in description.endpoints)
+    message.endpoints.extend(endpoint_to_pb(endpoint) for endpoint in description.endpoints)
     return message
 
 
@@ -246,7 +262,7 @@ def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
         **values,
         model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),
         kv_tensors=tuple(KvTensor(t.layer, t.name, t.heads, t.head_dim, t.dtype) for t in message.kv_tensors),
-        endpoints=tuple(_endpoint_from_pb(endpoint) for endpoint in message.endpoints),
+        endpoints=tuple(endpoint_from_pb(endpoint) for endpoint in message.endpoints),
     )
 
 
@@ -257,9 +273,13 @@ def _known(kind: type[E], value: str) -> E:
         raise InvalidRequest(f"a {kind.__name__} this version does not know: {value[:40]!r}") from None
 
 
-def _endpoint_to_pb(endpoint: KvEndpoint) -> pb.KvEndpoint:
-    return pb.KvEndpoint(transport=endpoint.transport, address=endpoint.address, host_id=endpoint.host_id)
+def endpoint_to_pb(endpoint: KvEndpoint) -> pb.KvEndpoint:
+    """Convert an endpoint."""
+    return pb.KvEndpoint(
+        transport=endpoint.transport, address=endpoint.address, host_id=endpoint.host_id, rank=endpoint.rank
+    )
 
 
-def _endpoint_from_pb(message: pb.KvEndpoint) -> KvEndpoint:
-    return KvEndpoint(transport=message.transport, address=message.address, host_id=message.host_id)
+def endpoint_from_pb(message: pb.KvEndpoint) -> KvEndpoint:
+    """Convert an endpoint."""
+    return KvEndpoint(transport=message.transport, address=message.address, host_id=message.host_id, rank=message.rank)

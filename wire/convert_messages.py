@@ -2,6 +2,10 @@
 
 from wire import cluster_pb2 as pb
 from wire.convert import (
+    endpoint_from_pb,
+    endpoint_to_pb,
+    link_from_pb,
+    link_to_pb,
     load_from_pb,
     load_to_pb,
     prompt_from_pb,
@@ -22,6 +26,8 @@ from wire.messages import (
     Generate,
     HandedOff,
     Heartbeat,
+    LinkMeasured,
+    MeasureLink,
     OpenSession,
     Prefill,
     Refused,
@@ -56,6 +62,10 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
         case Cancel():
             cancel = pb.Cancel(prompt_id=command.prompt_id, sequence=command.sequence, reason=command.reason)
             return pb.CommandMessage(cancel=cancel)
+        case MeasureLink():
+            measure = pb.MeasureLink(peer_id=command.peer_id, epoch=command.epoch, num_bytes=command.num_bytes)
+            measure.endpoints.extend(endpoint_to_pb(endpoint) for endpoint in command.endpoints)
+            return pb.CommandMessage(measure_link=measure)
         case Heartbeat():
             return pb.CommandMessage(heartbeat=_heartbeat_to_pb(command))
 
@@ -79,6 +89,10 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
         case "cancel":
             cancel = message.cancel
             return Cancel(cancel.prompt_id, cancel.sequence if cancel.HasField("sequence") else None, cancel.reason)
+        case "measure_link":
+            measure = message.measure_link
+            endpoints = tuple(endpoint_from_pb(endpoint) for endpoint in measure.endpoints)
+            return MeasureLink(measure.peer_id, measure.epoch, endpoints, measure.num_bytes)
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:
@@ -109,6 +123,11 @@ def event_to_pb(event: Event) -> pb.EventMessage:
         case Failed():
             failed = pb.Failed(prompt_id=event.prompt_id, error=event.error, message=event.message)
             return pb.EventMessage(failed=failed)
+        case LinkMeasured():
+            measured = pb.LinkMeasured(peer_id=event.peer_id, error=event.error)
+            if event.link is not None:
+                measured.link.CopyFrom(link_to_pb(event.link))
+            return pb.EventMessage(link_measured=measured)
         case Heartbeat():
             return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
 
@@ -137,6 +156,10 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))
         case "failed":
             return Failed(message.failed.prompt_id, message.failed.error, message.failed.message)
+        case "link_measured":
+            measured = message.link_measured
+            link = link_from_pb(measured.link) if measured.HasField("link") else None
+            return LinkMeasured(measured.peer_id, link, measured.error)
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:

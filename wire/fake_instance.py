@@ -18,6 +18,7 @@ from wire.messages import (
     Generate,
     HandedOff,
     Heartbeat,
+    MeasureLink,
     OpenSession,
     Prefill,
     Refused,
@@ -136,7 +137,7 @@ class FakeInstance:
                 self._accept(state, None)
             case Cancel(prompt_id=prompt_id, sequence=sequence):
                 self._cancel(prompt_id, sequence)
-            case OpenSession() | Heartbeat():
+            case OpenSession() | Heartbeat() | MeasureLink():
                 return
 
     def _end_session(self) -> None:

@@ -9,6 +9,7 @@
        | <----------- HandedOff (P: acked by D) -- P
        | <----------- Step(tokens of all prompts) - D   one message a step
        | -- Cancel ------------------------------> P, D
+       | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
 
 Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (HandedOff too when the
@@ -18,7 +19,7 @@ sequences or with Failed. Cancel is answered by the same endings; it is idempote
 
 from dataclasses import dataclass
 
-from wire.types import LoadSnapshot, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, PromptState, StageTimes, Ticket, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,19 @@ class Cancel:
     prompt_id: str
     sequence: int | None = None
     reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLink:
+    """Measure round trip and bandwidth of the link to a peer with `num_bytes` that reach no pool; dialled if need be.
+
+    Answered by one LinkMeasured of the same `peer_id`.
+    """
+
+    peer_id: str
+    epoch: int
+    endpoints: tuple[KvEndpoint, ...]
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +143,14 @@ class Failed:
     message: str
 
 
-Command = OpenSession | Reserve | Prefill | Generate | Cancel | Heartbeat
-Event = SessionOpen | Reserved | Refused | Step | HandedOff | Failed | Heartbeat
+@dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """How the link to a peer is now; `error` says why it could not be measured, empty when it was."""
+
+    peer_id: str
+    link: LinkStatus | None
+    error: str = ""
+
+
+Command = OpenSession | Reserve | Prefill | Generate | Cancel | MeasureLink | Heartbeat
+Event = SessionOpen | Reserved | Refused | Step | HandedOff | Failed | LinkMeasured | Heartbeat

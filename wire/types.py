@@ -66,12 +66,14 @@ class KvEndpoint:
     """Where an instance listens for KV over one transport.
 
     shm: `address` is an abstract Unix socket name (without the leading NUL) and `host_id` the boot id of the host and
-    its network namespace; tcp: `address` is "host:port".
+    its network namespace; all others: `address` is "host:port" of the listener where the link begins. `rank` is the
+    rank of the instance that listens there.
     """
 
     transport: str
     address: str
     host_id: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,10 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Durations of one prompt's stages in seconds, each measured where it happens, None where it did not."""
+    """Durations of one prompt's stages in seconds, each measured where it happens, None where it did not.
+
+    `kv_bytes_early` of the `kv_bytes` had left P before the prompt was computed: what the overlap hid.
+    """
 
     queue_s: float | None = None
     reserve_s: float | None = None
@@ -117,6 +122,7 @@ class StageTimes:
     first_step_s: float | None = None
     kv_bytes: int = 0
     transport: str = ""
+    kv_bytes_early: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +184,22 @@ class LoadSnapshot:
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
     preemptions: int = 0
+    kv_frames_corrupt: int = 0
+    kv_frames_resent: int = 0
+    kv_frames_dropped: int = 0
+    kv_frames_duplicate: int = 0
+    kv_links_refused: int = 0
     links: tuple["LinkStatus", ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """The sender's view of the link to one peer."""
+    """The sender's view of the links to one peer.
+
+    `transport` is the one in use. `passed_over` says in words, one text a transport, why no better one is. Round trip
+    and bandwidth are of the last measurement, 0 where none was made. `failures` counts lost links, `fallbacks` the
+    times that a worse transport had to do.
+    """
 
     peer_id: str
     transport: str
@@ -191,3 +207,7 @@ class LinkStatus:
     epoch: int
     bytes_sent: int
     failures: int
+    fallbacks: int = 0
+    round_trip_s: float = 0.0
+    bytes_per_s: float = 0.0
+    passed_over: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ from wire.messages import (
     Generate,
     HandedOff,
     Heartbeat,
+    LinkMeasured,
+    MeasureLink,
     OpenSession,
     Prefill,
     Refused,
@@ -46,8 +48,10 @@ from wire.types import (
     TokenOutput,
 )
 
-LOAD = LoadSnapshot(9, 4, 1, 0, 2, 1, 77, 1, 0.5, 10, 1.5, 1000, 2000, 3, (LinkStatus("d", "shm", "up", 7, 5, 1),))
-TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, (KvEndpoint("shm", "name", "boot"), KvEndpoint("tcp", "h:1")))
+LINK = LinkStatus("d", "tcp", "up", 7, 5, 1, 2, 0.5, 1e9, ("shm: another host",))
+LOAD = LoadSnapshot(9, 4, 1, 0, 2, 1, 77, 1, 0.5, 10, 1.5, 1000, 2000, 3, 4, 5, 6, 7, 8, links=(LINK,))
+ENDPOINTS = (KvEndpoint("shm", "name", "boot"), KvEndpoint("tcp", "h:1", rank=1))
+TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, ENDPOINTS)
 PARAMS = SamplingParams(max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1)
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6)), probe=True)
 
@@ -58,6 +62,7 @@ COMMANDS: list[Command] = [
     Generate(PROMPT),
     Cancel("r/0", 1, "client gone"),
     Cancel("r/0"),
+    MeasureLink("d", 2**62, ENDPOINTS, 1 << 28),
     Heartbeat(),
 ]
 EVENTS: list[Event] = [
@@ -71,8 +76,10 @@ EVENTS: list[Event] = [
         (("r/0", StageTimes(first_step_s=0.1)),),
     ),
     Step((TokenOutput("r/0", 0, 4, 0, FinishReason.STOP, 0),), LOAD),
-    HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm")),
+    HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm", 66)),
     Failed("r/0", "InternalError", "words"),
+    LinkMeasured("d", LINK),
+    LinkMeasured("d", None, "no KV link"),
     Heartbeat(LOAD),
     Heartbeat(),
 ]
