@@ -16,6 +16,7 @@ from kvtransfer.interface import Receiver
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
+from wire.failpoints import failpoint
 from wire.messages import Event, Failed, Refused, Reserve, Reserved
 from wire.types import PromptState, Ticket, TokenOutput
 
@@ -58,6 +59,7 @@ class DecodeWorker:
         began = self._clock()
         layout = self._engine.info.layout
         try:
+            failpoint("decode.reserve")
             self._refuse_a_second(command.prompt_id)
             self._refuse_while_others_wait()
             blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)

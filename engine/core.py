@@ -26,6 +26,7 @@ from engine.requirements import check_runnable
 from engine.roster import Piece, Roster
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest
+from wire.failpoints import failpoint
 from wire.types import PromptState, TokenOutput
 
 _log = EventLogger("engine")
@@ -185,6 +186,8 @@ class EngineCore:
         prompt, ends = piece.prompt, piece.reaches_end
         piece.sequence.num_computed += piece.count
         if not ends:
+            if prompt.hold:
+                failpoint("prefill.between_chunks")
             return
         for index, token_id in zip(piece.sampled, token_ids, strict=True):
             self._append(prompt, index, token_id, outcome)
@@ -197,6 +200,8 @@ class EngineCore:
 
     def _append(self, prompt: Prompt, index: int, token_id: int, outcome: _Outcome) -> None:
         sequence, params = prompt.sequences[index], prompt.state.params
+        if not prompt.hold:
+            failpoint("decode.token")
         sequence.token_ids.append(token_id)
         if sequence.finish is not None:
             return

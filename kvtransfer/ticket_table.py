@@ -215,13 +215,14 @@ class TicketTable:
             self._tell_end(ticket, refusal)
             self._release(ticket)
             return
-        self._failpoints.hit("kv.before_ack")
-        self._answer(ticket.link or 0, Ack(ticket.ticket_id, ticket.epoch))
+        named = ticket.ticket_id[::-1] if self._failpoints.hit("kv.before_ack") else ticket.ticket_id
+        self._answer(ticket.link or 0, Ack(named, ticket.epoch))
+        self._failpoints.hit("kv.after_ack")
 
     def _offer(self, ticket: ReceiverTicket) -> PdserveError | None:
         try:
-            self._failpoints.hit("kv.before_commit")
-            self._events.committed(ticket.ticket_id, ticket.description, ticket.block_ids, ticket.kv_bytes)
+            description = ticket.description[:-1] if self._failpoints.hit("kv.before_commit") else ticket.description
+            self._events.committed(ticket.ticket_id, description, ticket.block_ids, ticket.kv_bytes)
         except PdserveError as error:
             return error
         except Exception as error:  # noqa: BLE001  a defect of the owner ends this ticket only

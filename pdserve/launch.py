@@ -15,6 +15,7 @@ from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
+from wire.failpoints import process_failpoints
 
 USAGE = """\
 start_servers.sh starts one process of a cluster; its role comes from its local ranktable. Environment:
@@ -42,6 +43,7 @@ def describe(plan: LaunchPlan) -> str:
 def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         return _help()
+    process_failpoints()  # a wrong setting ends the process before it serves
     plan = resolve(os.environ)
     for line in (describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)

@@ -14,6 +14,7 @@ from kvtransfer.interface import Sender, SendStats
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
 from wire.errors import Cancelled, InvalidRequest, PdserveError, to_name
+from wire.failpoints import failpoint
 from wire.messages import Event, Failed, HandedOff
 from wire.types import PromptState, StageTimes, Ticket
 
@@ -69,6 +70,7 @@ class PrefillWorker:
         for chunk in chunks:
             handing = self._handing.get(chunk.prompt_id)
             if handing is not None:
+                failpoint("prefill.in_chunk")
                 start = max(chunk.start, handing.ticket.first_token)
                 if start < chunk.end:
                     self.sender.put(handing.ticket.ticket_id, layer, start, chunk.end, chunk.block_ids)
@@ -145,6 +147,7 @@ class PrefillWorker:
         if self._handing.get(state.prompt_id) is not handing:
             return
         try:
+            failpoint("prefill.before_chunk")
             engine.add(state, hold=True)
         except PdserveError as error:
             self.on_failed(state.prompt_id, error)

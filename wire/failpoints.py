@@ -1,9 +1,10 @@
 """Named places where a test makes a process fail, set once by `PDSERVE_FAILPOINTS` when it starts.
 
-    PDSERVE_FAILPOINTS="kv.send.mid=corrupt*1;kv.before_ack=delay:0.5;kv.before_commit=kill9@3"
+    PDSERVE_FAILPOINTS="kv.send.mid=corrupt*1;kv.before_ack=delay:0.5;decode.token=kill9@5"
 
-Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller spoils what it holds). `*N` means the first
-N times only, `@N` the N-th time only. Unset, a failpoint costs one call and one truth test.
+Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller spoils what it holds, where it holds
+something). `*N` means the first N times only, `@N` the N-th time only. Every place is in POINTS; another name is
+refused. Each act is logged before it happens. Unset, a failpoint costs one call and one truth test.
 """
 
 import functools
@@ -13,10 +14,45 @@ import threading
 import time
 from dataclasses import dataclass
 
+from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InternalError
 
+_log = EventLogger("failpoints")
+
 VARIABLE = "PDSERVE_FAILPOINTS"
-_ACTIONS = ("kill9", "stop", "raise", "delay", "corrupt")
+ACTIONS = ("kill9", "stop", "raise", "delay", "corrupt")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place: who passes it and when; what `corrupt` spoils there, None where nothing is held."""
+
+    who: str
+    when: str
+    corrupts: str | None = None
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """The actions that can be set here."""
+        return tuple(action for action in ACTIONS if action != "corrupt" or self.corrupts is not None)
+
+
+POINTS: dict[str, Point] = {
+    "decode.reserve": Point("D", "is asked for blocks and has allocated none"),
+    "prefill.before_chunk": Point("P", "has taken the prompt and computed nothing of it"),
+    "prefill.in_chunk": Point("P", "has computed a layer of a chunk and not announced it"),
+    "prefill.between_chunks": Point("P", "has computed a chunk, and others of the prompt are left"),
+    "kv.send.mid": Point("P", "is about to announce a frame", "the frame's digest"),
+    "scheduler.first_token": Point("scheduler", "has P's first token and has not passed it on"),
+    "kv.before_send_commit": Point("P", "has sent every frame and not the COMMIT", "the digest of the description"),
+    "kv.after_send_commit": Point("P", "has sent the COMMIT and has no answer"),
+    "scheduler.between": Point("scheduler", "has passed P's first token on, and D's first has just come"),
+    "kv.before_commit": Point("D", "has every frame and has not admitted the prompt", "the description"),
+    "kv.before_ack": Point("D", "has admitted the prompt and not told P", "the ticket that the ACK names"),
+    "kv.after_ack": Point("D", "has told P"),
+    "decode.token": Point("D", "has computed a token and told nobody; @N is the N-th one"),
+}
+"""Every place by name, in the order one prompt passes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +74,19 @@ class Failpoints:
         self._hits = dict.fromkeys(self._points, 0)
         self._lock = threading.Lock()
 
+    def __bool__(self) -> bool:
+        """Whether any is set."""
+        return bool(self._points)
+
     @classmethod
     def parse(cls, text: str) -> "Failpoints":
-        """Read `name=action[:seconds][*count|@hit];…`. Raises ConfigError."""
-        return cls(tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip()))
+        """Read `name=action[:seconds][*count|@hit];…`, one setting a name. Raises ConfigError."""
+        points = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
+        names = [point.name for point in points]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times, once is the limit")
+        return cls(points)
 
     def hit(self, name: str) -> bool:
         """Pass the place `name`: act as set there. True means that the caller is to corrupt what it holds."""
@@ -50,6 +95,7 @@ class Failpoints:
         return self._act(name)
 
     def _act(self, name: str) -> bool:
+        assert name in POINTS, name
         point = self._points.get(name)
         if point is None:
             return False
@@ -58,12 +104,15 @@ class Failpoints:
             hits = self._hits[name]
         if hits < point.first or (point.last is not None and hits > point.last):
             return False
+        _log.warning("failpoint", point=name, action=point.action, hit=hits)
         if point.action == "raise":
             raise InternalError(f"failpoint {name}")
         if point.action == "delay":
             time.sleep(point.seconds)
-        elif point.action in ("kill9", "stop"):
-            os.kill(os.getpid(), signal.SIGKILL if point.action == "kill9" else signal.SIGSTOP)
+        elif point.action == "kill9":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif point.action == "stop":
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes no step further
         return point.action == "corrupt"
 
 
@@ -79,7 +128,7 @@ def failpoint(name: str) -> bool:
 
 
 def _parse_one(part: str) -> Failpoint:
-    name, equals, rest = part.partition("=")
+    name, equals, rest = (piece.strip() for piece in part.partition("="))
     first, last = 1, None
     try:
         if "@" in rest:
@@ -89,11 +138,16 @@ def _parse_one(part: str) -> Failpoint:
             rest, _, count = rest.partition("*")
             last = _positive(count)
         action, _, argument = rest.partition(":")
-        seconds = float(argument) if action == "delay" else 0.0
+        seconds = _seconds(argument) if action == "delay" else 0.0
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}: {part!r}: {error}") from error
-    if not name or not equals or action not in _ACTIONS or (argument and action != "delay"):
-        raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(_ACTIONS)}")
+    if not name or not equals or action not in ACTIONS or (argument and action != "delay"):
+        raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(ACTIONS)}")
+    if name not in POINTS:
+        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join(POINTS)}")
+    if action not in POINTS[name].actions:
+        spoiled = ", ".join(known for known, point in POINTS.items() if point.corrupts is not None)
+        raise ConfigError(f"{VARIABLE}: {name} holds nothing to corrupt; corrupt is for {spoiled}")
     return Failpoint(name, action, seconds, first, last)
 
 
@@ -102,3 +156,10 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(f"{number} is below 1")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= 3600:
+        raise ValueError(f"a delay of {seconds:g} s is not in 0..3600")
+    return seconds

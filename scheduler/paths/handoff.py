@@ -14,6 +14,7 @@ from scheduler.paths.endings import to_error
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed
+from wire.failpoints import failpoint
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
 
@@ -73,6 +74,8 @@ class HandoffPath:
         match arrival.event:
             case PromptStep() as step if arrival.work is not None:
                 arrival.work.stepping = not from_prefill
+                if step.tokens and not self._decode_started:
+                    failpoint("scheduler.first_token" if from_prefill else "scheduler.between")
                 prompt.take(step, arrival.work)
                 if from_prefill and step.tokens:
                     self._prefilled(prompt)

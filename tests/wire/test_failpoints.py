@@ -1,37 +1,103 @@
-"""Failpoints act where and as often as they are told."""
+"""Failpoints act where and as often as they are told, and a setting that cannot be meant is refused by name."""
+
+import re
 
 import pytest
 
 from wire.errors import ConfigError, InternalError
-from wire.failpoints import Failpoints
+from wire.failpoints import ACTIONS, POINTS, VARIABLE, Failpoints, process_failpoints
 
 
 def test_unset_failpoints_do_nothing() -> None:
     points = Failpoints.parse("")
 
+    assert not points
     assert not points.hit("kv.send.mid")
 
 
 def test_corrupt_with_a_count_acts_on_the_first_hits_only() -> None:
-    points = Failpoints.parse("kv.send.mid=corrupt*2; other=raise")
+    points = Failpoints.parse("kv.send.mid=corrupt*2; decode.token = raise")
 
+    assert points
     assert [points.hit("kv.send.mid") for _ in range(4)] == [True, True, False, False]
 
 
 def test_an_at_sign_names_the_one_hit_that_acts() -> None:
-    points = Failpoints.parse("a=raise@2")
+    points = Failpoints.parse("decode.token=raise@2")
 
-    assert not points.hit("a")
-    with pytest.raises(InternalError, match="failpoint a"):
-        points.hit("a")
-    assert not points.hit("a")
+    assert not points.hit("decode.token")
+    with pytest.raises(InternalError, match=r"failpoint decode\.token"):
+        points.hit("decode.token")
+    assert not points.hit("decode.token")
 
 
 def test_delay_returns_and_does_not_corrupt() -> None:
-    assert not Failpoints.parse("a=delay:0").hit("a")
+    assert not Failpoints.parse("kv.before_ack=delay:0").hit("kv.before_ack")
 
 
-@pytest.mark.parametrize("text", ["a", "a=explode", "a=raise*0", "a=raise@x", "a=delay", "=raise", "a=raise:3"])
+def test_a_place_that_is_not_set_is_passed_while_another_is() -> None:
+    assert not Failpoints.parse("kv.before_ack=raise").hit("kv.after_ack")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kv.before_ack", "kv.before_ack=explode", "kv.before_ack=raise*0", "kv.before_ack=raise@x",
+        "kv.before_ack=delay", "kv.before_ack=delay:-1", "kv.before_ack=delay:nan", "kv.before_ack=delay:1e9",
+        "=raise", "kv.before_ack=raise:3", "kv.before_ack=kill9@0",
+    ],
+)  # fmt: skip
 def test_a_malformed_setting_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(ConfigError, match="PDSERVE_FAILPOINTS"):
+    with pytest.raises(ConfigError, match=re.escape(repr(text))) as refused:
         Failpoints.parse(text)
+
+    assert VARIABLE in str(refused.value)
+
+
+def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'kv\.sent\.mid' is no failpoint") as refused:
+        Failpoints.parse("kv.sent.mid=raise")
+
+    assert all(name in str(refused.value) for name in POINTS)
+
+
+@pytest.mark.parametrize("name", [name for name, point in POINTS.items() if point.corrupts is None])
+def test_corrupt_is_refused_by_name_where_nothing_is_held(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} holds nothing to corrupt; corrupt is for kv.send.mid"):
+        Failpoints.parse(f"{name}=corrupt")
+
+
+def test_only_places_of_the_hand_off_can_be_corrupted() -> None:
+    spoiled = {name for name, point in POINTS.items() if point.corrupts is not None}
+
+    assert spoiled
+    assert all(name.startswith("kv.") for name in spoiled)
+
+
+def test_a_place_set_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv\.before_ack is set 2 times"):
+        Failpoints.parse("kv.before_ack=raise@1;kv.before_ack=kill9@2")
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_every_place_says_who_passes_it_and_takes_its_actions(name: str) -> None:
+    point = POINTS[name]
+
+    assert point.who in ("P", "D", "scheduler")
+    assert point.when
+    for action in point.actions:
+        assert action in ACTIONS
+        Failpoints.parse(f"{name}={action}{':0' if action == 'delay' else ''}@1")
+
+
+def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    process_failpoints.cache_clear()
+    monkeypatch.setenv(VARIABLE, "kv.before_ack=raise")
+    try:
+        points = process_failpoints()
+        monkeypatch.setenv(VARIABLE, "")
+
+        assert process_failpoints() is points
+        assert points
+    finally:
+        process_failpoints.cache_clear()
