@@ -1,15 +1,11 @@
 """The control half of the scheduler in one piece: registry, dispatch, readiness and probe."""
 
 import asyncio
-import operator
-import random
-from collections.abc import Sequence
 
-from scheduler.compatibility import ExpectedInstance, SameHost
 from scheduler.dispatch import Dispatch
 from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
-from scheduler.member import Connect, Member
+from scheduler.member import Member
 from scheduler.probe import Probe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
@@ -18,32 +14,15 @@ from wire.errors import PdserveError
 
 
 class Control:
-    """Owns the parts and their tasks. `run` lives as long as the scheduler; `dispatch` takes the requests."""
+    """Owns the parts and their tasks. `run` lives as long as the scheduler; `dispatch` takes the requests.
 
-    def __init__(
-        self,
-        expected: Sequence[ExpectedInstance],
-        connect: Connect,
-        *,
-        table_digest: str,
-        scheduler_id: str,
-        epoch: int,
-        limits: ControlLimits,
-        rng: random.Random,
-        same_host: SameHost = operator.eq,
-    ) -> None:
-        self.registry = Registry(
-            expected,
-            connect,
-            table_digest=table_digest,
-            scheduler_id=scheduler_id,
-            epoch=epoch,
-            limits=limits,
-            rng=rng,
-            same_host=same_host,
-        )
+    `id_prefix` begins every prompt's id: no other scheduler has it.
+    """
+
+    def __init__(self, registry: Registry, limits: ControlLimits, *, id_prefix: str) -> None:
+        self.registry = registry
         self.readiness = Readiness(self.registry, limits)
-        self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=f"{scheduler_id}-{epoch:x}")
+        self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=id_prefix)
         self._probe = Probe(self.dispatch, self.readiness, limits)
 
     async def run(self) -> None:

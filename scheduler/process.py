@@ -19,6 +19,7 @@ from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
 from scheduler.placement import most_output
+from scheduler.registry import Registry
 from scheduler.server import listen, serve
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
@@ -65,16 +66,18 @@ def cluster_of(plan: LaunchPlan) -> Cluster:
 
 def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
     """Return the control half over `cluster`, with an id no other process has."""
-    return Control(
+    scheduler_id = f"scheduler-{secrets.token_hex(4)}"
+    registry = Registry(
         cluster.expected,
         cluster.connect,
         table_digest=cluster.table_digest,
-        scheduler_id=f"scheduler-{secrets.token_hex(4)}",
+        scheduler_id=scheduler_id,
         epoch=1,
         limits=limits,
         rng=random.Random(secrets.randbits(64)),  # noqa: S311 - spreads reconnects, guards nothing
         same_host=HostComparer().same,
     )
+    return Control(registry, limits, id_prefix=scheduler_id)
 
 
 async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio.Event | None = None) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.member import Connect
+from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, NewToken, PromptDone, RunningRequest
 from tests.scheduler.virtual_time import until
 from wire.fake_instance import FakeInstance
@@ -57,6 +59,22 @@ def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
     return dataclasses.replace(description, **changes)
 
 
+def control_over(
+    expected: Sequence[ExpectedInstance], connect: Connect, limits: ControlLimits, *, scheduler_id: str = "s"
+) -> Control:
+    """Return a control half that dials with `connect`."""
+    registry = Registry(
+        expected,
+        connect,
+        table_digest=TABLE_DIGEST,
+        scheduler_id=scheduler_id,
+        epoch=1,
+        limits=limits,
+        rng=random.Random(0),
+    )
+    return Control(registry, limits, id_prefix=scheduler_id)
+
+
 class FakeCluster:
     """Instances at addresses, and the control half that dials them."""
 
@@ -77,15 +95,7 @@ class FakeCluster:
         ]
         self.instances: list[FakeInstance] = []
         self._probes = probes
-        self.control = Control(
-            self.expected,
-            self.network.connect,
-            table_digest=TABLE_DIGEST,
-            scheduler_id="s",
-            epoch=1,
-            limits=limits or ControlLimits(),
-            rng=random.Random(0),
-        )
+        self.control = control_over(self.expected, self.network.connect, limits or ControlLimits())
 
     def boot(self, index: int, **changes: Any) -> FakeInstance:
         """Start (or restart) one instance."""

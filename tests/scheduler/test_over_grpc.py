@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import pytest
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
-from tests.scheduler.fake_cluster import TABLE_DIGEST, collect, describe, expected, request
+from tests.scheduler.fake_cluster import collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost
 from wire.fake_instance import FakeInstance
@@ -42,15 +41,7 @@ async def serving() -> AsyncIterator[GrpcCluster]:
         await server.serve(FakeInstance(description, peers))
         address = f"127.0.0.1:{description.port}"
         entries.append(ExpectedInstance(index, role, address, description.server_ip, description.device_ids))
-    control = Control(
-        entries,
-        GrpcConnection,
-        table_digest=TABLE_DIGEST,
-        scheduler_id="s",
-        epoch=1,
-        limits=ControlLimits(),
-        rng=random.Random(0),
-    )
+    control = control_over(entries, GrpcConnection, ControlLimits())
     running = asyncio.create_task(control.run())
     try:
         await until(control.ready)

@@ -1,15 +1,13 @@
 """Who belongs and who lives: what shows only when processes meet."""
 
 import asyncio
-import random
 import re
 from typing import Any
 
 import pytest
 
-from scheduler.control import Control
 from scheduler.limits import ControlLimits
-from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster, collect, describe, request
+from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Incompatible
 from wire.kv_layout import KvTensor
@@ -110,10 +108,7 @@ async def test_an_instance_that_comes_back_with_another_model_is_refused() -> No
 @virtual
 async def test_a_second_scheduler_waits_until_the_first_is_gone() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        second = Control(
-            cluster.expected, cluster.network.connect, table_digest=TABLE_DIGEST, scheduler_id="second", epoch=1,
-            limits=ControlLimits(), rng=random.Random(1),
-        )  # fmt: skip
+        second = control_over(cluster.expected, cluster.network.connect, ControlLimits(), scheduler_id="second")
         running = asyncio.create_task(second.registry.run())
         await asyncio.sleep(30.0)
         assert "serves scheduler s" in str(second.registry.missing()[0])
