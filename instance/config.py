@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from kvtransfer.transports import NAMES
 from wire.errors import ConfigError
 from wire.options import EngineOptions
 from wire.types import Role
-
-KNOWN_TRANSPORTS = ("shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +43,9 @@ class InstanceConfig:
             if getattr(options, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, must be at least 1")
         for transport in options.kv_transport:
-            if transport not in KNOWN_TRANSPORTS:
-                known = ", ".join(KNOWN_TRANSPORTS)
-                raise ConfigError(f"--kv-transport {transport!r} is not one of {known}")
+            if transport not in NAMES:
+                raise ConfigError(f"--kv-transport {transport!r} is not one of {', '.join(NAMES)}")
         self.port_range()
-
-    @property
-    def transports(self) -> tuple[str, ...]:
-        """Transports allowed, best first."""
-        allowed = self.options.kv_transport or KNOWN_TRANSPORTS
-        return tuple(name for name in KNOWN_TRANSPORTS if name in allowed)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
         """Return the bound of a whole step: the flag, raised to the model's length."""

@@ -1,60 +1,70 @@
-"""The sender's side of the handshake: try the common transports, best first, and say HELLO."""
+"""Try the common transports, best first, until one of them carries a link."""
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kvtransfer.frame import MessageType, Refuse, VersionMismatch, WireError, decode
-from kvtransfer.hello import Hello, decode_welcome, encode_hello
+from kvtransfer.frame import VersionMismatch, WireError
+from kvtransfer.handshake import greet
+from kvtransfer.hello import NONCE_BYTES, Hello
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Outlet
+from kvtransfer.transport import Outlet, Timeouts, Transport
 from telemetry.logs import EventLogger
-from wire.errors import Incompatible, InstanceLost, PdserveError, from_name
+from wire.errors import Incompatible, InstanceLost, PdserveError
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")
 
 
-def dial(
-    outlets: Sequence[Outlet], endpoints: Sequence[KvEndpoint], hello: Hello, *,
-    connect_timeout_s: float, progress_timeout_s: float,
-) -> tuple[Stream, Outlet]:  # fmt: skip
-    """Return a welcomed connection over the best transport that works.
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """A connection that is ready for frames. `passed_over` says why no better transport is in use."""
+
+    stream: Stream
+    outlet: Outlet
+    transport: str
+    digests: bool
+    passed_over: tuple[str, ...] = ()
+
+
+def dial(transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts) -> Dialled:
+    """Return a link over the best transport that works.
 
     Raises Incompatible when the instances do not belong together, InstanceLost when nothing works.
     """
-    common = [(outlet, endpoint) for outlet in outlets for endpoint in endpoints if outlet.reaches(endpoint)]
-    if not common:
-        mine, theirs = [outlet.name for outlet in outlets], [endpoint.transport for endpoint in endpoints]
-        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {theirs} there")
-    failures = []
-    for outlet, endpoint in common:
+    offered = {endpoint.transport: endpoint for endpoint in endpoints if endpoint.rank == hello.receiver_rank}
+    if not any(transport.name in offered for transport in transports):
+        mine = [transport.name for transport in transports]
+        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {[*offered]} there")
+    passed_over = []
+    for transport in transports:
+        endpoint = offered.get(transport.name)
+        if endpoint is None:
+            passed_over.append(f"{transport.name}: not offered there")
+            continue
+        lacking = transport.unreachable(endpoint)
+        if lacking is not None:
+            passed_over.append(f"{transport.name}: {lacking}")
+            continue
         try:
-            stream = outlet.connect(endpoint, timeout_s=connect_timeout_s, progress_timeout_s=progress_timeout_s)
-            return _greet(stream, outlet, hello, progress_timeout_s), outlet
+            stream, outlet, digests = _link(transport, endpoint, hello, timeouts)
+            return Dialled(stream, outlet, transport.name, digests, tuple(passed_over))
         except Incompatible:
             raise
         except VersionMismatch as error:
             raise Incompatible(f"{hello.receiver_id}: {error}") from error
         except (OSError, ValueError, LinkLost, WireError, PdserveError) as error:
-            failures.append(f"{outlet.name} {endpoint.address}: {error}")
-            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=outlet.name, reason=error)
-    raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(failures)}")
+            passed_over.append(f"{transport.name} at {endpoint.address}: {error}")
+            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=transport.name, reason=error)
+    raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(passed_over)}")
 
 
-def _greet(stream: Stream, outlet: Outlet, hello: Hello, timeout_s: float) -> Stream:
+def _link(transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts) -> tuple[Stream, Outlet, bool]:
+    stream = transport.connect(endpoint, timeouts)
     try:
-        stream.send([encode_hello(replace(hello, transport=outlet.name))])
-        kind, body = stream.receive_message(first_byte_s=timeout_s)
-        if kind is MessageType.REFUSE:
-            refusal = decode(kind, body)
-            assert isinstance(refusal, Refuse)
-            raise from_name(refusal.error, f"{hello.receiver_id} refused the link: {refusal.reason}")
-        if kind is not MessageType.WELCOME:
-            raise WireError(f"{kind.name} came where WELCOME was due")
-        welcome = decode_welcome(body)
-        if (welcome.receiver_epoch, welcome.link_epoch) != (hello.receiver_epoch, hello.link_epoch):
-            raise WireError("WELCOME is of another epoch")
+        hello = replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
+        outlet, welcome = greet(stream, transport, hello, timeouts)
     except BaseException:
         stream.close()
         raise
-    return stream
+    return stream, outlet, welcome.digests

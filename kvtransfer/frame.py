@@ -3,8 +3,10 @@
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
     then the body; after a FRAME's body, on transports that carry it, the payload [token][head][dim]
 
-    sender   HELLO ->                 OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
-    receiver       <- WELCOME|REFUSE                       <- NACK, ACK, ABORT
+    sender   HELLO ->                    (set-up)         OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
+    receiver       <- WELCOME | REFUSE   (set-up)   <- READY | REFUSE     <- TAKEN, NACK, ACK, ABORT
+
+What goes to and fro in the set-up is the transport's own.
 
 Integers are big-endian. A body's length is checked against its type's limit before a byte of it is allocated.
 """
@@ -50,6 +52,8 @@ class MessageType(IntEnum):
     ACK = 8
     ABORT = 9
     RENEW = 10
+    READY = 11
+    TAKEN = 12
 
 
 _MAX_BODY = {
@@ -63,6 +67,8 @@ _MAX_BODY = {
     MessageType.ACK: _TICKET.size,
     MessageType.ABORT: _TICKET.size + 2 * MAX_TEXT_BYTES + 8,
     MessageType.RENEW: _TICKET.size,
+    MessageType.READY: 0,
+    MessageType.TAKEN: _TICKET.size + _NUMBER.size,
 }
 
 
@@ -100,6 +106,15 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class Nack:
     """Frame `number` did not match its digest: send it once more."""
+
+    ticket_id: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The receiver no longer needs the payload of frame `number`, for transports that lend it memory."""
 
     ticket_id: str
     epoch: int
@@ -153,7 +168,7 @@ class Refuse:
     reason: str
 
 
-TicketMessage = Open | Frame | Nack | Commit | Ack | Abort | Renew
+TicketMessage = Open | Frame | Nack | Taken | Commit | Ack | Abort | Renew
 
 
 def encode(message: TicketMessage | Refuse) -> bytes:
@@ -167,6 +182,8 @@ def encode(message: TicketMessage | Refuse) -> bytes:
             kind, tail = MessageType.FRAME, _encode_frame(message)
         case Nack():
             kind, tail = MessageType.NACK, _NUMBER.pack(message.number)
+        case Taken():
+            kind, tail = MessageType.TAKEN, _NUMBER.pack(message.number)
         case Commit():
             kind, tail = MessageType.COMMIT, _encode_commit(message)
         case Ack():
@@ -218,6 +235,8 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse:
             return _decode_frame(ticket_id, epoch, tail)
         case MessageType.NACK:
             return Nack(ticket_id, epoch, *_NUMBER.unpack(tail))
+        case MessageType.TAKEN:
+            return Taken(ticket_id, epoch, *_NUMBER.unpack(tail))
         case MessageType.COMMIT:
             num_frames, kv_bytes, digest_sum, digest = _COMMIT.unpack_from(tail)
             return Commit(ticket_id, epoch, num_frames, kv_bytes, digest_sum, digest, bytes(tail[_COMMIT.size :]))

@@ -1,8 +1,12 @@
 """HELLO and WELCOME: what two instances tell each other before the first frame, and what keeps them apart.
 
-HELLO | protocol u32 | sender epoch u64 | link epoch u64 | receiver epoch u64 | block size u32 | blocks u64 |
-      | tensors u32 | zero u32 | per tensor: layer u32, heads u32, dim u32 |
+HELLO | protocol u32 | sender epoch u64 | link epoch u64 | receiver epoch u64 | nonce 16 bytes | flags u32 |
+      | sender rank u16 | sender ranks u16 | receiver rank u16 | receiver ranks u16 | block size u32 | blocks u64 |
+      | tensors u32 | per tensor: layer u32, heads u32, dim u32 |
           | texts: sender id, receiver id, transport, then per tensor: name, dtype |
+WELCOME | receiver epoch u64 | link epoch u64 | flags u32 |
+
+Flag 1: frames carry digests. A link has them when either side wants them.
 """
 
 import struct
@@ -13,16 +17,21 @@ from wire.errors import Incompatible, InstanceLost
 from wire.kv_layout import KvTensor, PoolLayout, describe_difference
 from wire.types import PROTOCOL_VERSION
 
-_HEAD = struct.Struct("!IQQQIQII")
+_HEAD = struct.Struct("!IQQQ16sIHHHHIQI")
 _TENSOR = struct.Struct("!III")
-_WELCOME = struct.Struct("!QQ")
+_WELCOME = struct.Struct("!QQI")
+_DIGESTS = 1
+NONCE_BYTES = 16
 _MAX_TENSORS = 8_192
 _MAX_POOL_BYTES = 1 << 46
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a link: who sends, whom it means, and how the sender's pool lies."""
+    """The first message of a link: who sends, whom it means, and how the sender's pool lies.
+
+    Ranks count from 0; `tensors` are those of the whole model, of which a rank holds its heads. `nonce` is random.
+    """
 
     protocol_version: int
     sender_id: str
@@ -34,14 +43,21 @@ class Hello:
     block_size: int
     num_blocks: int
     tensors: tuple[KvTensor, ...]
+    nonce: bytes = bytes(NONCE_BYTES)
+    digests: bool = True
+    sender_rank: int = 0
+    sender_ranks: int = 1
+    receiver_rank: int = 0
+    receiver_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The receiver takes the link."""
+    """The receiver takes the link; `digests` is what holds on it."""
 
     receiver_epoch: int
     link_epoch: int
+    digests: bool = True
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -50,8 +66,9 @@ def encode_hello(hello: Hello) -> bytes:
     names = [pack_text(text) for tensor in hello.tensors for text in (tensor.name, tensor.dtype)]
     shapes = [_TENSOR.pack(tensor.layer, tensor.heads, tensor.head_dim) for tensor in hello.tensors]
     head = _HEAD.pack(
-        hello.protocol_version, hello.sender_epoch, hello.link_epoch, hello.receiver_epoch,
-        hello.block_size, hello.num_blocks, len(hello.tensors), 0,
+        hello.protocol_version, hello.sender_epoch, hello.link_epoch, hello.receiver_epoch, hello.nonce,
+        _DIGESTS if hello.digests else 0, hello.sender_rank, hello.sender_ranks, hello.receiver_rank,
+        hello.receiver_ranks, hello.block_size, hello.num_blocks, len(hello.tensors),
     )  # fmt: skip
     return pack(MessageType.HELLO, head + b"".join(shapes) + texts + b"".join(names))
 
@@ -59,9 +76,10 @@ def encode_hello(hello: Hello) -> bytes:
 def decode_hello(body: bytes | bytearray) -> Hello:
     """Rebuild HELLO. Raises WireError."""
     try:
-        version, sender_epoch, link_epoch, receiver_epoch, block_size, num_blocks, count, zero = _HEAD.unpack_from(body)
-        if count > _MAX_TENSORS or zero != 0:
-            raise WireError(f"HELLO names {count} KV tensors, the limit is {_MAX_TENSORS}")
+        head = _HEAD.unpack_from(body)
+        version, sender_epoch, link_epoch, receiver_epoch, nonce, flags, *ranks, block_size, num_blocks, count = head
+        if count > _MAX_TENSORS or flags & ~_DIGESTS:
+            raise WireError(f"HELLO names {count} KV tensors (the limit is {_MAX_TENSORS}) and flags {flags:#x}")
         end = _HEAD.size + count * _TENSOR.size
         shapes = list(_TENSOR.iter_unpack(memoryview(body)[_HEAD.size : end]))
         sender, receiver, transport, *names = unpack_texts(memoryview(body)[end:], 3 + 2 * count)
@@ -74,19 +92,21 @@ def decode_hello(body: bytes | bytearray) -> Hello:
     return Hello(
         protocol_version=version, sender_id=sender, sender_epoch=sender_epoch, link_epoch=link_epoch,
         receiver_id=receiver, receiver_epoch=receiver_epoch, transport=transport, block_size=block_size,
-        num_blocks=num_blocks, tensors=tensors,
+        num_blocks=num_blocks, tensors=tensors, nonce=nonce, digests=bool(flags & _DIGESTS), sender_rank=ranks[0],
+        sender_ranks=ranks[1], receiver_rank=ranks[2], receiver_ranks=ranks[3],
     )  # fmt: skip
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
     """Return prefix and body of WELCOME."""
-    return pack(MessageType.WELCOME, _WELCOME.pack(welcome.receiver_epoch, welcome.link_epoch))
+    return pack(MessageType.WELCOME, _WELCOME.pack(welcome.receiver_epoch, welcome.link_epoch, int(welcome.digests)))
 
 
 def decode_welcome(body: bytes | bytearray) -> Welcome:
     """Rebuild WELCOME. Raises WireError."""
     try:
-        return Welcome(*_WELCOME.unpack(body))
+        receiver_epoch, link_epoch, flags = _WELCOME.unpack(body)
+        return Welcome(receiver_epoch, link_epoch, bool(flags & _DIGESTS))
     except struct.error as error:
         raise WireError(f"malformed WELCOME of {len(body)} bytes: {error}") from error
 

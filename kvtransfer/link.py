@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvtransfer.dial import dial
-from kvtransfer.frame import Abort, Ack, Nack, WireError, decode
+from kvtransfer.frame import Abort, Ack, Nack, Taken, WireError, decode
 from kvtransfer.hello import Hello
 from kvtransfer.link_ops import Begin, Heard, LinkSettings, Lost, Op, Tend
 from kvtransfer.outbox import Outbox
 from kvtransfer.sendings import Sendings
 from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.transport import Outlet
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint, LinkStatus
@@ -34,6 +35,7 @@ class Link:
         self._settings, self._peer_id, self._peer_epoch, self._link_epoch = settings, peer_id, peer_epoch, link_epoch
         self._endpoints, self._bytes_before, self._failures = endpoints, bytes_sent, failures
         self._state, self._transport = "connecting", ""
+        self._passed_over: tuple[str, ...] = ()
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
         self._lock = threading.Lock()
@@ -56,8 +58,9 @@ class Link:
     def status(self) -> LinkStatus:
         """The link as it is now."""
         return LinkStatus(
-            self._peer_id, self._transport, self._state, self._link_epoch, self.bytes_sent, self._failures
-        )
+            self._peer_id, self._transport, self._state, self._link_epoch, self.bytes_sent, self._failures,
+            passed_over=self._passed_over,
+        )  # fmt: skip
 
     @property
     def bytes_sent(self) -> int:
@@ -89,21 +92,21 @@ class Link:
 
     def _live(self) -> PdserveError | None:
         settings = self._settings
-        stream, outlet = dial(
-            settings.outlets, self._endpoints, self._hello(),
-            connect_timeout_s=settings.connect_timeout_s, progress_timeout_s=settings.progress_timeout_s,
-        )  # fmt: skip
-        reader = threading.Thread(target=self._read, args=(stream,), name=f"kv-back-{self._peer_id}", daemon=True)
-        outbox = Outbox(stream)
-        self._stream, self._sendings = stream, Sendings(settings, outbox, outlet)
-        self._transport, self._state = outlet.name, "up"
-        _log.info("kv_link_up", peer=self._peer_id, transport=outlet.name, link_epoch=self._link_epoch)
+        dialled = dial(settings.transports, self._endpoints, self._hello(), settings.timeouts)
+        stream, outlet, outbox = dialled.stream, dialled.outlet, Outbox(dialled.stream)
+        reader = threading.Thread(
+            target=self._read, args=(stream, outlet), name=f"kv-back-{self._peer_id}", daemon=True
+        )
+        self._stream, self._sendings = stream, Sendings(settings, outbox, outlet, dialled.transport, dialled.digests)
+        self._transport, self._passed_over, self._state = dialled.transport, dialled.passed_over, "up"
+        _log.info("kv_link_up", peer=self._peer_id, transport=self._transport, link_epoch=self._link_epoch)
         reader.start()
         try:
             return self._serve(self._sendings, outbox)
         finally:
             stream.shutdown()
-            reader.join(settings.progress_timeout_s)
+            outlet.close()
+            reader.join(settings.timeouts.progress_s)
             stream.close()
 
     def _serve(self, sendings: Sendings, outbox: Outbox) -> PdserveError | None:
@@ -129,10 +132,13 @@ class Link:
         except queue.Empty:
             pass
 
-    def _read(self, stream: Stream) -> None:
+    def _read(self, stream: Stream, outlet: Outlet) -> None:
         try:
             while True:
                 message = decode(*stream.receive_message())
+                if isinstance(message, Taken):
+                    outlet.taken(message)
+                    continue
                 if not isinstance(message, Nack | Ack | Abort):
                     raise WireError(f"{type(message).__name__} came from a receiver")
                 self._queue.put(Heard(message))
@@ -162,4 +168,5 @@ class Link:
             protocol_version=PROTOCOL_VERSION, sender_id=settings.instance_id, sender_epoch=settings.epoch,
             link_epoch=self._link_epoch, receiver_id=self._peer_id, receiver_epoch=self._peer_epoch, transport="",
             block_size=layout.block_size, num_blocks=layout.num_blocks, tensors=layout.tensors,
+            digests=settings.digests,
         )  # fmt: skip

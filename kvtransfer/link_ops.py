@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvtransfer.frame import Abort, Ack, Nack
 from kvtransfer.interface import PoolMemory, SenderEvents
-from kvtransfer.transport import Outlet
+from kvtransfer.transport import Timeouts, Transport
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
 from wire.types import Ticket
@@ -75,12 +75,12 @@ class LinkSettings:
     instance_id: str
     epoch: int
     memory: PoolMemory
-    outlets: tuple[Outlet, ...]
+    transports: tuple[Transport, ...]
     events: SenderEvents
     claim: Callable[[str], bool]
     clock: Callable[[], float]
     progress_age: Callable[[], float]
     failpoints: Failpoints
-    connect_timeout_s: float
-    progress_timeout_s: float
+    timeouts: Timeouts
     tend_interval_s: float
+    digests: bool

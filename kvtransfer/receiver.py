@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 
 from kvtransfer import shm, tcp
 from kvtransfer.frame import TicketMessage, encode
+from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
 from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
-from kvtransfer.transport import Inlet
+from kvtransfer.transport import Timeouts, Transport
+from kvtransfer.transports import make_transports
 from telemetry.logs import EventLogger
-from wire.errors import ConfigError
+from wire.errors import Unavailable
 from wire.failpoints import Failpoints, process_failpoints
 from wire.types import KvEndpoint, Ticket
 
@@ -31,13 +33,15 @@ class KvReceiver:
 
     def __init__(
         self, memory: PoolMemory, *, instance_id: str, epoch: int, host: str,
-        transports: Sequence[str] = ("shm", "tcp"), events: ReceiverEvents,
+        transports: Sequence[str] = (), events: ReceiverEvents,
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
-        port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0,
+        port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
         failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
-        self._clock, self._lease_s, self._progress_timeout_s = clock, lease_s, progress_timeout_s
+        self._clock, self._lease_s, self._digests = clock, lease_s, digests
+        self._timeouts = Timeouts(progress_s=progress_timeout_s)
+        self._transports = make_transports(transports, memory)
         self._table = TicketTable(
             epoch=epoch, memory=memory, events=events, clock=clock, lease_s=lease_s,
             failpoints=failpoints or process_failpoints(), answer=self._answer,
@@ -45,7 +49,7 @@ class KvReceiver:
         self._links: dict[int, Incoming] = {}
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
-        self._listeners = [(*_listen(name, host, port_range), name) for name in transports]
+        self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}
         self._threads = [
             threading.Thread(target=self._accept, name="kv-accept", daemon=True),
             threading.Thread(target=self._sweep_often, name="kv-sweep", daemon=True),
@@ -56,7 +60,10 @@ class KvReceiver:
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
         """Where senders reach it, best first."""
-        return tuple(endpoint for _, endpoint, _ in self._listeners)
+        return tuple(
+            KvEndpoint(transport.name, self._listeners[transport.over_unix][1], shm.host_id())
+            for transport in self._transports
+        )
 
     @property
     def counts(self) -> ReceiverCounts:
@@ -88,11 +95,11 @@ class KvReceiver:
         """Abort everything, stop listening, join the threads."""
         self._closing.set()
         self._table.abort_all("the receiver is shutting down")
-        for sock, _, _ in self._listeners:
+        for sock, _ in self._listeners.values():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         _join(self._threads)
-        for sock, _, _ in self._listeners:
+        for sock, _ in self._listeners.values():
             sock.close()
         links = list(self._links.values())
         for link in links:
@@ -101,14 +108,14 @@ class KvReceiver:
 
     def _accept(self) -> None:
         poll = select.poll()
-        by_fd = {sock.fileno(): (sock, name) for sock, _, name in self._listeners}
+        by_fd = {sock.fileno(): (sock, over_unix) for over_unix, (sock, _) in self._listeners.items()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         while not self._closing.is_set():
             for fd, _ in poll.poll(1000):
                 self._accept_one(*by_fd[fd])
 
-    def _accept_one(self, listener: socket.socket, transport: str) -> None:
+    def _accept_one(self, listener: socket.socket, over_unix: bool) -> None:
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
@@ -116,29 +123,29 @@ class KvReceiver:
         except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
             if self._closing.is_set():
                 return
-            _log.warning("kv_accept_failed", transport=transport, error=error)
+            _log.warning("kv_accept_failed", unix=over_unix, error=error)
             self._closing.wait(_ACCEPT_PAUSE_S)
             return
         try:
-            self._take(sock, transport)
+            self._take(sock, over_unix)
         except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: the door stays open
-            _log.error("kv_accept_failed", exc=error, transport=transport)
+            _log.error("kv_accept_failed", exc=error, unix=over_unix)
             self._table.count(refused_connections=1)
             sock.close()
 
-    def _take(self, sock: socket.socket, transport: str) -> None:
-        if len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set():
+    def _take(self, sock: socket.socket, over_unix: bool) -> None:
+        full = len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set()
+        if full or (over_unix and not shm.is_same_user(sock)):
             self._table.count(refused_connections=1)
             sock.close()
             return
-        if transport == "tcp":
-            tcp.tune(sock, self._progress_timeout_s)
-        stream = Stream(sock, progress_timeout_s=self._progress_timeout_s)
-        inlet: Inlet = tcp.TcpInlet(stream) if transport == "tcp" else shm.ShmInlet(stream)
+        if not over_unix:
+            tcp.tune(sock, self._timeouts.progress_s)
+        stream = Stream(sock, progress_timeout_s=self._timeouts.progress_s)
         number = next(self._numbers)
         incoming = Incoming(
-            number, transport, stream, inlet, self._table, instance_id=self._instance_id, epoch=self._epoch,
-            layout=self._memory.layout, hello_timeout_s=self._progress_timeout_s, ended=self._forget,
+            number, stream, self._table, choose=lambda hello: self._choose(hello, over_unix),
+            timeouts=self._timeouts, digests=self._digests, ended=self._forget,
         )  # fmt: skip
         self._links[number] = incoming
         try:
@@ -146,6 +153,17 @@ class KvReceiver:
         except BaseException:
             self._forget(number)
             raise
+
+    def _choose(self, hello: Hello, over_unix: bool) -> Transport:
+        """Check who calls and return the transport that HELLO names. Raises a PdserveError in words."""
+        check_hello(hello, instance_id=self._instance_id, epoch=self._epoch, layout=self._memory.layout)
+        for transport in self._transports:
+            if (transport.name, transport.over_unix) == (hello.transport, over_unix):
+                return transport
+        raise Unavailable(f"KV transport {hello.transport!r} is not offered here")
+
+    def _doors(self) -> set[bool]:
+        return {transport.over_unix for transport in self._transports}
 
     def _forget(self, number: int) -> None:
         self._links.pop(number, None)
@@ -170,13 +188,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
             _log.warning("kv_thread_left", thread=thread.name)
 
 
-def _listen(transport: str, host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, KvEndpoint]:
-    match transport:
-        case "shm":
-            sock, endpoint = shm.listen()
-        case "tcp":
-            sock, endpoint = tcp.listen(host, port_range)
-        case _:
-            raise ConfigError(f"KV transport {transport!r} is none of shm, tcp")
+def _listen(over_unix: bool, host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, str]:
+    sock, address = shm.listen() if over_unix else tcp.listen(host, port_range)
     sock.setblocking(False)
-    return sock, endpoint
+    return sock, address

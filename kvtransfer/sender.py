@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Begin, Drop, Finish, LinkSettings, Lost, Put, Tend
-from kvtransfer.shm import ShmOutlet
-from kvtransfer.tcp import TcpOutlet
-from kvtransfer.transport import Outlet
-from wire.errors import ConfigError, InstanceLost
+from kvtransfer.transport import Timeouts
+from kvtransfer.transports import make_transports
+from wire.errors import InstanceLost
 from wire.failpoints import Failpoints, process_failpoints
 from wire.types import LinkStatus, Ticket
 
@@ -21,17 +20,17 @@ class KvSender:
     """Implements interface.Sender. Owner of the links, one per (instance, epoch), and of who reports each ending."""
 
     def __init__(
-        self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = ("shm", "tcp"),
+        self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
+        digests: bool = True,
         failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
-            outlets=tuple(_outlet(name, memory) for name in transports), events=events, claim=self._claim,
+            transports=make_transports(transports, memory), events=events, claim=self._claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
-            connect_timeout_s=connect_timeout_s, progress_timeout_s=progress_timeout_s,
-            tend_interval_s=tend_interval_s,
+            timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
         )  # fmt: skip
         self._links: dict[tuple[str, int], Link] = {}
         self._link_by_ticket: dict[str, Link] = {}
@@ -119,12 +118,3 @@ class KvSender:
                 gone = self._links.pop((peer_id, epoch))
                 gone.post(Lost(InstanceLost(f"{peer_id} of epoch {epoch:x} is replaced by epoch {ticket.epoch:x}")))
                 self._bytes_of_gone_links += gone.bytes_sent
-
-
-def _outlet(name: str, memory: PoolMemory) -> Outlet:
-    match name:
-        case "shm":
-            return ShmOutlet(memory.fd)
-        case "tcp":
-            return TcpOutlet()
-    raise ConfigError(f"KV transport {name!r} is none of shm, tcp")

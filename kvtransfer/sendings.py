@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvtransfer.digest import digest_of
-from kvtransfer.frame import Abort, Ack, Frame, Nack, Open, Renew, encode
+from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encode
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
@@ -29,8 +29,11 @@ class _Sending:
 class Sendings:
     """Owner of the tickets of one connection. Used by the link's writer thread only, but for `bytes_sent`."""
 
-    def __init__(self, settings: LinkSettings, outbox: Outbox, outlet: Outlet) -> None:
+    def __init__(
+        self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool
+    ) -> None:  # fmt: skip
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
+        self._transport, self._digests = transport, digests
         self._memory, self._slots = settings.memory.buffer, SlotMap(settings.memory.layout)
         layers = {tensor.layer for tensor in self._slots.layout.tensors}
         self._tensors_of = {layer: self._slots.layout.tensors_of(layer) for layer in layers}
@@ -97,7 +100,7 @@ class Sendings:
             case Finish():
                 commit = sending.ticket.commit(op.description, digest_of([op.description]))
                 if commit is not None:
-                    self._outbox.add([encode(commit)])
+                    self._commit(commit)
             case Drop():
                 self._tell_abort(sending.ticket, HandoffFailed(op.reason))
             case Heard(Nack() as nack):
@@ -106,6 +109,15 @@ class Sendings:
                 self._acked(sending)
             case Heard(Abort() as abort):
                 self._end(sending, from_name(abort.error, abort.reason))
+
+    def _commit(self, commit: Commit) -> None:
+        failpoints = self._settings.failpoints
+        if failpoints.hit("kv.before_send_commit"):
+            commit = replace(commit, description_digest=commit.description_digest ^ 1)
+        self._outbox.add([encode(commit)])
+        if failpoints:
+            self._outbox.flush()  # so that "after" is after
+            failpoints.hit("kv.after_send_commit")
 
     def _put(self, sending: _Sending, put: Put) -> None:
         if put.layer not in self._tensors_of:
@@ -124,14 +136,15 @@ class Sendings:
     def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
         where = window(block_ids, self._slots.layout.block_size, start, end)
         pieces = self._pieces(tensor, where)
-        frame = ticket.send(tensor, start, end, digest_of(pieces), where.block_ids)
+        digest = digest_of(pieces) if self._digests else 0
+        frame = ticket.send(tensor, start, end, digest, where.block_ids)
         self._announce(frame, pieces)
 
     def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
         frame = ticket.resend(nack.number)
         start = frame.start % self._slots.layout.block_size
         pieces = self._pieces(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
-        if digest_of(pieces) != frame.digest:
+        if self._digests and digest_of(pieces) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
         self._announce(frame, pieces)
 
@@ -155,7 +168,7 @@ class Sendings:
             raise HandoffFailed("the receiver acked what was not committed")
         del self._sendings[ticket.ticket_id]
         started = now if sending.started is None else sending.started
-        stats = SendStats(self._outlet.name, ticket.kv_bytes, now - started, ticket.resent_frames)
+        stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames)
         if self._settings.claim(ticket.ticket_id):
             self._settings.events.acked(ticket.ticket_id, stats)
 

@@ -63,6 +63,19 @@ class Stream:
             raise LinkLost(f"the connection broke: {error}") from error
         return data, fds
 
+    def send_fd(self, data: bytes, fd: int) -> None:
+        """Send one byte and a descriptor. Raises LinkLost."""
+        with self._send_lock:
+            deadline = time.monotonic() + self._timeout_s
+            while True:
+                try:
+                    socket.send_fds(self._sock, [data], [fd])
+                    return
+                except BlockingIOError:
+                    self._wait_writable(deadline)
+                except OSError as error:
+                    raise LinkLost(f"the connection broke: {error}") from error
+
     def receive_into(self, target: memoryview) -> None:
         """Fill `target`. Raises LinkLost."""
         self.receive_pieces([target], stopped=_never)

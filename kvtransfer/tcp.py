@@ -6,46 +6,65 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvtransfer.digest import digest_of
-from kvtransfer.frame import MAX_FRAME_BYTES, Frame, WireError, encode
+from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
+from kvtransfer.interface import PoolMemory
 from kvtransfer.stream import Stream
+from kvtransfer.transport import Timeouts
 from wire.errors import ConfigError
 from wire.types import KvEndpoint
 
 
-class TcpOutlet:
-    """The sender's side."""
+class TcpTransport:
+    """Implements transport.Transport over TCP alone."""
 
     name = "tcp"
+    over_unix = False
 
-    def reaches(self, endpoint: KvEndpoint) -> bool:
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory = memory
+
+    def unusable(self) -> str | None:
+        """It works everywhere."""
+        return None
+
+    def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
-        return endpoint.transport == self.name
+        return None
 
-    def connect(self, endpoint: KvEndpoint, *, timeout_s: float, progress_timeout_s: float) -> Stream:
+    def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to "host:port"."""
-        host, _, port = endpoint.address.rpartition(":")
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
-        tune(sock, progress_timeout_s)
-        return Stream(sock, progress_timeout_s=progress_timeout_s)
+        return connect(endpoint.address, timeouts)
+
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpOutlet":
+        """Nothing to set up."""
+        return TcpOutlet()
+
+    def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpInlet":
+        """Nothing to set up."""
+        return TcpInlet(stream, digests=hello.digests)
+
+
+class TcpOutlet:
+    """The sender's side of one connection."""
 
     def announce(self, frame: Frame, pieces: Sequence[memoryview]) -> list[memoryview | bytes]:
         """The header, then the payload from where it lies."""
         return [encode(replace(frame, block_ids=())), *pieces]
 
+    def taken(self, message: Taken) -> None:
+        """Nothing is lent."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class TcpInlet:
     """The receiver's side of one connection."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, stream: Stream, *, digests: bool) -> None:
+        self._stream, self._digests = stream, digests
         self._moved = 0
-
-    def greet(self) -> None:
-        """Nothing comes before HELLO."""
-
-    def admit(self, hello: Hello) -> None:
-        """Any sender can be served."""
 
     def move(self, frame: Frame, targets: Sequence[memoryview], stopped: Callable[[], bool]) -> int | None:
         """Receive into the targets, then digest what lies there."""
@@ -53,7 +72,7 @@ class TcpInlet:
         if self._moved < frame.num_bytes:
             return None
         self._moved = 0
-        return digest_of(targets)
+        return digest_of(targets) if self._digests else 0
 
     def skip(self, frame: Frame) -> None:
         """Drain the rest through a small scratch buffer; a payload past the limit ends the connection."""
@@ -66,8 +85,19 @@ class TcpInlet:
         """Nothing is held."""
 
 
-def listen(host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, KvEndpoint]:
-    """Listen on a free port of `host`, or on the first free one of the range (both ends in). Raises ConfigError."""
+def connect(address: str, timeouts: Timeouts) -> Stream:
+    """Connect to "host:port". Raises OSError, ValueError."""
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeouts.connect_s)
+    tune(sock, timeouts.progress_s)
+    return Stream(sock, progress_timeout_s=timeouts.progress_s)
+
+
+def listen(host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, str]:
+    """Listen on a free port of `host`, or on the first free one of the range (both ends in); return "host:port".
+
+    Raises ConfigError.
+    """
     first, last = port_range or (0, 0)
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     for port in range(first, last + 1):
@@ -80,7 +110,7 @@ def listen(host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket
             sock.close()
             continue
         shown = f"[{host}]" if ":" in host else host
-        return sock, KvEndpoint("tcp", f"{shown}:{sock.getsockname()[1]}")
+        return sock, f"{shown}:{sock.getsockname()[1]}"
     raise ConfigError(f"no port of {first}-{last} on {host} is free for KV")
 
 

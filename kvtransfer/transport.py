@@ -1,43 +1,50 @@
-"""What a transport is on each side, with receiver-reads meaning: only the receiver writes its pool."""
+"""What a transport is, with receiver-reads meaning: only the receiver writes its pool.
+
+    sender    reaches -> connect -> [HELLO, WELCOME] -> outlet -> [READY] -> announce ... -> close
+    receiver             (accept)   [HELLO, WELCOME] -> inlet  -> [READY] -> move | skip ... -> close
+
+The messages go over one `Stream` a link; how the bytes of a frame go is the transport's own.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from kvtransfer.frame import Frame
+from kvtransfer.frame import Frame, Taken
 from kvtransfer.hello import Hello
 from kvtransfer.stream import Stream
 from wire.types import KvEndpoint
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a link waits: to connect, and for any progress of the peer afterwards."""
+
+    connect_s: float = 2.0
+    progress_s: float = 10.0
+
+
 class Outlet(Protocol):
-    """The sender's side of one transport."""
-
-    @property
-    def name(self) -> str: ...
-
-    def reaches(self, endpoint: KvEndpoint) -> bool:
-        """Tell whether this transport can be tried there."""
-        ...
-
-    def connect(self, endpoint: KvEndpoint, *, timeout_s: float, progress_timeout_s: float) -> Stream:
-        """Connect and send what must come before HELLO. Raises OSError, LinkLost."""
-        ...
+    """The sender's side of one connection. Used by the link's writer thread only, but for `taken` and `close`."""
 
     def announce(self, frame: Frame, pieces: Sequence[memoryview]) -> list[memoryview | bytes]:
-        """Return what goes out for a frame whose payload is `pieces` of the sender's pool."""
+        """Return what goes out on the stream for a frame whose payload is `pieces` of the sender's pool.
+
+        May wait for room, up to the progress timeout. Raises LinkLost.
+        """
+        ...
+
+    def taken(self, message: Taken) -> None:
+        """The receiver is done with a frame's payload: what was lent for it is free. On the reader thread."""
+        ...
+
+    def close(self) -> None:
+        """Release what the set-up took; idempotent. Afterwards the receiver can read nothing more."""
         ...
 
 
 class Inlet(Protocol):
-    """The receiver's side of one accepted connection."""
-
-    def greet(self) -> None:
-        """Take what comes before HELLO. Raises LinkLost, WireError."""
-        ...
-
-    def admit(self, hello: Hello) -> None:
-        """Prepare for this sender. Raises Unavailable when this transport cannot serve it, others may."""
-        ...
+    """The receiver's side of one connection. Used by that connection's thread only."""
 
     def move(self, frame: Frame, targets: Sequence[memoryview], stopped: Callable[[], bool]) -> int | None:
         """Move the payload into `targets` and return its digest; None when `stopped` cut it short.
@@ -51,5 +58,40 @@ class Inlet(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what `greet` and `admit` took."""
+        """Release what the set-up took; idempotent."""
+        ...
+
+
+class Transport(Protocol):
+    """One transport of one instance, for both of its halves. Thread-safe."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def over_unix(self) -> bool:
+        """Whether its links begin on a Unix socket; all others begin on the instance's TCP listener."""
+        ...
+
+    def unusable(self) -> str | None:
+        """Why it cannot be offered here, in words, or None: what is missing on this machine or of this pool."""
+        ...
+
+    def unreachable(self, endpoint: KvEndpoint) -> str | None:
+        """Why an endpoint of this transport is out of reach from here, in words, or None."""
+        ...
+
+    def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
+        """Connect to where the link begins. Raises OSError, ValueError."""
+        ...
+
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> Outlet:
+        """The sender's set-up after WELCOME, while the receiver is in `inlet`. Raises LinkLost, OSError, WireError."""
+        ...
+
+    def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> Inlet:
+        """The receiver's set-up after WELCOME, while the sender is in `outlet`.
+
+        Raises LinkLost, WireError; Unavailable when this transport cannot serve this sender, others may.
+        """
         ...

@@ -23,10 +23,3 @@ from wire.types import Role
 def test_a_flag_that_cannot_be_served_is_refused(flags: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         InstanceConfig(EngineOptions(**{"model": "m", **flags}), Role.DECODE)  # type: ignore[arg-type]
-
-
-def test_transports_are_tried_best_first_whatever_the_order_typed() -> None:
-    assert InstanceConfig(EngineOptions(model="m", kv_transport=("tcp", "shm")), Role.DECODE).transports == (
-        "shm",
-        "tcp",
-    )

@@ -18,10 +18,9 @@ from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
-from kvtransfer.shm import POOL_SEALS, ShmOutlet
-from kvtransfer.stream import Stream
-from kvtransfer.tcp import TcpOutlet
-from kvtransfer.transport import Outlet
+from kvtransfer.shm import POOL_SEALS
+from kvtransfer.transport import Timeouts
+from kvtransfer.transports import make_transports
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout
@@ -201,12 +200,10 @@ class RawSender:
             PROTOCOL_VERSION, "raw", 5, link_epoch, "decode-0", 77, "", layout.block_size, layout.num_blocks,
             layout.tensors,
         )  # fmt: skip
-        self._outlet: Outlet
-        self.stream: Stream
-        self.stream, self._outlet = dial(
-            [ShmOutlet(rig.p_pool.fd), TcpOutlet()], rig.receiver.endpoints, hello,
-            connect_timeout_s=5, progress_timeout_s=DEADLINE_S,
-        )  # fmt: skip
+        dialled = dial(
+            make_transports((rig.transport,), rig.p_pool), rig.receiver.endpoints, hello, Timeouts(5, DEADLINE_S)
+        )
+        self.stream, self._outlet = dialled.stream, dialled.outlet
 
     def say(self, message: TicketMessage) -> None:
         self.stream.send([encode(message)])
