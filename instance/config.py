@@ -1,10 +1,11 @@
 """What one instance process is told: engine flags, its place in the table, its cores. Frozen, built once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtransfer.transports import NAMES
 from wire.errors import ConfigError
 from wire.options import EngineOptions
+from wire.trust import Trust
 from wire.types import Role
 
 
@@ -15,6 +16,7 @@ class InstanceConfig:
     `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
     of one host apart; `cores` are the CPU cores it runs on (empty: all).
     `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is.
+    `trust` says who its peers are: by default, without a table, loopback alone.
     """
 
     options: EngineOptions
@@ -27,6 +29,7 @@ class InstanceConfig:
     session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
         """Validate what can be seen without loading anything."""

@@ -42,7 +42,8 @@ async def _serve(config: InstanceConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = GrpcServer(config.options.host, config.options.port)
+    config.trust.warn()
+    server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
     began = time.monotonic()
     try:

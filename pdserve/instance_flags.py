@@ -11,6 +11,7 @@ from ranktable_tools.launch_plan import CoreShare, LaunchPlan, core_share
 from scheduler import config as scheduler_config
 from wire.errors import ConfigError
 from wire.options import EngineOptions, from_namespace
+from wire.trust import Trust
 from wire.types import Role
 
 
@@ -27,7 +28,7 @@ def parse(argv: Sequence[str]) -> EngineOptions:
     return from_namespace(EngineOptions, scheduler_config.parser().parse_args(argv))
 
 
-def launch(options: EngineOptions, plan: LaunchPlan) -> InstanceLaunch:
+def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None) -> InstanceLaunch:
     """Return the config of the instance `plan` found this process to be. Raises ConfigError."""
     check_step_tokens(options)
     devices = plan.own.device_ids
@@ -45,6 +46,7 @@ def launch(options: EngineOptions, plan: LaunchPlan) -> InstanceLaunch:
         table_digest=plan.table_digest,
         table_port=plan.own.server_port,
         cores=share.cores,
+        trust=trust or Trust(),
     )
     return InstanceLaunch(config, tuple(notices))
 

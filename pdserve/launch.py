@@ -13,6 +13,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 from pdserve.cli import guarded
 from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
+from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
 from wire.failpoints import process_failpoints
@@ -23,6 +24,7 @@ start_servers.sh starts one process of a cluster; its role comes from its local 
   RANK_TABLE_FILE_PATH         this process's local ranktable
   NODE_PORTS                   scheduler: ports of the instances in the table's order, as 8088,8089
   USE_OPENAI                   scheduler: 1 (default)
+  PDSERVE_SECRET_FILE          the cluster secret (default: cluster_secret beside the global ranktable, where it is)
 """
 
 
@@ -64,14 +66,16 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     parsed = config.parse(argv, os.environ)
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
+    trust = trust_of(plan, os.environ, parsed.engine)
     logs.configure(parsed.engine.log_level)
-    return process.run(parsed, plan)
+    return process.run(parsed, plan, trust)
 
 
 def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     from pdserve import instance_flags
 
-    launch = instance_flags.launch(instance_flags.parse(argv), plan)
+    options = instance_flags.parse(argv)
+    launch = instance_flags.launch(options, plan, trust_of(plan, os.environ, options))
     for notice in launch.notices:
         print(notice, flush=True)
     options = launch.config.options

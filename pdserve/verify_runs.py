@@ -12,6 +12,7 @@ from pdserve import combined
 from pdserve.layout import ClusterShape, ProcessPlan, environment, lay_out
 from pdserve.ports import free_ports
 from pdserve.processes import Child, stop
+from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import resolve
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
@@ -44,7 +45,9 @@ def through_pd(folder: Path, flags: Sequence[str], transport: str, prompts: Sequ
     (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
     shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport))
     *instances, scheduler = lay_out(shape, folder / "tables")
-    cluster = cluster_of(resolve(environment(scheduler, {})))
+    environ = environment(scheduler, {})
+    plan = resolve(environ)
+    cluster = cluster_of(plan, trust_of(plan, environ))
     served, done = _run(folder, instances, cluster, prompts, n)
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:

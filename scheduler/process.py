@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import random
 import secrets
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.grpc_connection import GrpcConnection
+from wire.trust import Trust
 from wire.types import Role
 
 log = EventLogger("scheduler")
@@ -43,14 +45,15 @@ class Cluster:
     health: Callable[[], str | None] = always_healthy
 
 
-def run(config: SchedulerConfig, plan: LaunchPlan) -> int:
+def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible."""
-    asyncio.run(serve_cluster(config, cluster_of(plan)))
+    trust.warn()
+    asyncio.run(serve_cluster(config, cluster_of(plan, trust)))
     return 0
 
 
-def cluster_of(plan: LaunchPlan) -> Cluster:
-    """Return the cluster that a ranktable describes."""
+def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
+    """Return the cluster that a ranktable describes; `trust` is what its instances and we prove to each other."""
     expected = tuple(
         ExpectedInstance(
             index=address.index,
@@ -61,7 +64,7 @@ def cluster_of(plan: LaunchPlan) -> Cluster:
         )
         for address in plan.instance_addresses
     )
-    return Cluster(expected, GrpcConnection, plan.table_digest)
+    return Cluster(expected, functools.partial(GrpcConnection, trust=trust), plan.table_digest)
 
 
 def build_control(cluster: Cluster, limits: ControlLimits) -> Control:

@@ -6,6 +6,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ChallengeRequest(_message.Message):
+    __slots__ = ("nonce", "fingerprint", "host")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    fingerprint: str
+    host: str
+    def __init__(self, nonce: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
+class ChallengeReply(_message.Message):
+    __slots__ = ("nonce", "proof", "fingerprint", "host")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    proof: bytes
+    fingerprint: str
+    host: str
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

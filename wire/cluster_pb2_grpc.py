@@ -34,6 +34,11 @@ class InstanceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Challenge = channel.unary_unary(
+                '/pdserve.wire.Instance/Challenge',
+                request_serializer=wire_dot_cluster__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=wire_dot_cluster__pb2.ChallengeReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/pdserve.wire.Instance/Describe',
                 request_serializer=wire_dot_cluster__pb2.DescribeRequest.SerializeToString,
@@ -48,6 +53,13 @@ class InstanceStub:
 
 class InstanceServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Challenge(self, request, context):
+        """Before each other call: the instance proves the cluster secret and gives a nonce over which the caller proves it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -64,6 +76,11 @@ class InstanceServicer:
 
 def add_InstanceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Challenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Challenge,
+                    request_deserializer=wire_dot_cluster__pb2.ChallengeRequest.FromString,
+                    response_serializer=wire_dot_cluster__pb2.ChallengeReply.SerializeToString,
+            ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=wire_dot_cluster__pb2.DescribeRequest.FromString,
@@ -84,6 +101,33 @@ def add_InstanceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Instance:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Challenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.wire.Instance/Challenge',
+            wire_dot_cluster__pb2.ChallengeRequest.SerializeToString,
+            wire_dot_cluster__pb2.ChallengeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Describe(request,

@@ -27,48 +27,65 @@ from wire.errors import (
     PdserveError,
     appearance,
 )
+from wire.grpc_proof import Door, Metadata, prove
 from wire.messages import Command, Event, OpenSession
+from wire.trust import Trust
 from wire.types import InstanceDescription
 
 log = EventLogger("wire")
+
+FIRST_COMMAND_S = 10.0
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
 
 
 class GrpcConnection:
-    """The way to one instance at `address` ("host:port")."""
+    """The way to one instance at `address` ("host:port"); every call proves what `trust` holds."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, trust: Trust | None = None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+        self._trust = trust or Trust()
+        self._channel = _channel(address, self._trust)
         self._stub: Any = pb_grpc.InstanceStub(self._channel)
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Ask what the instance is."""
+        """Ask what the instance is; the deadline covers the proof too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        metadata = await self._prove("Describe", timeout_s)
         try:
-            return description_from_pb(await self._stub.Describe(pb.DescribeRequest(), timeout=timeout_s))
+            left_s = max(0.0, deadline - loop.time())
+            call = self._stub.Describe(pb.DescribeRequest(), timeout=left_s, metadata=metadata)
+            return description_from_pb(await call)
         except grpc.aio.AioRpcError as error:
             raise _translate(error, self.address) from error
 
     async def open(self, hello: OpenSession, timeout_s: float) -> "GrpcSession":
-        """Open a session; the deadline covers its first event, which is read here."""
-        call = self._stub.Session()
-        session = GrpcSession(call, self.address)
+        """Open a session; the deadline covers the proof and the first event, which is read here."""
+        session: GrpcSession | None = None
         try:
             async with asyncio.timeout(timeout_s):
+                metadata = await self._prove("Session", timeout_s)
+                session = GrpcSession(self._stub.Session(metadata=metadata), self.address)
                 await session.send(hello)
                 await session.read_first()
         except TimeoutError as error:
-            await session.close()
+            await _close(session)
             raise DeadlineExceeded(f"{self.address} did not open a session within {timeout_s} s") from error
-        except PdserveError:
-            await session.close()
+        except BaseException:
+            await _close(session)
             raise
         return session
 
     async def close(self) -> None:
         """Release the channel."""
         await self._channel.close(grace=None)
+
+    async def _prove(self, method: str, timeout_s: float) -> Metadata:
+        try:
+            return await prove(self._stub, method, self._trust, self.address, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _translate(error, self.address) from error
 
 
 class GrpcSession:
@@ -117,7 +134,9 @@ class GrpcSession:
                 return None
             raise _translate(error, self._address) from error
         except asyncio.CancelledError:
-            if self._closed:
+            # The call was cancelled by `close`, or our task by its owner, or both: only the first is an ending here.
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
                 return None
             raise
         return None if message is _EOF else event_from_pb(message)
@@ -126,15 +145,22 @@ class GrpcSession:
 class _Servicer(pb_grpc.InstanceServicer):
     """Moves messages between streams and an InstanceService; until there is one, it says that it loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door, first_command_s: float) -> None:
         self.service: InstanceService | None = None
+        self._door, self._first_command_s = door, first_command_s
+
+    async def Challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
+        """Prove the cluster secret and give a nonce."""
+        return await self._door.challenge(request, context)
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.InstanceDescription:
         """Answer what the instance is."""
+        await self._door.admit(context, "Describe")
         return description_to_pb((await self._loaded(context)).describe())
 
     async def Session(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> AsyncIterator[Any]:
         """Serve one session: the first command opens it, a reader feeds it, its events go out."""
+        await self._door.admit(context, "Session")
         session = await self._open(requests, context)
         reader = asyncio.create_task(_feed(session, requests))
         try:
@@ -152,10 +178,15 @@ class _Servicer(pb_grpc.InstanceServicer):
 
     async def _open(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> ServedSession:
         try:
-            hello = command_from_pb(await anext(aiter(requests)))
+            async with asyncio.timeout(self._first_command_s):
+                message = await anext(aiter(requests))
+            hello = command_from_pb(message)
             if not isinstance(hello, OpenSession):
                 raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
             return (await self._loaded(context)).open(hello)
+        except TimeoutError:
+            words = f"no command within {self._first_command_s:g} s of the session's start"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
         except StopAsyncIteration:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session without a command")
         except PdserveError as error:
@@ -177,10 +208,13 @@ async def _feed(session: ServedSession, requests: AsyncIterator[pb.CommandMessag
 class GrpcServer:
     """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S
+    ) -> None:
         self._host, self._port = host, port
+        self._trust = trust or Trust()
         self._server: Any = None
-        self._servicer = _Servicer()
+        self._servicer = _Servicer(Door(self._trust), first_command_s)
         self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
     async def start(self) -> int:
@@ -188,7 +222,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
-            port = int(self._server.add_insecure_port(where))
+            port = self._take_port(where)
         except RuntimeError as error:
             raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
         pb_grpc.add_InstanceServicer_to_server(self._servicer, self._server)
@@ -196,6 +230,11 @@ class GrpcServer:
         await self.set_healthy(False)
         await self._server.start()
         return port
+
+    def _take_port(self, where: str) -> int:
+        if self._trust.tls is None:
+            return int(self._server.add_insecure_port(where))
+        return int(self._server.add_secure_port(where, self._trust.tls.server_credentials()))
 
     async def serve(self, service: InstanceService) -> None:
         """From now on answer with `service`."""
@@ -213,6 +252,17 @@ class GrpcServer:
             await self._server.stop(grace_s)
 
 
+def _channel(address: str, trust: Trust) -> grpc.aio.Channel:
+    if trust.tls is None:
+        return grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+    return grpc.aio.secure_channel(address, trust.tls.channel_credentials(), options=list(CHANNEL_OPTIONS))
+
+
+async def _close(session: GrpcSession | None) -> None:
+    if session is not None:
+        await session.close()
+
+
 def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
     words = f"{address}: {error.details() or error.code().name}"
     match error.code():
@@ -220,6 +270,8 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
             return DeadlineExceeded(words)
         case grpc.StatusCode.FAILED_PRECONDITION:
             return Incompatible(error.details() or address)
+        case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNIMPLEMENTED:
+            return Incompatible(words)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(words)
         case _:

@@ -67,6 +67,9 @@ class EngineOptions:
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: all)", many=True)
     kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")
     engine: str = flag("torch", "torch, or fake: arithmetic instead of a model, for tests", choices=("torch", "fake"))
+    tls_cert: str | None = flag(None, "PEM of this process's certificate: gRPC by mutual TLS (default: none)")
+    tls_key: str | None = flag(None, "PEM of its key (default: none)")
+    tls_ca: str | None = flag(None, "PEM of the authority that signed every process's certificate (default: none)")
     http_port: int | None = flag(None, "port for an instance's own /health and /metrics (default: none)", parse=int)
     log_level: str = flag("INFO", "least level logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 

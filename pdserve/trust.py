@@ -1,0 +1,15 @@
+"""Find whom a process of a ranktable trusts: by the secret beside its table, by its table, and by the TLS flags."""
+
+from collections.abc import Mapping
+
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.peers import peer_addresses
+from wire.options import EngineOptions
+from wire.tls import tls_files
+from wire.trust import Trust, find_trust
+
+
+def trust_of(plan: LaunchPlan, environ: Mapping[str, str], options: EngineOptions | None = None) -> Trust:
+    """Return the trust of the process that `plan` describes. Raises ConfigError."""
+    tls = None if options is None else tls_files(options.tls_cert, options.tls_key, options.tls_ca)
+    return find_trust(environ, plan.global_path, peer_addresses(plan.global_table), tls)

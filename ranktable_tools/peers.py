@@ -1,0 +1,19 @@
+"""Say which addresses the hosts of a global table have: whoever connects from another is no peer."""
+
+from ranktable_tools.addresses import canonical, own_hosts, resolve
+from ranktable_tools.tables import GlobalTable
+
+
+def peer_addresses(table: GlobalTable) -> frozenset[str]:
+    """Return the addresses and names of the table's hosts; names are looked up once, now.
+
+    Where the table has this machine, all its own addresses and loopback count: its processes may use any of them.
+    """
+    own, found = own_hosts(), set[str]()
+    for server in (table.scheduler, *(instance.server for instance in table.instances)):
+        spelled = canonical(server.server_ip)
+        meaning = {spelled} if spelled in own else {spelled, *resolve(spelled)}
+        # Debian's /etc/hosts names the machine itself 127.0.1.1.
+        local = not meaning.isdisjoint(own) or any(address.startswith("127.") for address in meaning)
+        found |= meaning | (own if local else set())
+    return frozenset(found)

@@ -1,0 +1,133 @@
+"""The cluster secret on gRPC: every call proves it over a nonce fetched for that call; the answerer proves it first.
+
+    caller   Challenge(its nonce, fingerprint) ---->
+             <- its nonce, its proof, fingerprint    answerer
+    caller   Describe | Session, with the three values of `_KEYS` as metadata ---->
+
+Where no side has a secret the proofs are empty and the answerer looks at the caller's address instead (wire/trust.py).
+"""
+
+import secrets
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from telemetry.logs import EventLogger
+from wire import cluster_pb2 as pb
+from wire.errors import Incompatible
+from wire.nonces import NonceMint
+from wire.secret import FINGERPRINT_CHARS, MAX_NONCE_BYTES, MIN_NONCE_BYTES, Prover, Side, differ
+from wire.trust import Trust, printable
+
+log = EventLogger("trust")
+
+Metadata = tuple[tuple[str, bytes], ...]
+
+_KEYS = ("pdserve-opener-nonce-bin", "pdserve-nonce-bin", "pdserve-proof-bin")
+_PURPOSE = "grpc"
+_NONCE_BYTES = 32
+_MAX_SAID = 64
+
+
+async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: float) -> Metadata:
+    """Return the metadata that opens `method` at `address`, once the answerer has proven itself.
+
+    Raises Incompatible when one side lacks the secret or has another, AioRpcError when it does not answer.
+    """
+    nonce, secret = secrets.token_bytes(_NONCE_BYTES), trust.secret
+    request = pb.ChallengeRequest(
+        nonce=nonce, host=trust.host, fingerprint="" if secret is None else secret.fingerprint
+    )
+    reply = await stub.Challenge(request, timeout=timeout_s)
+    if secret is None and not reply.fingerprint:
+        return ()
+    theirs, their_host = fingerprint_of(reply.fingerprint), f"{printable(reply.host)} at {address}"
+    if secret is None or theirs != secret.fingerprint:
+        raise Incompatible(differ(secret, trust.host, theirs, their_host))
+    if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.ANSWERER, reply.proof):
+        raise Incompatible(
+            f"{their_host} names the cluster secret {theirs} that is here ({trust.host}) and cannot prove it"
+        )
+    proof = Prover(secret, _method(method), nonce, reply.nonce).proof(Side.OPENER)
+    return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
+
+
+class Door:
+    """Whom a server lets in. Owner of its nonces; everyone may ask for one, only proofs are remembered."""
+
+    def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:
+        self._trust, self._mint = trust, NonceMint(clock)
+        self._said: set[str] = set()
+        self.refused = 0
+
+    async def challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
+        """Answer a Challenge: prove the secret and give a nonce. Aborts for a stranger where there is no secret."""
+        secret, host = self._trust.secret, f"{printable(request.host)} at {peer_address(context)}"
+        await self._check_address(context)
+        if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
+            words = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, words)
+        theirs = fingerprint_of(request.fingerprint)
+        if theirs != ("" if secret is None else secret.fingerprint):
+            self._say(differ(secret, self._trust.host, theirs, host))
+        if secret is None:
+            return pb.ChallengeReply(host=self._trust.host)
+        nonce = self._mint.issue(request.nonce)
+        proof = Prover(secret, _PURPOSE, request.nonce, nonce).proof(Side.ANSWERER)
+        return pb.ChallengeReply(nonce=nonce, proof=proof, fingerprint=secret.fingerprint, host=self._trust.host)
+
+    async def admit(self, context: Any, method: str) -> None:
+        """Return when the caller may use `method`; else abort with UNAUTHENTICATED or PERMISSION_DENIED and words."""
+        secret = self._trust.secret
+        await self._check_address(context)
+        if secret is None:
+            return
+        shown = {key: value for key, value in context.invocation_metadata() if key in _KEYS}
+        if len(shown) < len(_KEYS):
+            words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; no proof came with {method}"
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, words)
+        opener_nonce, nonce, proof = (shown[key] for key in _KEYS)
+        problem = self._mint.problem(nonce, opener_nonce)
+        if problem is None and not Prover(secret, _method(method), opener_nonce, nonce).holds(Side.OPENER, proof):
+            problem = "its proof is wrong"
+        if problem is not None:
+            words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; {method} is refused: "
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, words + problem)
+        self._mint.use(nonce)
+
+    async def _check_address(self, context: Any) -> None:
+        address = peer_address(context)
+        if self._trust.secret is None and not self._trust.has_address(address):
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, self._trust.stranger(address))
+
+    async def _refuse(self, context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
+        self.refused += 1
+        self._say(f"{peer_address(context)}: {words}")
+        await context.abort(code, words)
+        raise AssertionError("abort raises")
+
+    def _say(self, words: str) -> None:
+        """Log each thing once, and no more than 64: a stranger must not fill the log."""
+        if words not in self._said and len(self._said) < _MAX_SAID:
+            self._said.add(words)
+            log.warning("caller_refused", why=words)
+
+
+def peer_address(context: Any) -> str:
+    """Return the numeric address of a call's peer; gRPC says `ipv4:10.0.0.1:1234` or `ipv6:%5B::1%5D:1234`."""
+    peer = urllib.parse.unquote(str(context.peer()))
+    return peer.partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+def fingerprint_of(text: str) -> str:
+    """Return a fingerprint as a stranger wrote it, `unreadable` for what is none."""
+    if not text:
+        return ""
+    return text if len(text) == FINGERPRINT_CHARS and set(text) <= set("0123456789abcdef") else "unreadable"
+
+
+def _method(method: str) -> str:
+    return f"{_PURPOSE} {method}"

@@ -1,0 +1,131 @@
+"""The cluster secret: read from its file, named by a fingerprint, and proven over nonces without being shown.
+
+    opener   -- its nonce -------------------------------------------> answerer
+             <- its nonce, HMAC(secret, answerer | purpose | nonces) --
+             -- HMAC(secret, opener | purpose | nonces) ------------->
+
+Both sides prove; the role in each proof keeps one from being sent back as the other. HMAC is RFC 2104 over SHA-256.
+"""
+
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - the name of a variable
+SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4_096
+MIN_NONCE_BYTES = 16
+MAX_NONCE_BYTES = 64
+PROOF_BYTES = 32
+FINGERPRINT_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A cluster secret. It is never shown: `fingerprint`, 8 hex digits that do not lead back to it, names it."""
+
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could be guessed. Raises ConfigError."""
+        if not MIN_SECRET_BYTES <= len(self.value) <= MAX_SECRET_BYTES:
+            raise ConfigError(
+                f"a cluster secret of {len(self.value)} bytes: {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are allowed"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what names this secret in messages."""
+        return hmac.digest(self.value, b"pdserve fingerprint", "sha256").hex()[:FINGERPRINT_CHARS]
+
+
+class Side(StrEnum):
+    """Who proves: the side that dials or the side that listens."""
+
+    OPENER = "opener"
+    ANSWERER = "answerer"
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """The proofs of one meeting: bound to its purpose, to both nonces and to `context`, what both sides said so far."""
+
+    secret: Secret
+    purpose: str
+    opener_nonce: bytes
+    answerer_nonce: bytes
+    context: bytes = b""
+
+    def proof(self, side: Side) -> bytes:
+        """Return the 32 bytes with which `side` shows that it has the secret."""
+        parts = (side.encode(), self.purpose.encode(), self.opener_nonce, self.answerer_nonce, self.context)
+        # Each part behind its length: no two meetings give the same message.
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in (b"pdserve proof 1", *parts))
+        return hmac.digest(self.secret.value, message, "sha256")
+
+    def holds(self, side: Side, proof: bytes) -> bool:
+        """Tell whether `proof` is that of `side`; takes the same time wherever it differs."""
+        nonces = (self.opener_nonce, self.answerer_nonce)
+        fit = all(MIN_NONCE_BYTES <= len(nonce) <= MAX_NONCE_BYTES for nonce in nonces)
+        return hmac.compare_digest(self.proof(side), proof) and fit
+
+
+def find_secret(environ: Mapping[str, str], table_path: str | None) -> Secret | None:
+    """Return the secret of PDSERVE_SECRET_FILE, else of `cluster_secret` beside the global table, None without one.
+
+    Raises ConfigError when the file that was named is missing, or when one cannot be trusted.
+    """
+    named = environ.get(SECRET_VARIABLE)
+    if named:
+        return read_secret(Path(named), SECRET_VARIABLE)
+    beside = None if table_path is None else Path(table_path).absolute().parent / SECRET_NAME
+    if beside is None or not os.path.lexists(beside):
+        return None
+    return read_secret(beside, "the cluster secret")
+
+
+def read_secret(path: Path, what: str = "the cluster secret") -> Secret:
+    """Read a secret's file: ours or root's, for its owner alone. Raises ConfigError with the value and the limit."""
+    try:
+        # A pipe in the file's place must not hold us up; _check_file refuses it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_file(os.fstat(file.fileno()), path, what)
+            text = file.read(MAX_SECRET_BYTES + 2).strip()
+    except OSError as error:
+        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}") from error
+    try:
+        return Secret(text)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {path}: {error}") from error
+
+
+def differ(ours: Secret | None, our_host: str, theirs: str, their_host: str) -> str:
+    """Return the words for two sides whose secrets differ; `theirs` is a fingerprint, empty where there is none."""
+    if ours is not None and theirs:
+        return f"cluster secrets differ: {ours.fingerprint} here ({our_host}), {theirs} there ({their_host})"
+    if ours is not None:
+        return (
+            f"the cluster secret {ours.fingerprint} is here ({our_host}) and none is there ({their_host}): "
+            f"copy {SECRET_NAME} beside the global table there, or name it by {SECRET_VARIABLE}"
+        )
+    return (
+        f"no cluster secret is here ({our_host}), {theirs or 'one'} is there ({their_host}): "
+        f"copy {SECRET_NAME} from there beside the global table here, or name it by {SECRET_VARIABLE}"
+    )
+
+
+def _check_file(status: os.stat_result, path: Path, what: str) -> None:
+    mode, owners = stat.S_IMODE(status.st_mode), (os.geteuid(), 0)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{what}: {path} is no regular file")
+    if mode & 0o077:
+        raise ConfigError(f"{what}: {path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
+    if status.st_uid not in owners:
+        raise ConfigError(f"{what}: {path} belongs to user {status.st_uid}, not to {owners[0]} who runs this")

@@ -1,0 +1,60 @@
+"""Mutual TLS for gRPC by three PEM files: each side shows a certificate of one authority and asks for the other's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from wire.errors import ConfigError
+
+_MAX_PEM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of this process's certificate and key, and of the authority that signed everyone's."""
+
+    cert: str
+    key: str
+    ca: str
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return what a server needs; clients without a certificate of `ca` are refused. Raises ConfigError."""
+        cert, key, ca = self._read()
+        return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Return what a channel needs; the server's certificate must name the host dialled. Raises ConfigError."""
+        cert, key, ca = self._read()
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        cert, key, ca = (
+            _read_pem(flag, path)
+            for flag, path in (("--tls-cert", self.cert), ("--tls-key", self.key), ("--tls-ca", self.ca))
+        )
+        return cert, key, ca
+
+
+def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles | None:
+    """Return the files of the three flags, None where none is given. Raises ConfigError when only some are."""
+    given = {"--tls-cert": cert, "--tls-key": key, "--tls-ca": ca}
+    missing = [flag for flag, path in given.items() if not path]
+    if not (cert and key and ca):
+        if len(missing) < len(given):
+            raise ConfigError(f"{', '.join(missing)} missing: mutual TLS needs --tls-cert, --tls-key and --tls-ca")
+        return None
+    files = TlsFiles(cert, key, ca)
+    files._read()
+    return files
+
+
+def _read_pem(flag: str, path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
+    if len(text) > _MAX_PEM_BYTES or b"-----BEGIN " not in text:
+        raise ConfigError(f"{flag} {path} is no PEM file of at most {_MAX_PEM_BYTES} bytes")
+    return text

@@ -1,0 +1,80 @@
+"""Whom a process takes for a peer: who proves the cluster secret, or, without one, who stands in the global table."""
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from telemetry.logs import EventLogger
+from wire.errors import Incompatible
+from wire.secret import Secret, find_secret
+from wire.tls import TlsFiles
+
+log = EventLogger("trust")
+
+_MAX_HOST_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What one process knows of its peers; the default is loopback alone, for a process without a table.
+
+    `addresses` are the IP addresses of the table's hosts, asked only where there is no secret; `loopback` says whether
+    this host is one of them. `host` names it in messages.
+    """
+
+    secret: Secret | None = None
+    addresses: frozenset[str] = frozenset()
+    loopback: bool = True
+    tls: TlsFiles | None = None
+    host: str = field(default_factory=socket.gethostname)
+
+    def has_address(self, address: str) -> bool:
+        """Tell whether a socket's numeric address is one of the table's."""
+        spelled = spell(address)
+        if spelled is None:
+            return False
+        return spelled in self.addresses or (self.loopback and ipaddress.ip_address(spelled).is_loopback)
+
+    def check_address(self, address: str) -> None:
+        """Raise Incompatible unless there is a secret, which is proven instead, or the table has this address."""
+        if self.secret is None and not self.has_address(address):
+            raise Incompatible(self.stranger(address))
+
+    def stranger(self, address: str) -> str:
+        """Return the words for a peer whose address the table lacks."""
+        listed = ", ".join(sorted(self.addresses)[:8] + (["loopback"] if self.loopback else [])) or "none"
+        return (
+            f"{printable(address)} is not in the global table of {self.host} ({listed}) and there is no cluster "
+            f"secret that it could prove: put one beside the global table of every host"
+        )
+
+    def warn(self) -> None:
+        """Log the one warning of a process that has a table and no secret."""
+        if self.secret is None and self.addresses:
+            log.warning(
+                "no_cluster_secret", peers="only addresses of the global table are accepted",
+                mend="put cluster_secret beside the global table of every host (docs/security.md)",
+            )  # fmt: skip
+
+
+def find_trust(environ: Mapping[str, str], table_path: str, hosts: Iterable[str], tls: TlsFiles | None = None) -> Trust:
+    """Return the trust of a process with a table; `hosts` are the addresses of its entries. Raises ConfigError."""
+    spelled = {address for address in map(spell, hosts) if address is not None}
+    loopback = any(ipaddress.ip_address(address).is_loopback for address in spelled)
+    return Trust(find_secret(environ, table_path), frozenset(spelled), loopback, tls)
+
+
+def spell(address: str) -> str | None:
+    """Return one spelling of an IP address, scope and IPv4-in-IPv6 dropped; None for what is no address."""
+    try:
+        parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def printable(text: str) -> str:
+    """Return what a stranger said of itself, cut to 64 harmless characters."""
+    return "".join(char if char.isalnum() or char in ".:-_[]" else "?" for char in text[:_MAX_HOST_CHARS]) or "?"
