@@ -3,8 +3,8 @@
     start ----> admission ----> placement ----> path (handoff | local) ----> Running.events()
     accept      wait for room   choose a pair   reserve, prefill, step       the client reads
 
-Each prompt of a request goes this way alone. A prompt whose pair fails before its first token is tried once more on
-another pair; one that finds no room after all goes back to the front of the queue.
+Each prompt of a request goes this way alone. A prompt whose pair fails before a token of its decode instance left is
+tried once more, on another pair where there is one; one that finds no room after all goes back to the queue's front.
 """
 
 import asyncio
@@ -118,18 +118,18 @@ class Dispatch:
                 running.put(_done(prompt, grant))
                 return
             except NoCapacity as error:
-                if prompt.output.started:
+                if not prompt.can_be_retried:
                     raise
                 log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
             except RETRYABLE as error:
-                if prompt.output.started or attempt >= self._limits.max_tries:
+                if not prompt.can_be_retried or attempt >= self._limits.max_tries:
                     raise
                 failure = error
                 self._note_retry(prompt, grant.plan, error)
             self._requeue(prompt, places)
 
     async def _wait_for_grant(self, prompt: PromptRun, waiting: Waiting, failure: PdserveError | None) -> Grant:
-        """Wait in the queue. When no other pair is left to try, what failed the last one is raised."""
+        """Wait in the queue. When no pair is left to try, what failed the last one is raised."""
         try:
             async with asyncio.timeout_at(prompt.deadline):
                 grant = await waiting.grant

@@ -8,6 +8,7 @@ class OrderedOutput:
 
     def __init__(self, num_sequences: int) -> None:
         self._next = [0] * num_sequences
+        self._ids: list[list[int]] = [[] for _ in range(num_sequences)]
         self._early: list[dict[int, TokenOutput]] = [{} for _ in range(num_sequences)]
         self._finished: set[int] = set()
         self._stopped: set[int] = set()
@@ -21,6 +22,16 @@ class OrderedOutput:
     def all_started(self) -> bool:
         """Whether the first token of every sequence left or is no longer wanted."""
         return all(index > 0 or self._ended(sequence) for sequence, index in enumerate(self._next))
+
+    @property
+    def past_first(self) -> bool:
+        """Whether a token left that only a decode instance can have made."""
+        return any(index > 1 for index in self._next)
+
+    @property
+    def so_far(self) -> tuple[tuple[int, ...], ...]:
+        """The token ids that left, of each sequence: what another attempt goes on from. Empty before the first."""
+        return tuple(map(tuple, self._ids)) if self.started else ()
 
     @property
     def all_ended(self) -> bool:
@@ -52,6 +63,11 @@ class OrderedOutput:
         self._early[sequence].clear()
         return True
 
+    def forget_early(self) -> None:
+        """Drop what is held: another attempt makes it again."""
+        for early in self._early:
+            early.clear()
+
     def _ended(self, sequence: int) -> bool:
         return sequence in self._finished or sequence in self._stopped
 
@@ -60,6 +76,8 @@ class OrderedOutput:
         while not self._ended(sequence) and (token := early.pop(self._next[sequence], None)) is not None:
             released.append(token)
             self._next[sequence] += 1
+            if token.token_id is not None:
+                self._ids[sequence].append(token.token_id)
             if token.finish is not None:
                 self._finished.add(sequence)
                 early.clear()

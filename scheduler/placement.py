@@ -48,7 +48,11 @@ class InstanceLoad:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What placement needs to know of a prompt. `avoid` are pairs (prefill index, decode index) that failed it."""
+    """What placement needs to know of a prompt.
+
+    `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
+    may have been no more than the link between them.
+    """
 
     num_tokens: int
     max_tokens: int
@@ -98,9 +102,7 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     if not fitting:
         raise _never_fits(pairs, prompt)
     untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
-    if not untried:
-        raise Unavailable("every connected pair of instances has failed this prompt")
-    for start, decode in untried:
+    for start, decode in untried or fitting:
         if _can_serve(start, decode, prompt):
             return _plan(start, decode, prompt)
     return None

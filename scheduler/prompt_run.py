@@ -15,7 +15,10 @@ from wire.types import PromptState, StageTimes
 
 
 class PromptRun:
-    """Owns a prompt's output, limits and inbox. A retry is a new attempt: new id, new inbox, the same output."""
+    """Owns a prompt's output, limits and inbox.
+
+    A retry is a new attempt: new id, new inbox, the same output. It goes on from the tokens that left already.
+    """
 
     def __init__(
         self, request: GenerationRequest, prompt: int, new_id: Callable[[], str], emit: Callable[[NewToken], None]
@@ -34,8 +37,11 @@ class PromptRun:
 
     def begin_attempt(self) -> None:
         """Start (again) from the queue."""
-        params, token_ids = self.request.params_of(self.prompt), self.request.prompts[self.prompt]
-        self.state = PromptState(self._new_id(), self.request.request_id, token_ids, params, probe=self.request.probe)
+        self.output.forget_early()
+        self.state = PromptState(
+            self._new_id(), self.request.request_id, self.request.prompts[self.prompt],
+            self.request.params_of(self.prompt), self.output.so_far, self.request.probe,
+        )  # fmt: skip
         self.stage = "waiting in the queue"
         self.inbox: Inbox = asyncio.Queue()
 
@@ -43,6 +49,11 @@ class PromptRun:
     def prompt_id(self) -> str:
         """The id of this attempt on instances."""
         return self.state.prompt_id
+
+    @property
+    def can_be_retried(self) -> bool:
+        """Whether another pair may still take it without the client noticing: no token of a decode instance left."""
+        return not self.output.past_first
 
     @property
     def facts(self) -> PromptFacts:

@@ -177,7 +177,7 @@ class FakeInstance:
         outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.n)]
         self.prompts[state.prompt_id] = FakePrompt(
             state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
-            outputs=outputs,
+            outputs=outputs, ended={i for i, output in enumerate(outputs) if fake_finish(state.params, output)},
         )  # fmt: skip
         self._wake()
 
@@ -234,8 +234,8 @@ class FakeInstance:
         state, tokens = prompt.state, []
         assert state is not None
         for i, output in enumerate(prompt.outputs):
-            if i in prompt.ended:
-                continue
+            if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
+                continue  # a prompt for another instance goes on there: only first tokens are made here
             output.append(fake_token(state.token_ids, i, len(output), self.description.vocab_size))
             finish = fake_finish(state.params, output)
             stop_id = output[-1] if finish is FinishReason.STOP else None

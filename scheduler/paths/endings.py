@@ -4,13 +4,23 @@ from scheduler.inbox import Lost
 from scheduler.instances import Instance
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
-from wire.errors import Cancelled, Draining, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, from_name
+from wire.errors import (
+    Cancelled,
+    Draining,
+    HandoffFailed,
+    InstanceLost,
+    InvalidRequest,
+    NoCapacity,
+    PdserveError,
+    from_name,
+)
 from wire.messages import Failed, Refused
 
 log = EventLogger("paths")
 
 _TOLD: dict[type[PdserveError], str] = {
     HandoffFailed: "the KV did not get from the prefill to the decode instance",
+    InstanceLost: "its link to the other instance broke",
     NoCapacity: "it has no free KV blocks",
     Draining: "it is shutting down",
     Cancelled: "the prompt was cancelled there",

@@ -13,7 +13,7 @@ from scheduler.limits import ControlLimits
 from scheduler.paths.endings import to_error
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
-from wire.errors import HandoffFailed
+from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError
 from wire.failpoints import failpoint
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
@@ -32,6 +32,7 @@ class HandoffPath:
         self._limits = limits
         self._crossed = crossed
         self._decode_started = False
+        self._in_doubt: tuple[PdserveError, float] | None = None
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt to the end of its sequences and of its hand-off. Raises what ended it otherwise."""
@@ -42,7 +43,7 @@ class HandoffPath:
                 on_prefill.post(Prefill(prompt.state, ticket))
                 self._prefill.books.prefill_sent(prompt.prompt_id)
                 while not prompt.output.all_ended:
-                    await self._take(prompt, await prompt.hear(), on_prefill)
+                    await self._take(prompt, await self._hear(prompt), on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(prompt, on_prefill, on_decode)
 
@@ -69,6 +70,17 @@ class HandoffPath:
                 case _:
                     continue
 
+    async def _hear(self, prompt: PromptRun) -> Arrival:
+        """Return the next arrival. While it is open whether D committed, D has `settle_s` to say so."""
+        if self._in_doubt is None or self._decode_started:
+            return await prompt.hear()
+        error, deadline = self._in_doubt
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await prompt.hear()
+        except (TimeoutError, DeadlineExceeded):
+            raise error from None
+
     async def _take(self, prompt: PromptRun, arrival: Arrival, on_prefill: Work) -> None:
         from_prefill = arrival.work is on_prefill
         match arrival.event:
@@ -84,14 +96,23 @@ class HandoffPath:
             case HandedOff(times=times):
                 prompt.add_times(times)
             case Refused() | Failed() | Lost() as ending if from_prefill:
-                if not (self._decode_started and prompt.output.all_started):  # else P has done all of its part
-                    raise to_error(ending, self._prefill, prompt)
+                self._lose_prefill(prompt, ending)
             case Refused() | Failed() | Lost() as ending:
                 await self._hear_last_words(prompt, on_prefill)
                 if not prompt.output.all_ended:
-                    raise to_error(ending, self._decode, prompt)
+                    error = to_error(ending, self._decode, prompt)
+                    raise self._in_doubt[0] if self._in_doubt else error
             case _:
                 return
+
+    def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | Lost) -> None:
+        """P ended badly. Once its first tokens are here D may have committed all the same: an ack can be lost."""
+        if self._decode_started and prompt.output.all_started:
+            return  # P has done all of its part
+        error = to_error(ending, self._prefill, prompt)
+        if isinstance(ending, Refused) or not prompt.output.all_started:
+            raise error
+        self._in_doubt = (error, asyncio.get_running_loop().time() + self._limits.settle_s)
 
     def _prefilled(self, prompt: PromptRun) -> None:
         self._prefill.books.prefilled(prompt.prompt_id)

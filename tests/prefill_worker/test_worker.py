@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,9 +12,10 @@ from engine.interface import Engine
 from kvtransfer.interface import SendStats
 from prefill_worker.worker import PrefillWorker
 from tests.engine.fake_engines import engine, prompt
+from wire.convert import read_prompt
 from wire.errors import InstanceLost, InvalidRequest
 from wire.messages import Event, Failed, HandedOff
-from wire.types import LinkStatus, PromptState, Ticket
+from wire.types import LinkStatus, PromptState, Ticket, TokenOutput
 
 STATS = SendStats("tcp", 1, 0.0, 0)
 
@@ -29,6 +30,7 @@ class ScriptedSender:
 
     on_begin: Callable[[Ticket], None] = lambda _: None
     said: list[tuple[str, str]] = field(default_factory=list)
+    descriptions: list[bytes] = field(default_factory=list)
     bytes_sent: int = 0
 
     def begin(self, ticket: Ticket) -> None:
@@ -39,6 +41,7 @@ class ScriptedSender:
         self.said.append(("put", ticket_id))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
+        self.descriptions.append(description)
         self.said.append(("commit", ticket_id))
 
     def abort(self, ticket_id: str, reason: str) -> None:
@@ -57,6 +60,7 @@ class Half:
 
     core: EngineCore
     events: list[Event] = field(default_factory=list)
+    tokens: list[TokenOutput] = field(default_factory=list)
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
     sender: ScriptedSender = field(default_factory=ScriptedSender)
 
@@ -68,6 +72,7 @@ class Half:
         while self.posted:
             self.posted.popleft()(self.core)
         result = self.core.step(self.worker.on_layer)
+        self.tokens.extend(result.tokens)
         for prefilled in result.prefilled:
             self.worker.on_prefilled(prefilled)
         for prompt_id, error in result.failed:
@@ -131,6 +136,20 @@ def test_a_prompt_that_is_here_already_is_refused_and_the_first_goes_on() -> Non
         it.worker.acked(ticket_for(state, 1).ticket_id, STATS)
         it.turn_until_idle()
 
+        assert [type(event) for event in it.events] == [HandedOff]
+        assert it.core.blocks.num_used == 0
+
+
+def test_a_prompt_with_its_first_token_is_computed_and_committed_with_that_token_and_makes_no_other() -> None:
+    with half() as it:
+        state = replace(prompt("p", 40), outputs=((7,),))
+        it.worker.accept(state, ticket_for(state))
+        it.turn_until_idle()
+        it.worker.acked(ticket_for(state).ticket_id, STATS)
+        it.turn_until_idle()
+
+        assert it.tokens == []
+        assert [read_prompt(description) for description in it.sender.descriptions] == [state]
         assert [type(event) for event in it.events] == [HandedOff]
         assert it.core.blocks.num_used == 0
 

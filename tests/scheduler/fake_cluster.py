@@ -76,7 +76,7 @@ def control_over(
 
 
 class FakeCluster:
-    """Instances at addresses, and the control half that dials them."""
+    """Instances at addresses, and the control half that dials them. `kind` is what it boots."""
 
     def __init__(
         self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False, **changes: Any
@@ -94,12 +94,13 @@ class FakeCluster:
             for i, d in enumerate(self.descriptions)
         ]
         self.instances: list[FakeInstance] = []
+        self.kind = FakeInstance
         self._probes = probes
         self.control = control_over(self.expected, self.network.connect, limits or ControlLimits())
 
     def boot(self, index: int, **changes: Any) -> FakeInstance:
         """Start (or restart) one instance."""
-        instance = FakeInstance(dataclasses.replace(self.descriptions[index], **changes), self.peers)
+        instance = self.kind(dataclasses.replace(self.descriptions[index], **changes), self.peers)
         self.network.listen(self.expected[index].address, instance)
         self.instances[index : index + 1] = [instance]
         return instance

@@ -244,15 +244,17 @@ async def test_a_pair_that_fails_before_the_first_token_is_replaced_by_another(v
 
 
 @virtual
-async def test_a_hand_off_that_fails_after_the_first_token_is_an_error() -> None:
+async def test_a_hand_off_that_fails_on_every_pair_tried_is_an_error() -> None:
     async with FakeCluster("PPDD").serving() as cluster:
-        cluster.instances[0].behaviour.fail_handoffs = 1
+        for instance in cluster.instances[:2]:
+            instance.behaviour.fail_handoffs = 9
 
         with pytest.raises(HandoffFailed, match="the KV did not get from"):
             await collect(cluster.control.dispatch.start(request(PROMPT)))
         await asyncio.sleep(0.01)
         assert cluster.blocks_used == [0, 0, 0, 0]
         assert cluster.control.dispatch.ledger.failed == 1
+        assert cluster.control.dispatch.ledger.retried_prompts == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -73,3 +73,18 @@ def test_any_order_with_any_repeats_gives_the_same_answer(order: list[tuple[int,
 
     assert left == [list(range(6)), list(range(6))]
     assert output.all_finished
+
+
+def test_what_left_is_told_to_the_next_attempt_and_what_is_held_is_dropped() -> None:
+    output = OrderedOutput(2)
+    assert not output.so_far
+
+    for early in (token(0), token(2), token(1, sequence=1)):
+        output.add(early)
+    output.forget_early()
+
+    assert output.so_far == ((100,), ())
+    assert not output.past_first
+    output.add(token(1))
+    assert output.past_first
+    assert len(output.so_far[0]) == 2

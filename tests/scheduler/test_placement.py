@@ -79,12 +79,15 @@ def test_combined_instance_takes_over_when_decode_is_full() -> None:
     assert pair(prefill(0), decode(1, blocks_free=0), load(2, Role.COMBINED, outstanding_tokens=5)) == (None, 2)
 
 
-def test_pairs_that_failed_are_avoided() -> None:
+def test_pairs_that_failed_are_avoided_while_another_lives_even_one_without_room() -> None:
     loads = [prefill(0), decode(1), decode(2)]
 
     assert pair(*loads, avoid=frozenset({(0, 1)})) == (0, 2)
-    with pytest.raises(Unavailable):
-        pair(*loads, avoid=frozenset({(0, 1), (0, 2)}))
+    assert pair(prefill(0), decode(1), decode(2, blocks_free=0), avoid=frozenset({(0, 1)})) is None
+
+
+def test_a_pair_that_failed_is_taken_again_where_no_other_lives() -> None:
+    assert pair(prefill(0), decode(1), avoid=frozenset({(0, 1)})) == (0, 1)
 
 
 def test_no_path_is_unavailable() -> None:
@@ -112,8 +115,7 @@ def test_a_prompt_goes_only_where_all_of_it_fits() -> None:
     small, large = decode(1, blocks_total=20, blocks_free=20), decode(2, blocks_free=8, sequences=5)
 
     assert pair(prefill(0), small, large, max_tokens=400) == (0, 2)
-    with pytest.raises(Unavailable):
-        pair(prefill(0), small, large, max_tokens=400, avoid=frozenset({(0, 2)}))
+    assert pair(prefill(0), small, large, max_tokens=400, avoid=frozenset({(0, 2)})) == (0, 2)
 
 
 def test_more_sequences_than_an_instance_runs_never_fit() -> None:

@@ -1,0 +1,158 @@
+"""A pair fails before its decode instance has given a token: the client sees the answer, once, as if nothing was."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import InstanceLost
+from wire.fake_instance import FakeInstance
+from wire.messages import Cancel, Event, Failed, HandedOff, Prefill
+from wire.types import FinishReason
+
+PROMPT = (5, 6, 7)
+LOST = "the link to its peer broke"
+
+
+class Linked(FakeInstance):
+    """Reports its next hand-offs as a broken link: `lost_acks` after D committed, `fail_handoffs` before."""
+
+    lost_acks = 0
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, HandedOff) and self.lost_acks:
+            self.lost_acks -= 1
+            event = Failed(event.prompt_id, "InstanceLost", LOST)
+        elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "told to fail":
+            event = Failed(event.prompt_id, "InstanceLost", LOST)
+        super()._tell(event)
+
+
+@asynccontextmanager
+async def linked(roles: str) -> AsyncIterator[tuple[FakeCluster, list[Linked]]]:
+    """Run a cluster whose instances are Linked."""
+    cluster = FakeCluster(roles)
+    cluster.kind = Linked
+    async with cluster.serving():
+        yield cluster, [instance for instance in cluster.instances if isinstance(instance, Linked)]
+
+
+def assert_whole(cluster: FakeCluster, answer: Answer, count: int, *, retried: int) -> None:
+    """The fault-free answer came, ended once, and nothing is left."""
+    assert answer.tokens == {(0, 0): expected(PROMPT, count)}
+    assert answer.finishes == {(0, 0): FinishReason.LENGTH}
+    ledger = cluster.control.dispatch.ledger
+    assert (ledger.completed, ledger.failed, ledger.inflight) == (1, 0, 0)
+    assert ledger.retried_prompts == retried
+    assert set(cluster.blocks_used) == {0}
+
+
+@pytest.mark.parametrize("first_step_s", [0.001, 0.5, 1.5])
+@virtual
+async def test_an_ack_lost_with_the_link_costs_nothing_when_decode_has_committed(first_step_s: float) -> None:
+    async with linked("PD") as (cluster, (prefill, decode)):
+        prefill.lost_acks = 1
+        decode.behaviour.step_s = first_step_s
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=6)))
+
+        assert_whole(cluster, answer, 6, retried=0)
+        assert not any(isinstance(command, Cancel) for command in decode.commands)
+
+
+@virtual
+async def test_a_decode_instance_that_never_says_whether_it_committed_is_left_in_time() -> None:
+    async with linked("PDD") as (cluster, (prefill, decode, other)):
+        prefill.lost_acks = 1
+        decode.behaviour.lag_s = 60.0
+        began = asyncio.get_running_loop().time()
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert answer.done[0].decode_instance == other.description.instance_id
+        assert asyncio.get_running_loop().time() - began < 10.0
+        await until(lambda: set(cluster.blocks_used) == {0})
+        assert_whole(cluster, answer, 4, retried=1)
+
+
+@pytest.mark.parametrize("roles", ["PD", "PPDD"])
+@virtual
+async def test_a_link_that_breaks_before_the_commit_is_retried_with_the_first_token_out(roles: str) -> None:
+    async with linked(roles) as (cluster, instances):
+        instances[0].behaviour.fail_handoffs = 1
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert_whole(cluster, answer, 4, retried=1)
+        prefills = [c.prompt for one in instances for c in one.commands if isinstance(c, Prefill)]
+        assert [prompt.outputs for prompt in prefills] == [(), (tuple(expected(PROMPT, 1)),)]
+
+
+@virtual
+async def test_sequences_that_have_ended_stay_ended_in_the_second_attempt() -> None:
+    stop_id = expected(PROMPT, 1, sequence=1)[0]
+    async with linked("PD") as (cluster, (prefill, _)):
+        prefill.behaviour.fail_handoffs = 1
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT, n=3, stop_token_ids=(stop_id,))))
+
+        assert answer.tokens == {
+            (0, 0): expected(PROMPT, 4, 0),
+            (0, 1): [stop_id],
+            (0, 2): expected(PROMPT, 4, 2),
+        }
+        assert set(cluster.blocks_used) == {0}
+
+
+@virtual
+async def test_a_link_that_breaks_before_the_first_token_is_tried_again_on_the_only_pair() -> None:
+    async with linked("PD") as (cluster, (prefill, _)):
+        prefill.behaviour.step_s = 0.2
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        await until(lambda: any(prompt.stage == "waiting" for prompt in prefill.prompts.values()))
+        (prompt,) = prefill.prompts.values()
+        prefill._fail(prompt, InstanceLost(LOST))
+
+        assert_whole(cluster, await reader, 4, retried=1)
+        assert sum(isinstance(command, Prefill) for command in prefill.commands) == 2
+
+
+@virtual
+async def test_a_link_that_never_works_ends_the_request_in_words_after_two_tries() -> None:
+    async with linked("PD") as (cluster, (prefill, _)):
+        prefill.behaviour.fail_handoffs = 99
+
+        with pytest.raises(InstanceLost, match=r"instance [01]: its link to the other instance broke$"):
+            await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert sum(isinstance(command, Prefill) for command in prefill.commands) == 2
+        await until(lambda: set(cluster.blocks_used) == {0})
+
+
+@virtual
+async def test_a_pair_that_dies_is_not_waited_for_by_its_requests() -> None:
+    async with linked("PD") as (cluster, (prefill, _)):
+        prefill.behaviour.step_s = 1.0
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        await until(lambda: any(prompt.stage == "waiting" for prompt in prefill.prompts.values()))
+        cluster.kill(0)
+
+        with pytest.raises(InstanceLost, match="prefill instance 0 was lost"):
+            await reader
+
+
+@virtual
+async def test_decode_killed_before_its_first_token_is_replaced() -> None:
+    async with linked("PDD") as (cluster, (_, decode, other)):
+        decode.behaviour.step_s = 1.0
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        await until(lambda: any(prompt.stage == "decoding" for prompt in decode.prompts.values()))
+        cluster.kill(1)
+
+        answer = await reader
+        await until(lambda: set(cluster.blocks_used) == {0})
+        assert_whole(cluster, answer, 4, retried=1)
+        assert answer.done[0].decode_instance == other.description.instance_id
