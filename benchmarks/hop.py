@@ -1,9 +1,15 @@
 """What the KV hop costs a client: a P/D pair beside one combined instance, each engine on one core, in turn.
 
-    python benchmarks/hop.py --prompt-tokens 512 --runs 20
+    python benchmarks/hop.py                                      512 and 4,096 tokens, 20 requests to each side
+    python benchmarks/hop.py --prompt-tokens 512 --runs 8 --transport tcp
 
-Both answer the same prompts; requests alternate, so a noisy machine disturbs both alike. Printed: median time to the
-first and to the second token of each, and their ratios. Goals: first token at most 5% above, second at most 10% above.
+Both sides are a scheduler process, bound to no core, before engines of one core each: P and D as `pdserve up` binds them,
+the combined instance on the first core, all with one chunk size. Both answer the same prompts in turn; the first to go
+changes, so a noisy machine disturbs both alike.
+
+Computed for every pair of requests, from the moment of sending, median over the pairs:
+    hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
+    gap       the same of (second - first) of each side: the hop without the noise of two prefills
 """
 
 import argparse
@@ -11,57 +17,99 @@ import http.client
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-START_S = 120
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.kv.table import cpu
+
+START_S = 300
+HOP_GOAL = 0.05
+WARM_UPS = 2
+Times = dict[str, list[tuple[float, float]]]
 
 
-def main() -> None:
-    """Start both, measure in turn, stop both, print one JSON line and a table."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Start both sides, measure in turn, stop both, print one JSON line for each length and a table."""
+    args = parse(arguments)
+    pd_port, combined_port, instance_port = free_ports(3)
+    rows = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hop-"))
+        start_pd(stack, pd_port, args, folder)
+        start_combined(stack, combined_port, instance_port, args, folder)
+        for prompt_tokens in args.prompt_tokens:
+            ports = {"pd": pd_port, "combined": combined_port}
+            rows.append(summary(prompt_tokens, measure(ports, prompt_tokens, args.runs), args))
+            print(json.dumps(rows[-1]), flush=True)
+    print_table(rows)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="length of each prompt (default: 512)")
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512, 4096], help="default: 512 4096")
     parser.add_argument("--runs", type=int, default=20, help="requests to each (default: 20)")
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size of every engine (default: 512)")
     parser.add_argument("--dtype", default="auto", help="of every engine (default: auto)")
-    parser.add_argument("--transport", help="shm or tcp (default: the best)")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run_folder = {**os.environ, "PDSERVE_RUN_DIR": str(Path(folder) / "pd")}
-        common = ["--dtype", args.dtype, "--prefill-chunk-size", str(args.chunk)]
-        pair = [*common, "--kv-transport", args.transport] if args.transport else common
-        pdserve("up", "--detach", "--port", "9100", *pair, env=run_folder)
-        core = str(min(os.sched_getaffinity(0)))
-        model = subprocess.run(
-            [sys.executable, "-P", "-m", "pdserve", "model", "path"], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        command = ["taskset", "-c", core, sys.executable, "-P", "-m", "pdserve", "serve", model, "--port", "9101"]
-        combined = subprocess.Popen([*command, *common], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            wait_ready(9101)
-            report(measure(args.prompt_tokens, args.runs), args)
-        finally:
-            combined.terminate()
-            combined.wait(timeout=30)
-            pdserve("down", env=run_folder)
+    parser.add_argument("--model", help="folder of a model (default: the default model)")
+    parser.add_argument("--engine", default="torch", choices=("torch", "fake"), help="fake: a smoke run of this script")
+    parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
+    return parser.parse_args(arguments)
 
 
-def measure(prompt_tokens: int, runs: int) -> dict[str, list[tuple[float, float]]]:
+def flags_of(args: argparse.Namespace) -> list[str]:
+    """Return the flags that every process of both sides gets."""
+    model = args.model or command_output("model", "path")
+    return ["--model", model, "--dtype", args.dtype, "--prefill-chunk-size", str(args.chunk), "--engine", args.engine]
+
+
+def start_pd(stack: ExitStack, port: int, args: argparse.Namespace, folder: str) -> None:
+    """Start scheduler, P and D by `pdserve up`; the stack stops them."""
+    env = {**os.environ, "PDSERVE_RUN_DIR": f"{folder}/pd"}
+    transport = ["--kv-transport", args.transport] if args.transport else []
+    stack.callback(pdserve, "down", env=env)
+    pdserve("up", "--detach", "--port", str(port), *flags_of(args), *transport, env=env)
+
+
+def start_combined(stack: ExitStack, port: int, instance_port: int, args: argparse.Namespace, folder: str) -> None:
+    """Start a combined instance on the first core and a scheduler on no core of its own; the stack stops them."""
+    core, flags, address = str(min(os.sched_getaffinity(0))), flags_of(args), f"127.0.0.1:{instance_port}"
+    instance = ["taskset", "-c", core, sys.executable, "-P", "-m", "pdserve.combined", "--port", str(instance_port)]
+    front = [sys.executable, str(ROOT / "benchmarks" / "kv" / "combined_front.py"), "--instance", address]
+    for name, command in (("instance", [*instance, *flags]), ("front", [*front, "--port", str(port), *flags])):
+        log = stack.enter_context(Path(folder, f"{name}.log").open("wb"))
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        stack.callback(end, process)
+    try:
+        wait_ready(port)
+    except SystemExit as error:
+        logs = [Path(folder, f"{name}.log").read_text(errors="replace")[-800:] for name in ("instance", "front")]
+        raise SystemExit(f"{error}\n" + "\n".join(logs)) from None
+
+
+def measure(ports: dict[str, int], prompt_tokens: int, runs: int) -> Times:
     """Return (first token s, second token s) of each request to each side, warm-up left out."""
-    rng, models = random.Random(1), {port: model_name(port) for port in (9100, 9101)}
-    times: dict[str, list[tuple[float, float]]] = {"pd": [], "combined": []}
-    for index in range(runs + 2):
-        prompt = [rng.randrange(1000, 40000) for _ in range(prompt_tokens)]
-        for name, port in (("pd", 9100), ("combined", 9101)):
-            first_and_second = two_tokens(port, models[port], prompt)
-            if index >= 2:
+    rng, models = random.Random(1), {name: model_name(port) for name, port in ports.items()}
+    times: Times = {name: [] for name in ports}
+    for index in range(runs + WARM_UPS):
+        prompt = [rng.randrange(100, 900) for _ in range(prompt_tokens)]
+        names = list(ports) if index % 2 else list(reversed(ports))
+        for name in names:
+            first_and_second = two_tokens(ports[name], models[name], prompt)
+            if index >= WARM_UPS:
                 times[name].append(first_and_second)
+        print(f"hop: {prompt_tokens} tokens, pair {index + 1} of {runs + WARM_UPS}", file=sys.stderr, flush=True)
     return times
 
 
@@ -80,7 +128,7 @@ def two_tokens(port: int, model: str, prompt: list[int]) -> tuple[float, float]:
 
 def stream(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Post a completion and yield its events."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
@@ -91,15 +139,30 @@ def stream(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     connection.close()
 
 
-def report(times: dict[str, list[tuple[float, float]]], args: argparse.Namespace) -> None:
-    """Print medians in ms and ratios pair by pair."""
-    row: dict[str, Any] = {"prompt_tokens": args.prompt_tokens, "runs": args.runs, "chunk": args.chunk, "cpu": cpu()}
+def summary(prompt_tokens: int, times: Times, args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians in ms, and the hop as a share of the time to first token, pair by pair."""
+    row: dict[str, Any] = {"prompt_tokens": prompt_tokens, "runs": args.runs, "chunk": args.chunk, "cpu": cpu()}
     for i, name in enumerate(("first", "second")):
         for side in ("pd", "combined"):
             row[f"{name}_token_{side}_ms"] = round(1000 * statistics.median(t[i] for t in times[side]), 1)
-        ratios = [a[i] / b[i] for a, b in zip(times["pd"], times["combined"], strict=True)]
-        row[f"{name}_token_ratio"] = round(statistics.median(ratios), 3)
-    print(json.dumps(row))
+    pairs = list(zip(times["pd"], times["combined"], strict=True))
+    row["hop"] = round(statistics.median((pd[1] - one[1]) / one[0] for pd, one in pairs), 4)
+    row["gap"] = round(statistics.median((pd[1] - pd[0] - (one[1] - one[0])) / one[0] for pd, one in pairs), 4)
+    row["met"] = row["hop"] < HOP_GOAL
+    return row
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print what docs/performance.md shows."""
+    print(
+        "\n| prompt | first token P/D, combined | second token P/D, combined | hop / TTFT | gap / TTFT | goal | met |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        first = f"{row['first_token_pd_ms']:,}, {row['first_token_combined_ms']:,} ms"
+        second = f"{row['second_token_pd_ms']:,}, {row['second_token_combined_ms']:,} ms"
+        shares = f"{row['hop']:.1%} | {row['gap']:.1%} | < {HOP_GOAL:.0%} | {'yes' if row['met'] else 'no'}"
+        print(f"| {row['prompt_tokens']:,} | {first} | {second} | {shares} |")
 
 
 def model_name(port: int) -> str:
@@ -126,14 +189,33 @@ def wait_ready(port: int) -> None:
 
 def pdserve(*arguments: str, env: dict[str, str]) -> None:
     """Run a pdserve command."""
-    subprocess.run([sys.executable, "-P", "-m", "pdserve", *arguments], check=True, env=env, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-P", "-m", "pdserve", *arguments]
+    subprocess.run(command, cwd=ROOT, check=True, env=env, stdout=subprocess.DEVNULL)
 
 
-def cpu() -> str:
-    """Return the CPU's name and how many cores this process may use."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'unknown'}, {len(os.sched_getaffinity(0))} cores"
+def command_output(*arguments: str) -> str:
+    """Return what a pdserve command prints."""
+    command = [sys.executable, "-P", "-m", "pdserve", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a process to end; kill it where it does not."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""JSON lines between the benchmark's processes: over pipes to the parent, over Unix sockets from P to D."""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 300.0
+_SHOWN_ERROR = 600
+
+
+class Child:
+    """A process of this benchmark that answers each JSON line with one; the parent's handle and owner."""
+
+    def __init__(self, command: Sequence[str], *, env: dict[str, str] | None = None) -> None:
+        """Start it and wait for its first line. What it writes to standard error shows only where it fails."""
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  ours until close
+        self._process = subprocess.Popen(
+            list(command),
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        try:
+            self.told = self._hear()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Send a command and return its answer. Raises RuntimeError with what the child said, or that it ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+        return self._hear()
+
+    def close(self) -> None:
+        """End the child: close its input, then its life if that does not do it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _hear(self) -> dict[str, Any]:
+        """Read the next JSON line, past what libraries print. A child that says nothing for minutes is killed."""
+        assert self._process.stdout is not None
+        watch = threading.Timer(ANSWER_S, self._process.kill)
+        watch.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    answer: dict[str, Any] = json.loads(line)
+                    if "error" in answer:
+                        raise RuntimeError(answer["error"])
+                    return answer
+        finally:
+            watch.cancel()
+        raise self._ended()
+
+    def _ended(self) -> RuntimeError:
+        status = self._process.wait(10)
+        self._errors.seek(0)
+        return RuntimeError(f"a child ended with status {status}: {self._errors.read()[-_SHOWN_ERROR:].strip()}")
+
+
+def python_child(module: str, *arguments: str) -> Child:
+    """Start `benchmarks/kv/MODULE.py` as a child of its own."""
+    return Child([sys.executable, str(ROOT / "benchmarks" / "kv" / f"{module}.py"), *arguments])
+
+
+def serve_stdin(handle: Callable[[dict[str, Any]], dict[str, Any]], **ready: Any) -> None:
+    """Say that this child is ready and answer the parent until it closes the pipe; an error is an answer too."""
+    print(json.dumps({"ready": True, **ready}), flush=True)
+    for line in sys.stdin:
+        try:
+            answer = handle(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+class Door:
+    """A Unix socket whose every connection is answered line by line on a thread of its own."""
+
+    def __init__(self, path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._handle = handle
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(path)
+        self._socket.listen(64)
+        threading.Thread(target=self._accept, name="door", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            threading.Thread(target=self._serve, args=(connection,), name="door-in", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rw", encoding="utf-8") as lines:
+            for line in lines:
+                lines.write(json.dumps(self._handle(json.loads(line))) + "\n")
+                lines.flush()
+
+
+class Caller:
+    """P's connection to one D's door."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(30)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("rw", encoding="utf-8")
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Send a command and return its answer."""
+        self._lines.write(json.dumps(command) + "\n")
+        self._lines.flush()
+        answer: dict[str, Any] = json.loads(self._lines.readline())
+        return answer

@@ -1,0 +1,34 @@
+"""The floor: one thread copies as many bytes from one pool's memory into another's, both sealed memfds, touched."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.kv.control import serve_stdin
+from benchmarks.kv.pool import fill, touched_pool
+from wire.kv_layout import KvTensor, PoolLayout
+
+
+def main() -> None:
+    """Copy the bytes each command names; the argument is the size of the largest."""
+    num_bytes = int(sys.argv[1])
+    layout = PoolLayout([KvTensor(0, "k", 1, 2048, "bfloat16")], num_blocks=-(-num_bytes // 65536), block_size=16)
+    source, target = touched_pool(layout), touched_pool(layout)
+    fill(source, 1)
+
+    def copy(command: dict[str, Any]) -> dict[str, Any]:
+        size = int(command["bytes"])
+        began = time.perf_counter()
+        target.buffer[:size] = source.buffer[:size]
+        seconds = time.perf_counter() - began
+        verified = target.buffer[:size] == source.buffer[:size] if command.get("verify") else None
+        return {"seconds": seconds, "verified": verified}
+
+    serve_stdin(copy)
+
+
+if __name__ == "__main__":
+    main()

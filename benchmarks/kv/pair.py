@@ -1,0 +1,96 @@
+"""Our own contestants: P and D processes with real pools, one pair or several of each."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.kv.control import Child, python_child
+from benchmarks.kv.shapes import Shape
+
+
+class Ours:
+    """Owner of the P and D processes of one measurement; a context manager."""
+
+    def __init__(
+        self, transport: str, shape: Shape, num_blocks: int, *, digest: bool = True, num_p: int = 1, num_d: int = 1,
+        profile: bool = False,
+    ) -> None:  # fmt: skip
+        """Start all. Raises RuntimeError with a child's own words."""
+        self.name = f"{transport}, digest {'on' if digest else 'off'}"
+        self._shape = shape
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-bench-"))
+        doors = [f"{folder}/d{i}" for i in range(num_d)]
+        common = {
+            "shape": shape.name, "num_blocks": num_blocks, "transport": transport, "digest": digest, "profile": profile,
+        }  # fmt: skip
+        try:
+            self.decodes = [
+                self._start("receiver_process", {**common, "name": f"d{i}", "door": door})
+                for i, door in enumerate(doors)
+            ]
+            # P i begins with D i, so that the prompts of all are spread
+            self.prefills = [
+                self._start("sender_process", {**common, "name": f"p{i}", "doors": doors[i:] + doors[:i]})
+                for i in range(num_p)
+            ]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def move(self, num_bytes: int, *, verify: bool = False, chunk: int | None = None, scattered: bool = False) -> float:
+        """Return the seconds of one hand-off of the tokens that make up so many bytes, first put to ack."""
+        tokens = self._shape.tokens_of(num_bytes)
+        if verify:
+            self.decodes[0].ask(op="clear")
+        took = self.hand(tokens=tokens, chunk=chunk or tokens, scattered=scattered)
+        if verify:
+            self.verify(tokens, scattered=scattered)
+        return float(took["seconds"])
+
+    def hand(self, **how: Any) -> dict[str, Any]:
+        """Hand over as sender_process.Prefill.hand says."""
+        return self.prefills[0].ask(op="hand", **how)
+
+    def verify(self, tokens: int, *, scattered: bool = False, first: int = 0) -> None:
+        """Raise RuntimeError unless D's blocks hold what P's do."""
+        where = {"tokens": tokens, "scattered": scattered, "first": first}
+        sent = self.prefills[0].ask(op="digest", **where)["digest"]
+        here = self.decodes[0].ask(op="digest", **where)["digest"]
+        if sent != here:
+            raise RuntimeError(f"{self.name}: {tokens} tokens arrived as {here}, {sent} was sent")
+
+    def stream(self, tokens: int, chunk: int, window: int, seconds: float) -> float:
+        """Let every P hand over for so long, all at once; return bytes a second of all together."""
+        order = {"op": "stream", "tokens": tokens, "chunk": chunk, "window": window, "seconds": seconds}
+        with ThreadPoolExecutor(len(self.prefills)) as pool:
+            answers = list(pool.map(lambda prefill: prefill.ask(**order), self.prefills))
+        hand_offs_s = sum(float(answer["hand_offs"]) / float(answer["seconds"]) for answer in answers)
+        return hand_offs_s * tokens * self._shape.token_bytes
+
+    def close(self) -> None:
+        """End all processes, P first."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, module: str, config: dict[str, Any]) -> Child:
+        child = python_child(module, json.dumps(config))
+        self._stack.callback(child.close)
+        return child
+
+
+def medians_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the median of every figure over several answers."""
+    return {key: median(float(row[key]) for row in rows) for key in rows[0]}

@@ -1,0 +1,54 @@
+"""Mooncake's transfer engine over TCP on loopback: the second process holds the bytes, this one reads them.
+
+    $PEERS_HOME/mooncake/bin/python benchmarks/peers/mooncake_peer.py --max-bytes 268435456
+
+Commands come on standard input (peer_process.py). Only the synchronous read is timed; memory is registered before.
+The engine listens on all interfaces while it runs.
+"""
+
+import argparse
+import sys
+import time
+
+from peer_process import Region, die_with_parent, hear, say, serve, start_source
+
+
+def main() -> None:
+    """Run as the reader, or as the source."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
+    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    die_with_parent()
+    from mooncake.engine import TransferEngine
+
+    region, engine = Region(args.max_bytes), TransferEngine()
+    check("initialize", engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""))
+    check("register_memory", engine.register_memory(region.address, region.size))
+    if args.source:
+        region.fill()
+        say({"address": region.address, "port": engine.get_rpc_port()})
+        sys.stdin.read()
+        return
+    with start_source("--max-bytes", str(args.max_bytes)) as source:
+        told = hear(source)
+        peer = f"127.0.0.1:{told['port']}"
+
+        def read(num_bytes: int) -> float:
+            began = time.perf_counter()
+            status = engine.transfer_sync_read(peer, region.address, told["address"], num_bytes)
+            seconds = time.perf_counter() - began
+            check("transfer_sync_read", status)
+            return seconds
+
+        serve("mooncake", region, source.pid, read)
+
+
+def check(call: str, status: int) -> None:
+    """End with words where the engine did not return 0."""
+    if status != 0:
+        raise SystemExit(f"mooncake: {call} returned {status}")
+
+
+if __name__ == "__main__":
+    main()
