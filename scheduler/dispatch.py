@@ -38,7 +38,7 @@ from wire.types import StageTimes
 
 log = EventLogger("dispatch")
 
-RETRYABLE = (InstanceLost, HandoffFailed, Draining)
+RETRYABLE = (InstanceLost, HandoffFailed, Draining, InternalError)
 
 
 class Dispatch:

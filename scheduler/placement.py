@@ -102,7 +102,8 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     if not fitting:
         raise _never_fits(pairs, prompt)
     untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
-    for start, decode in untried or fitting:
+    apart = [(start, decode) for start, decode in untried if not _shares(_key(start, decode), prompt.avoid)]
+    for start, decode in apart or untried or fitting:
         if _can_serve(start, decode, prompt):
             return _plan(start, decode, prompt)
     return None
@@ -171,6 +172,11 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
         f"decode {decode.index}: {decode.sequences} sequences, {room}"
     )
     return Plan("handoff", start.index, decode.index, reason)
+
+
+def _shares(pair: tuple[int | None, int], failed: frozenset[tuple[int | None, int]]) -> bool:
+    """Whether an instance of `pair` is in a pair that failed: which of the two was at fault is not known."""
+    return not {index for index in pair if index is not None}.isdisjoint(index for other in failed for index in other)
 
 
 def _key(start: InstanceLoad, decode: InstanceLoad) -> tuple[int | None, int]:

@@ -8,7 +8,7 @@ import pytest
 from scheduler.request import NewToken
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.errors import DeadlineExceeded, HandoffFailed, InstanceLost, InternalError, NeverFits
+from wire.errors import DeadlineExceeded, HandoffFailed, Incompatible, InstanceLost, InternalError, NeverFits
 from wire.messages import Cancel, Prefill, Reserve
 from wire.types import FinishReason
 
@@ -191,7 +191,7 @@ async def test_a_reservation_without_an_answer_is_tried_on_another_decode_instan
 @virtual
 async def test_any_other_refusal_is_the_request_s_error() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        cluster.instances[1].behaviour.refuse.append("InternalError")
+        cluster.instances[1].behaviour.refuse += ["InternalError"] * 2
 
         with pytest.raises(InternalError, match=r"^decode instance 1: it could not go on"):
             await collect(cluster.control.dispatch.start(request(PROMPT)))
@@ -310,9 +310,9 @@ async def test_several_prompts_are_placed_alone_and_answered_together() -> None:
 @virtual
 async def test_one_failing_prompt_ends_its_request_whole() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        cluster.instances[1].behaviour.refuse.append("InternalError")
+        cluster.instances[1].behaviour.refuse.append("Incompatible")
 
-        with pytest.raises(InternalError):
+        with pytest.raises(Incompatible):
             await collect(cluster.control.dispatch.start(request((1,), (2,), (3,), max_tokens=1000)))
         await asyncio.sleep(0.01)
         assert cluster.blocks_used == [0, 0]
