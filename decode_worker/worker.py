@@ -61,7 +61,8 @@ class DecodeWorker:
         try:
             failpoint("decode.reserve")
             self._refuse_a_second(command.prompt_id)
-            self._refuse_while_others_wait()
+            if not command.probe:  # which is gone at once
+                self._refuse_while_others_wait()
             blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)
         except PdserveError as error:
             self._emit(Refused(command.prompt_id, to_name(error), str(error)))

@@ -50,6 +50,7 @@ class Instance:
         self._changed = changed
         self._lost: InstanceLost | None = None
         self._heard_at = asyncio.get_running_loop().time()
+        self._stepped_at = float("-inf")
 
     def __str__(self) -> str:
         """Its name for clients: no address."""
@@ -64,6 +65,10 @@ class Instance:
     def is_living(self) -> bool:
         """Whether the session still stands."""
         return self._lost is None
+
+    def stepped_within(self, seconds: float) -> bool:
+        """Whether it told of a new step in the last `seconds`."""
+        return asyncio.get_running_loop().time() - self._stepped_at <= seconds
 
     @contextmanager
     def attend(self, prompt_id: str, inbox: Inbox) -> Iterator[Work]:
@@ -121,6 +126,8 @@ class Instance:
 
     def _update(self, load: LoadSnapshot | None) -> None:
         if load is not None:
+            if load.steps > self.load.steps:
+                self._stepped_at = asyncio.get_running_loop().time()
             self.books.update(load)
             check_progress(load, self._limits)
 

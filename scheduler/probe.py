@@ -8,7 +8,7 @@ from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.request import GenerationRequest
 from telemetry.logs import EventLogger
-from wire.errors import PdserveError
+from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
 from wire.types import SamplingParams
 
 log = EventLogger("probe")
@@ -35,12 +35,19 @@ class Probe:
             await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)
 
     async def _probe(self, plan: Plan) -> bool:
-        """Send one probe; False if it failed."""
+        """Send one probe, where there is room for one; False if it failed."""
         if plan not in self._readiness.living_plans():  # lost while others were probed
+            return True
+        if self._readiness.works(plan):
+            self._readiness.busy(plan)
             return True
         try:
             await self._dispatch.probe(self._request(), plan)
         except PdserveError as error:
+            if isinstance(error, (NoCapacity, DeadlineExceeded)) and self._readiness.works(plan):
+                self._readiness.busy(plan)
+                log.debug("probe_found_no_room", prefill=plan.prefill, decode=plan.decode, reason=error)
+                return True
             self._readiness.broken(plan)
             log.warning("probe_failed", prefill=plan.prefill, decode=plan.decode, reason=error)
             return False

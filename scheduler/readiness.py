@@ -1,4 +1,7 @@
-"""Whether the cluster can serve: a path with living sessions now, and something crossed it lately."""
+"""Whether the cluster can serve: a path with living sessions now, and something crossed it lately.
+
+A pair too full for a probe is as good as crossed while it works: its own long requests keep the probe out.
+"""
 
 import asyncio
 
@@ -22,6 +25,17 @@ class Readiness:
         """A token has come over this plan's pair."""
         self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
         self._registry.confirm_ready()
+
+    def works(self, plan: Plan) -> bool:
+        """Whether the pair has no room for a probe because it works: a pool is full, and one end made a step lately."""
+        ends = [one for one in self._registry.living() if one.index in plan.pair]
+        is_full = any(one.books.blocks_free < 1 for one in ends)
+        return is_full and any(one.stepped_within(self._limits.probe_after_s) for one in ends)
+
+    def busy(self, plan: Plan) -> None:
+        """No probe finds room on this pair, which works: what crossed it before counts on."""
+        if plan.pair in self._crossed_at:
+            self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
 
     def broken(self, plan: Plan) -> None:
         """A probe failed on this pair."""

@@ -233,6 +233,23 @@ def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatc
         it.assert_ended_once()
 
 
+def test_a_probe_is_let_in_beside_prompts_that_wait_for_blocks_and_a_prompt_is_not() -> None:
+    with half() as it:
+        it.core.add(prompt("large", 90))
+        it.core.add(prompt("waits", 40))
+        it.core.step()
+        assert it.core.load().waiting == 1
+        it.worker.reserve(RESERVE)
+        it.worker.reserve(replace(RESERVE, prompt_id="probe", token_ids=(1, 2, 3, 4), probe=True))
+
+        assert [type(event) for event in it.events] == [Refused, Reserved]
+        assert isinstance(it.events[0], Refused)
+        assert it.events[0].error == "NoCapacity"
+        it.worker.cancel("probe", None, "enough", it.send_tokens)
+        it.core.cancel("large")
+        it.core.cancel("waits")
+
+
 def test_more_than_the_pool_is_refused_by_name() -> None:
     with half() as it:
         it.worker.reserve(replace(RESERVE, token_ids=(1,) * (CONFIG.num_blocks * CONFIG.block_size + 1)))

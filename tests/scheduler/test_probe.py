@@ -1,7 +1,11 @@
 """Readiness: a living path that something crossed lately. An hour of it on a virtual clock."""
 
 import asyncio
+import dataclasses
 
+import pytest
+
+from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.messages import Heartbeat, Reserve
@@ -79,3 +83,56 @@ async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance_in_it() -> 
         assert cluster.blocks_used == [0, 0, 0]
         beats = sum(isinstance(c, Heartbeat) for c in cluster.instances[2].commands)
         assert 3500 <= beats <= 3700
+
+
+@virtual
+async def test_long_generations_that_fill_decode_do_not_make_it_unready() -> None:
+    async with FakeCluster("PD", probes=True, max_num_seqs=100).serving() as cluster:
+        await until(cluster.control.ready)
+        cluster.instances[1].behaviour.step_s = 0.05
+        prompts = [tuple(range(16)) for _ in range(64)]  # a block each: the whole pool
+        running = cluster.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
+        reader = asyncio.create_task(collect(running))
+        await until(lambda: cluster.blocks_used[1] == 64)
+        for _ in range(40):
+            assert cluster.control.ready()
+            await asyncio.sleep(1.0)
+
+        assert cluster.blocks_used[1] == 64
+        assert all(len(tokens) == 1000 for tokens in (await reader).tokens.values())
+        assert cluster.control.dispatch.ledger.completed == 1
+
+
+@pytest.mark.parametrize("prefill_blocks", [63, 64])
+@virtual
+async def test_a_prompt_that_fills_a_pool_for_long_does_not_make_it_unready(prefill_blocks: int) -> None:
+    cluster = FakeCluster("PD", probes=True)
+    cluster.descriptions[0] = dataclasses.replace(cluster.descriptions[0], num_blocks=prefill_blocks)
+    async with cluster.serving():
+        await until(cluster.control.ready)
+        cluster.instances[0].behaviour.step_s = 1.0
+        long = tuple(range(16 * prefill_blocks))  # prefill's whole pool, at 64 decode's too
+        running = cluster.control.dispatch.start(request(long, max_tokens=1, limits_s=(99.0, 10.0)))
+        reader = asyncio.create_task(collect(running))
+        while not reader.done():
+            assert cluster.control.ready()
+            await asyncio.sleep(0.5)
+
+        assert reader.result().tokens
+
+
+@virtual
+async def test_a_full_decode_pool_in_which_nothing_moves_is_not_ready() -> None:
+    async with FakeCluster("PD", probes=True, max_num_seqs=100, limits=ControlLimits(progress_s=999.0)).serving() as it:
+        await until(it.control.ready)
+        prompts = [tuple(range(16)) for _ in range(64)]
+        running = it.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 99.0)))
+        reader = asyncio.create_task(collect(running))
+        await until(lambda: it.blocks_used[1] == 64)
+        it.instances[1].get_stuck()
+
+        await until(lambda: not it.control.ready(), timeout_s=12.0)
+        assert it.control.view().instances[1].state == "living"
+        it.instances[1].get_unstuck()
+        await until(it.control.ready, timeout_s=60.0)
+        await reader
