@@ -44,6 +44,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         clock=clock,
         lease_s=config.ticket_lease_s,
         port_range=config.port_range(),
+        trust=config.trust,
     )
     sender = KvSender(
         engine.memory,
@@ -53,6 +54,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         events=host.workers.prefill,
         clock=clock,
         progress_age=host.loop.progress_age,
+        trust=config.trust,
     )
     host.start(sender, receiver)
 

@@ -11,6 +11,7 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet, Timeouts, Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, InstanceLost, PdserveError
+from wire.trust import Trust
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")
@@ -27,7 +28,10 @@ class Dialled:
     passed_over: tuple[str, ...] = ()
 
 
-def dial(transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts) -> Dialled:
+def dial(
+    transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts,
+    trust: Trust | None = None,
+) -> Dialled:  # fmt: skip
     """Return a link over the best transport that works.
 
     Raises Incompatible when the instances do not belong together, InstanceLost when nothing works.
@@ -47,7 +51,7 @@ def dial(transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello
             passed_over.append(f"{transport.name}: {lacking}")
             continue
         try:
-            stream, outlet, digests = _link(transport, endpoint, hello, timeouts)
+            stream, outlet, digests = _link(transport, endpoint, hello, timeouts, trust or Trust())
             return Dialled(stream, outlet, transport.name, digests, tuple(passed_over))
         except Incompatible:
             raise
@@ -59,11 +63,13 @@ def dial(transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello
     raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(passed_over)}")
 
 
-def _link(transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts) -> tuple[Stream, Outlet, bool]:
+def _link(
+    transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts, trust: Trust
+) -> tuple[Stream, Outlet, bool]:
     stream = transport.connect(endpoint, timeouts)
     try:
         hello = replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
-        outlet, welcome = greet(stream, transport, hello, timeouts)
+        outlet, welcome = greet(stream, transport, hello, timeouts, trust)
     except BaseException:
         stream.close()
         raise

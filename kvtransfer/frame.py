@@ -3,8 +3,8 @@
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
     then the body; after a FRAME's body, on transports that carry it, the payload [token][head][dim]
 
-    sender   HELLO ->                    (set-up)         OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
-    receiver       <- WELCOME | REFUSE   (set-up)   <- READY | REFUSE     <- TAKEN, NACK, ACK, ABORT
+    sender   HELLO ->           PROOF ->                   (set-up)         OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
+    receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)   <- READY | REFUSE     <- TAKEN, NACK, ACK, ABORT
 
 What goes to and fro in the set-up is the transport's own.
 
@@ -54,6 +54,8 @@ class MessageType(IntEnum):
     RENEW = 10
     READY = 11
     TAKEN = 12
+    CHALLENGE = 13
+    PROOF = 14
 
 
 _MAX_BODY = {
@@ -69,6 +71,8 @@ _MAX_BODY = {
     MessageType.RENEW: _TICKET.size,
     MessageType.READY: 0,
     MessageType.TAKEN: _TICKET.size + _NUMBER.size,
+    MessageType.CHALLENGE: 1_024,
+    MessageType.PROOF: 1_024,
 }
 
 

@@ -1,26 +1,45 @@
 """How a link begins, both halves: nothing of a transport is opened before the two instances agreed that they belong.
 
-sender    greet:  HELLO ->                     outlet set-up
-receiver  answer:       <- WELCOME | REFUSE     inlet set-up   <- READY | REFUSE
+sender    greet:  HELLO ->              PROOF ->                     outlet set-up
+receiver  answer:       <- CHALLENGE | REFUSE  <- WELCOME | REFUSE    inlet set-up   <- READY | REFUSE
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtransfer.frame import MessageType, Refuse, VersionMismatch, WireError, decode, encode, pack
+from kvtransfer.frame import PREFIX, MessageType, Refuse, VersionMismatch, WireError, decode, encode, pack
 from kvtransfer.hello import Hello, Welcome, decode_hello, decode_welcome, encode_hello, encode_welcome
-from kvtransfer.stream import Stream, expect
+from kvtransfer.proof import (
+    check_challenge,
+    check_peer,
+    check_proof,
+    decode_challenge,
+    decode_proof,
+    encode_challenge,
+    encode_proof,
+    make_challenge,
+    make_proof,
+    no_proof,
+)
+from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, PdserveError, from_name, to_name
+from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
 
 
-def greet(stream: Stream, transport: Transport, hello: Hello, timeouts: Timeouts) -> tuple[Outlet, Welcome]:
+def greet(
+    stream: Stream, transport: Transport, hello: Hello, timeouts: Timeouts, trust: Trust
+) -> tuple[Outlet, Welcome]:
     """The sender's half. Raises LinkLost, WireError, OSError and what the receiver refused with."""
+    check_peer(stream, trust)
     hello = replace(hello, transport=transport.name)
-    stream.send([encode_hello(hello)])
+    encoded = encode_hello(hello)
+    stream.send([encoded])
+    _prove(stream, hello, encoded[PREFIX.size :], timeouts, trust)
     welcome = decode_welcome(_expect(stream, MessageType.WELCOME, hello, timeouts))
     if (welcome.receiver_epoch, welcome.link_epoch) != (hello.receiver_epoch, hello.link_epoch):
         raise WireError("WELCOME is of another epoch")
@@ -34,14 +53,17 @@ def greet(stream: Stream, transport: Transport, hello: Hello, timeouts: Timeouts
 
 
 def answer(
-    stream: Stream, timeouts: Timeouts, choose: Callable[[Hello], Transport], *, digests: bool
+    stream: Stream, timeouts: Timeouts, choose: Callable[[Hello], Transport], trust: Trust, *, digests: bool
 ) -> tuple[Inlet, Hello]:
     """The receiver's half; `choose` raises a PdserveError for a sender that is not to be served.
 
     The HELLO returned says of digests what holds on this link. Raises LinkLost, WireError, PdserveError.
     """
     try:
-        hello = decode_hello(expect(stream, MessageType.HELLO, timeout_s=timeouts.progress_s))
+        body = expect(stream, MessageType.HELLO, timeout_s=timeouts.progress_s)
+        hello = decode_hello(body)
+        check_peer(stream, trust)
+        _ask_for_proof(stream, hello, bytes(body), timeouts, trust)
         transport = choose(hello)
         hello = replace(hello, digests=hello.digests or digests)
         stream.send([encode_welcome(Welcome(hello.receiver_epoch, hello.link_epoch, hello.digests))])
@@ -60,6 +82,23 @@ def answer(
     return inlet, hello
 
 
+def _prove(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
+    challenge = decode_challenge(_expect(stream, MessageType.CHALLENGE, hello, timeouts))
+    try:
+        check_challenge(trust, hello, body, challenge)
+    except Incompatible:
+        stream.send([encode_proof(no_proof(trust))])  # so that the receiver, too, can say whose secret differs
+        raise
+    stream.send([encode_proof(make_proof(trust, hello, body, challenge))])
+
+
+def _ask_for_proof(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
+    challenge = make_challenge(trust, hello, body)
+    stream.send([encode_challenge(challenge)])
+    proof = decode_proof(expect(stream, MessageType.PROOF, timeout_s=timeouts.progress_s))
+    check_proof(trust, hello, body, challenge, proof)
+
+
 def _expect(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeouts) -> bytearray:
     kind, body = stream.receive_message(first_byte_s=timeouts.progress_s)
     if kind is MessageType.REFUSE:
@@ -73,4 +112,5 @@ def _expect(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeout
 
 def _refuse(stream: Stream, error: PdserveError) -> None:
     _log.warning("kv_link_refused", error=to_name(error), reason=error)
-    stream.send([encode(Refuse(to_name(error), str(error)))])
+    with contextlib.suppress(LinkLost):  # the peer may have refused us first; our own reason is the one to report
+        stream.send([encode(Refuse(to_name(error), str(error)))])

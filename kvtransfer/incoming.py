@@ -11,6 +11,7 @@ from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
+from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
 _FROM_SENDER = (MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW)
@@ -21,10 +22,11 @@ class Incoming:
 
     def __init__(
         self, number: int, stream: Stream, table: TicketTable, *, choose: Callable[[Hello], Transport],
-        timeouts: Timeouts, digests: bool, ended: Callable[[int], None],
+        timeouts: Timeouts, trust: Trust, digests: bool, ended: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._number, self._stream, self._table = number, stream, table
         self._choose, self._timeouts, self._digests, self._ended = choose, timeouts, digests, ended
+        self._trust = trust
         self._inlet: Inlet | None = None
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
 
@@ -39,7 +41,7 @@ class Incoming:
     def _run(self) -> None:
         sender, reason, greeted = "a stranger", "the receiver failed", False
         try:
-            self._inlet, hello = answer(self._stream, self._timeouts, self._choose, digests=self._digests)
+            self._inlet, hello = answer(self._stream, self._timeouts, self._choose, self._trust, digests=self._digests)
             sender, greeted = hello.sender_id, True
             _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
             self._serve(self._inlet)

@@ -92,7 +92,7 @@ class Link:
 
     def _live(self) -> PdserveError | None:
         settings = self._settings
-        dialled = dial(settings.transports, self._endpoints, self._hello(), settings.timeouts)
+        dialled = dial(settings.transports, self._endpoints, self._hello(), settings.timeouts, settings.trust)
         stream, outlet, outbox = dialled.stream, dialled.outlet, Outbox(dialled.stream)
         reader = threading.Thread(
             target=self._read, args=(stream, outlet), name=f"kv-back-{self._peer_id}", daemon=True

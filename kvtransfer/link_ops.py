@@ -1,13 +1,14 @@
 """What is posted to a link's queue, and what all links of one sender share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtransfer.frame import Abort, Ack, Nack
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.transport import Timeouts, Transport
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
+from wire.trust import Trust
 from wire.types import Ticket
 
 
@@ -84,3 +85,4 @@ class LinkSettings:
     timeouts: Timeouts
     tend_interval_s: float
     digests: bool
+    trust: Trust = field(default_factory=Trust)

@@ -20,6 +20,7 @@ from kvtransfer.transports import make_transports
 from telemetry.logs import EventLogger
 from wire.errors import Unavailable
 from wire.failpoints import Failpoints, process_failpoints
+from wire.trust import Trust
 from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")
@@ -36,10 +37,11 @@ class KvReceiver:
         transports: Sequence[str] = (), events: ReceiverEvents,
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
         port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
-        failpoints: Failpoints | None = None,
+        trust: Trust | None = None, failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
+        self._trust = trust or Trust()
         self._timeouts = Timeouts(progress_s=progress_timeout_s)
         self._transports = make_transports(transports, memory)
         self._table = TicketTable(
@@ -145,7 +147,7 @@ class KvReceiver:
         number = next(self._numbers)
         incoming = Incoming(
             number, stream, self._table, choose=lambda hello: self._choose(hello, over_unix),
-            timeouts=self._timeouts, digests=self._digests, ended=self._forget,
+            timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._forget,
         )  # fmt: skip
         self._links[number] = incoming
         try:

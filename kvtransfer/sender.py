@@ -11,6 +11,7 @@ from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from wire.errors import InstanceLost
 from wire.failpoints import Failpoints, process_failpoints
+from wire.trust import Trust
 from wire.types import LinkStatus, Ticket
 
 _JOIN_S = 5.0
@@ -23,7 +24,7 @@ class KvSender:
         self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
-        digests: bool = True,
+        digests: bool = True, trust: Trust | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
         self._settings = LinkSettings(
@@ -31,6 +32,7 @@ class KvSender:
             transports=make_transports(transports, memory), events=events, claim=self._claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
+            trust=trust or Trust(),
         )  # fmt: skip
         self._links: dict[tuple[str, int], Link] = {}
         self._link_by_ticket: dict[str, Link] = {}

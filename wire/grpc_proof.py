@@ -19,7 +19,7 @@ from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire.errors import Incompatible
 from wire.nonces import NonceMint
-from wire.secret import FINGERPRINT_CHARS, MAX_NONCE_BYTES, MIN_NONCE_BYTES, Prover, Side, differ
+from wire.secret import MAX_NONCE_BYTES, MIN_NONCE_BYTES, Prover, Side, differ, readable
 from wire.trust import Trust, printable
 
 log = EventLogger("trust")
@@ -44,7 +44,7 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
     reply = await stub.Challenge(request, timeout=timeout_s)
     if secret is None and not reply.fingerprint:
         return ()
-    theirs, their_host = fingerprint_of(reply.fingerprint), f"{printable(reply.host)} at {address}"
+    theirs, their_host = readable(reply.fingerprint), f"{printable(reply.host)} at {address}"
     if secret is None or theirs != secret.fingerprint:
         raise Incompatible(differ(secret, trust.host, theirs, their_host))
     if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.ANSWERER, reply.proof):
@@ -70,7 +70,7 @@ class Door:
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
             words = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, words)
-        theirs = fingerprint_of(request.fingerprint)
+        theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):
             self._say(differ(secret, self._trust.host, theirs, host))
         if secret is None:
@@ -120,13 +120,6 @@ def peer_address(context: Any) -> str:
     """Return the numeric address of a call's peer; gRPC says `ipv4:10.0.0.1:1234` or `ipv6:%5B::1%5D:1234`."""
     peer = urllib.parse.unquote(str(context.peer()))
     return peer.partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def fingerprint_of(text: str) -> str:
-    """Return a fingerprint as a stranger wrote it, `unreadable` for what is none."""
-    if not text:
-        return ""
-    return text if len(text) == FINGERPRINT_CHARS and set(text) <= set("0123456789abcdef") else "unreadable"
 
 
 def _method(method: str) -> str:

@@ -121,6 +121,14 @@ def differ(ours: Secret | None, our_host: str, theirs: str, their_host: str) -> 
     )
 
 
+def readable(fingerprint: str) -> str:
+    """Return a fingerprint as a stranger wrote it, `unreadable` for what is none."""
+    if not fingerprint:
+        return ""
+    fit = len(fingerprint) == FINGERPRINT_CHARS and set(fingerprint) <= set("0123456789abcdef")
+    return fingerprint if fit else "unreadable"
+
+
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:
     mode, owners = stat.S_IMODE(status.st_mode), (os.geteuid(), 0)
     if not stat.S_ISREG(status.st_mode):

@@ -10,13 +10,15 @@ import pytest
 
 from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open, Renew
 from kvtransfer.hello import Hello, encode_hello
+from kvtransfer.proof import encode_proof, no_proof
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.shm import POOL_SEALS
-from kvtransfer.stream import Stream
+from kvtransfer.stream import Stream, expect
 from kvtransfer.tcp import TcpOutlet
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, endpoint_of, fill, make_rig, read, until
 from wire.errors import ConfigError, Incompatible, InstanceLost
 from wire.kv_layout import KvTensor
+from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Ticket
 
 BLOCKS = (1, 2, 3, 4, 5)
@@ -282,6 +284,8 @@ def test_a_hello_with_an_absurd_pool_is_refused() -> None:
         stream = Stream(_connect(rig, "tcp"), progress_timeout_s=DEADLINE_S)
 
         stream.send([encode_hello(hello)])
+        expect(stream, MessageType.CHALLENGE, timeout_s=DEADLINE_S)
+        stream.send([encode_proof(no_proof(Trust()))])
         kind, _ = stream.receive_message(first_byte_s=DEADLINE_S)
 
         assert kind is MessageType.REFUSE

@@ -1,0 +1,133 @@
+"""CHALLENGE and PROOF: before WELCOME both ends of a link prove the cluster secret over both nonces and HELLO's bytes.
+
+CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
+PROOF     | proof 32 bytes | texts: fingerprint, host |
+
+Where no end has a secret, fingerprints are empty and proofs zero, and the peer's address is looked at instead: an
+address of the global table on TCP, a process of the same user on a Unix socket.
+"""
+
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+
+from kvtransfer import shm
+from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
+from kvtransfer.hello import NONCE_BYTES, Hello
+from kvtransfer.stream import LinkLost, Stream
+from wire.errors import Incompatible
+from wire.secret import PROOF_BYTES, Prover, Side, differ, readable
+from wire.trust import Trust, printable
+
+_CHALLENGE = struct.Struct(f"!{NONCE_BYTES}s{PROOF_BYTES}s")
+_PROOF = struct.Struct(f"!{PROOF_BYTES}s")
+_NO_PROOF = bytes(PROOF_BYTES)
+_PURPOSE = "kv"
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The receiver proves itself and asks for the sender's proof; `fingerprint` is empty where it has no secret."""
+
+    nonce: bytes
+    proof: bytes
+    fingerprint: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The sender's answer."""
+
+    proof: bytes
+    fingerprint: str
+    host: str
+
+
+def check_peer(stream: Stream, trust: Trust) -> None:
+    """Raise Incompatible for a peer that may not even try: a stranger's address without a secret, another user."""
+    sock = stream.socket
+    try:
+        if sock.family != socket.AF_UNIX:
+            trust.check_address(str(sock.getpeername()[0]))
+        elif not shm.is_same_user(sock):
+            raise Incompatible("another user's process is at the other end of the Unix socket")
+    except OSError as error:
+        raise LinkLost(f"the connection broke: {error}") from error
+
+
+def make_challenge(trust: Trust, hello: Hello, hello_body: bytes) -> Challenge:
+    """Return what the receiver says to a HELLO."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    prover = _prover(trust, hello, nonce, hello_body)
+    proof = _NO_PROOF if prover is None else prover.proof(Side.ANSWERER)
+    return Challenge(nonce, proof, _fingerprint(trust), trust.host)
+
+
+def check_challenge(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge) -> None:
+    """Raise Incompatible unless the receiver has proven our secret, or neither has one."""
+    _check(trust, Side.ANSWERER, challenge, _prover(trust, hello, challenge.nonce, hello_body), hello.receiver_id)
+
+
+def make_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge) -> Proof:
+    """Return the sender's proof for a challenge that was checked."""
+    prover = _prover(trust, hello, challenge.nonce, hello_body)
+    return Proof(_NO_PROOF if prover is None else prover.proof(Side.OPENER), _fingerprint(trust), trust.host)
+
+
+def no_proof(trust: Trust) -> Proof:
+    """Return what tells the receiver whose secret it is that differs."""
+    return Proof(_NO_PROOF, _fingerprint(trust), trust.host)
+
+
+def check_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge, proof: Proof) -> None:
+    """Raise Incompatible unless the sender has proven our secret, or neither has one."""
+    _check(trust, Side.OPENER, proof, _prover(trust, hello, challenge.nonce, hello_body), hello.sender_id)
+
+
+def encode_challenge(challenge: Challenge) -> bytes:
+    """Return prefix and body of CHALLENGE."""
+    texts = pack_text(challenge.fingerprint) + pack_text(challenge.host)
+    return pack(MessageType.CHALLENGE, _CHALLENGE.pack(challenge.nonce, challenge.proof) + texts)
+
+
+def decode_challenge(body: bytes | bytearray) -> Challenge:
+    """Rebuild CHALLENGE. Raises WireError."""
+    try:
+        nonce, proof = _CHALLENGE.unpack_from(body)
+        fingerprint, host = unpack_texts(memoryview(body)[_CHALLENGE.size :], 2)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed CHALLENGE of {len(body)} bytes: {error}") from error
+    return Challenge(nonce, proof, fingerprint, host)
+
+
+def encode_proof(proof: Proof) -> bytes:
+    """Return prefix and body of PROOF."""
+    return pack(MessageType.PROOF, _PROOF.pack(proof.proof) + pack_text(proof.fingerprint) + pack_text(proof.host))
+
+
+def decode_proof(body: bytes | bytearray) -> Proof:
+    """Rebuild PROOF. Raises WireError."""
+    try:
+        (proof,) = _PROOF.unpack_from(body)
+        fingerprint, host = unpack_texts(memoryview(body)[_PROOF.size :], 2)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"malformed PROOF of {len(body)} bytes: {error}") from error
+    return Proof(proof, fingerprint, host)
+
+
+def _prover(trust: Trust, hello: Hello, nonce: bytes, hello_body: bytes) -> Prover | None:
+    return None if trust.secret is None else Prover(trust.secret, _PURPOSE, hello.nonce, nonce, hello_body)
+
+
+def _check(trust: Trust, side: Side, said: Challenge | Proof, prover: Prover | None, peer_id: str) -> None:
+    theirs, where = readable(said.fingerprint), f"{printable(peer_id)}, {printable(said.host)}"
+    if theirs != _fingerprint(trust):
+        raise Incompatible(differ(trust.secret, trust.host, theirs, where))
+    if prover is not None and not prover.holds(side, said.proof):
+        raise Incompatible(f"{where} names the cluster secret {theirs} that is here ({trust.host}) and cannot prove it")
+
+
+def _fingerprint(trust: Trust) -> str:
+    return "" if trust.secret is None else trust.secret.fingerprint
