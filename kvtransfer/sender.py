@@ -1,12 +1,14 @@
 """P's half of the hand-off: finds or makes the link to a ticket's instance and posts to it. Callers never wait."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from kvtransfer.interface import PoolMemory, SenderEvents
-from kvtransfer.link import Link
-from kvtransfer.link_ops import Begin, Drop, Finish, LinkSettings, Lost, Put, Tend
+from kvtransfer.link_ops import Drop, Finish, LinkSettings, Put
+from kvtransfer.peer import Peer, PeerKey, key_of
+from kvtransfer.routes import Routes
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from wire.errors import InstanceLost
@@ -18,7 +20,7 @@ _JOIN_S = 5.0
 
 
 class KvSender:
-    """Implements interface.Sender. Owner of the links, one per (instance, epoch), and of who reports each ending."""
+    """Implements interface.Sender. Owner of the peers, one per (instance, epoch), and of the tickets' routes."""
 
     def __init__(
         self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
@@ -27,96 +29,82 @@ class KvSender:
         digests: bool = True, trust: Trust | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
+        self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
-            transports=make_transports(transports, memory), events=events, claim=self._claim,
+            transports=make_transports(transports, memory), events=events, claim=self._routes.claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             trust=trust or Trust(),
         )  # fmt: skip
-        self._links: dict[tuple[str, int], Link] = {}
-        self._link_by_ticket: dict[str, Link] = {}
-        self._link_epoch = 0
-        self._bytes_of_gone_links = 0
+        self._peers: dict[PeerKey, Peer] = {}
+        self._link_epochs = itertools.count(1)
+        self._bytes_of_gone_peers = 0
         self._closed = False
         self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
         with self._lock:
-            if self._closed or ticket.ticket_id in self._link_by_ticket:
-                return
-            op, link = Begin(ticket), self._links.get((ticket.instance_id, ticket.epoch))
-            if link is not None:
-                self._link_by_ticket[ticket.ticket_id] = link
-            if link is None or not link.begin(op):
-                link = self._new_link(ticket, link)
-                self._link_by_ticket[ticket.ticket_id] = link
-                link.begin(op)
-                link.thread.start()
+            if not self._closed and self._routes.open(ticket.ticket_id):
+                link = self._peer(ticket).begin(ticket)
+                if not self._routes.add(ticket.ticket_id, link):
+                    link.post(Drop(ticket.ticket_id, "aborted while it was begun"))
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
-        link = self._link_by_ticket.get(ticket_id)
-        if link is not None:
+        for link in self._routes.links(ticket_id):
             link.post(Put(ticket_id, layer, start, end, tuple(block_ids)))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """After the last frame: tell the receiver what the prompt is."""
-        link = self._link_by_ticket.get(ticket_id)
-        if link is not None:
+        for link in self._routes.links(ticket_id):
             link.post(Finish(ticket_id, description))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket; the receiver is told. Reports no event."""
-        link = self._link_by_ticket.pop(ticket_id, None)
-        if link is not None:
+        for link in self._routes.take(ticket_id) or ():
             link.post(Drop(ticket_id, reason))
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """The links as they are now."""
+        """The links as they are now, one status a peer."""
         with self._lock:
-            return tuple(link.status() for link in self._links.values())
+            return tuple(status for peer in self._peers.values() if (status := peer.status()) is not None)
 
     @property
     def bytes_sent(self) -> int:
         """KV bytes announced to all instances."""
         with self._lock:
-            return self._bytes_of_gone_links + sum(link.bytes_sent for link in self._links.values())
+            return self._bytes_of_gone_peers + sum(peer.bytes_sent for peer in self._peers.values())
 
     def sweep(self) -> None:
         """Make every link look at its leases now; they do so by themselves every tend interval."""
         with self._lock:
-            for link in self._links.values():
-                link.post(Tend())
+            for peer in self._peers.values():
+                peer.tend()
 
     def close(self) -> None:
         """Abort everything and join the threads."""
         with self._lock:
             self._closed = True
-            self._link_by_ticket.clear()
-            links = list(self._links.values())
-        for link in links:
-            link.post(Lost(None))
-        for link in links:
-            link.join(_JOIN_S)
+            self._routes.clear()
+            peers = list(self._peers.values())
+        for peer in peers:
+            peer.end(None)
+        for peer in peers:
+            peer.join(_JOIN_S)
 
-    def _claim(self, ticket_id: str) -> bool:
-        return self._link_by_ticket.pop(ticket_id, None) is not None
+    def _peer(self, ticket: Ticket) -> Peer:
+        key = key_of(ticket)
+        peer = self._peers.get(key)
+        if peer is None:
+            self._drop_older_epochs(key)
+            peer = self._peers[key] = Peer(self._settings, key, self._link_epochs)
+        return peer
 
-    def _new_link(self, ticket: Ticket, old: Link | None) -> Link:
-        self._drop_older_epochs(ticket)
-        self._link_epoch += 1
-        link = Link(
-            self._settings, ticket.instance_id, ticket.epoch, self._link_epoch, ticket.endpoints,
-            bytes_sent=0 if old is None else old.bytes_sent, failures=0 if old is None else old.status().failures,
-        )  # fmt: skip
-        self._links[ticket.instance_id, ticket.epoch] = link
-        return link
-
-    def _drop_older_epochs(self, ticket: Ticket) -> None:
-        for peer_id, epoch in list(self._links):
-            if peer_id == ticket.instance_id and epoch != ticket.epoch:
-                gone = self._links.pop((peer_id, epoch))
-                gone.post(Lost(InstanceLost(f"{peer_id} of epoch {epoch:x} is replaced by epoch {ticket.epoch:x}")))
-                self._bytes_of_gone_links += gone.bytes_sent
+    def _drop_older_epochs(self, new: PeerKey) -> None:
+        for key in list(self._peers):
+            if key.instance_id == new.instance_id:
+                gone = self._peers.pop(key)
+                gone.end(InstanceLost(f"{key.instance_id} of epoch {key.epoch:x} is replaced by epoch {new.epoch:x}"))
+                self._bytes_of_gone_peers += gone.bytes_sent
