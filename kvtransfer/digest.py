@@ -1,10 +1,101 @@
-"""xxh3-64 over the wire layout, from memory that lies in pieces."""
+"""xxh3-64 over the wire layout, and copies of bytes that lie in pieces, both in one pass.
 
-from collections.abc import Callable, Iterable
+    mover = process_mover()                           # native functions, or Python where there are none
+    pool = Region(memory.buffer)                      # once a pool or mapping: its address, read-only ones too
+    runs = Runs.of_slots(spans, token_bytes)          # once a window of blocks, for all tensors of that size
+    digest = mover.copy_and_digest(Place(peer, peer_base, peer_runs), Place(pool, base, runs), stop)
+
+`base` is where the tensor starts in its pool, so a frame costs two Places and one call. A head range is
+`Runs.of_slots(spans, token_bytes, skip=..., row_bytes=...)`. Source and target are cut as they like, their bytes are
+equally many. `stop` is a StopFlag which whoever ends the ticket sets; it is looked at every 256 KiB.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import xxhash
 
+from native.library import load
+from native.memory import Place, Region, Run, Runs, StopFlag, check_move, check_place
+from wire.errors import ConfigError
+
+__all__ = [
+    "Mover", "Place", "PythonMover", "Region", "Run", "Runs", "StopFlag", "copy_and_digest", "digest_of", "make_mover",
+    "process_mover",
+]  # fmt: skip
+
 _PIECE_BYTES = 256 << 10
+
+
+class Mover(Protocol):
+    """Copies and digests runs. Thread-safe. Implemented by native.library.Library and PythonMover."""
+
+    @property
+    def name(self) -> str:
+        """What does the work, for status and logs."""
+        ...
+
+    def digest(self, place: Place) -> int:
+        """Return XXH3-64 of the runs one after another. Raises IndexError for runs past the region."""
+        ...
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        """Fill the target's runs from the source's; False when `stop` was set meanwhile.
+
+        Raises IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable.
+        """
+        ...
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        """Copy like `copy` and return XXH3-64 of what was written; None when `stop` was set meanwhile."""
+        ...
+
+
+class PythonMover:
+    """Does the same with memoryviews and xxhash, several times slower and with the GIL held between pieces."""
+
+    name = "python"
+
+    def digest(self, place: Place) -> int:
+        """See Mover."""
+        check_place(place)
+        return digest_of(_pieces(place))
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        """See Mover."""
+        check_move(source, target)
+        budget = 0
+        for left, right in _cut_alike(_pieces(source), _pieces(target)):
+            if budget <= 0:
+                if stop.is_set():
+                    return False
+                budget = _PIECE_BYTES
+            right[:] = left
+            budget -= len(right)
+        return not stop.is_set()
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        """See Mover."""
+        check_move(source, target)
+        pairs = _cut_alike(_pieces(source), _pieces(target))
+        digest = copy_and_digest(pairs, stopped=stop.is_set)
+        return None if stop.is_set() else digest
+
+
+def make_mover(environ: Mapping[str, str]) -> Mover:
+    """Return the native functions, or their stand-in in Python. Raises ConfigError for a bad PDSERVE_NATIVE."""
+    try:
+        return load(environ) or PythonMover()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@functools.cache
+def process_mover() -> Mover:
+    """Return this process's mover, made at the first call: seconds where the functions must be built first."""
+    return make_mover(os.environ)
 
 
 def digest_of(pieces: Iterable[memoryview | bytes]) -> int:
@@ -39,3 +130,20 @@ def copy_and_digest(
             hasher.update(piece)
             budget -= len(piece)
     return int(hasher.intdigest())
+
+
+def _pieces(place: Place) -> Iterator[memoryview]:
+    view, base = place.region.view, place.base
+    for offset, num_bytes in place.runs.rows():
+        yield view[base + offset : base + offset + num_bytes]
+
+
+def _cut_alike(sources: Iterator[memoryview], targets: Iterator[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+    source, target = memoryview(b""), memoryview(b"")
+    while True:
+        source, target = source or next(sources, source), target or next(targets, target)
+        count = min(len(source), len(target), _PIECE_BYTES)
+        if count == 0:
+            return
+        yield source[:count], target[:count]
+        source, target = source[count:], target[count:]

@@ -1,0 +1,1 @@
+"""Small native functions, built where a compiler is, called by ctypes without the GIL."""

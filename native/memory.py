@@ -1,0 +1,152 @@
+"""Where bytes lie: a region is one piece of memory, runs are rows in it, a place is runs from a base on.
+
+    region | ........ row ...stride... row ........ row ...stride... row .... |
+                      ^ base + offset              ^ base + offset
+
+Runs know no base: those of a block table are made once and used for every tensor that has tokens of that size.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from operator import add, mul, sub
+from typing import NamedTuple
+
+_FIELDS = 4
+
+
+class Run(NamedTuple):
+    """`rows` rows of `row_bytes` bytes; each starts `stride` bytes after the one before, the first at `offset`."""
+
+    offset: int
+    row_bytes: int
+    stride: int = 0
+    rows: int = 1
+
+
+class Runs:
+    """Runs in order, packed for native code. Immutable. `extent` is where the last byte of all ends."""
+
+    __slots__ = ("_words", "address", "extent", "num_bytes")
+
+    def __init__(self, runs: Iterable[Run | tuple[int, int, int, int]]) -> None:
+        """Raises ValueError for a negative number, an empty run, and rows that overlap."""
+        try:
+            words = array("Q", [word for run in runs for word in run])
+        except (OverflowError, TypeError) as error:
+            raise ValueError(f"a run is four numbers that are not negative and below 2^64: {error}") from error
+        if len(words) % _FIELDS:
+            raise ValueError(f"{len(words)} numbers are no runs of {_FIELDS}")
+        offsets, row_bytes, strides, rows = (words[field::_FIELDS] for field in range(_FIELDS))
+        for run in zip(offsets, row_bytes, strides, rows, strict=True):
+            if run[1] == 0 or run[3] == 0 or (run[3] > 1 and run[2] < run[1]):
+                raise ValueError(f"{Run(*run)} has no bytes, or rows that overlap")
+        last_rows = map(mul, strides, map(sub, rows, repeat(1)))
+        self._words = words
+        self.address = words.buffer_info()[0]
+        self.num_bytes = sum(map(mul, row_bytes, rows))
+        self.extent = max(map(add, map(add, offsets, last_rows), row_bytes), default=0)
+
+    @classmethod
+    def of_slots(
+        cls, spans: Iterable[tuple[int, int]], slot_bytes: int, *, skip: int = 0, row_bytes: int | None = None
+    ) -> "Runs":
+        """Return `row_bytes` from byte `skip` of each slot (all of it by default); a span is (first slot, slots)."""
+        width = slot_bytes - skip if row_bytes is None else row_bytes
+        if skip < 0 or skip + width > slot_bytes:
+            raise ValueError(f"bytes [{skip}, {skip + width}) of slots of {slot_bytes} bytes")
+        if width == slot_bytes:
+            return cls((first * slot_bytes, count * slot_bytes, 0, 1) for first, count in spans)
+        return cls((first * slot_bytes + skip, width, slot_bytes, count) for first, count in spans)
+
+    def rows(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, bytes) of every row."""
+        words = iter(self._words)
+        for offset, row_bytes, stride, rows in zip(words, words, words, words, strict=True):
+            for row in range(rows):
+                yield offset + row * stride, row_bytes
+
+
+class Region:
+    """One piece of memory and its address, found once. It keeps the memory alive; there is nothing to close.
+
+    Whoever unmaps the memory drops its regions first. Another thread that still moves bytes holds a reference too, so
+    the memory goes when that is done.
+    """
+
+    __slots__ = ("address", "num_bytes", "readonly", "view")
+
+    def __init__(self, memory: "memoryview | bytes | bytearray | array[int]") -> None:
+        """Raises BufferError for memory that is not contiguous."""
+        view = memoryview(memory)
+        if not view.c_contiguous:
+            raise BufferError("a region is contiguous memory")
+        self.view = view if view.format == "B" and view.ndim == 1 else view.cast("B")
+        self.num_bytes, self.readonly = self.view.nbytes, self.view.readonly
+        self.address = _address_of(self.view)
+
+
+class Place(NamedTuple):
+    """Runs of a region, their offsets counted from `base`."""
+
+    region: Region
+    base: int
+    runs: Runs
+
+
+class StopFlag:
+    """Tells a move to end early; set from any thread, for good."""
+
+    __slots__ = ("_word", "address")
+
+    def __init__(self) -> None:
+        self._word = ctypes.c_int32(0)
+        self.address = ctypes.addressof(self._word)
+
+    def set(self) -> None:
+        """End every move that looks at this flag."""
+        self._word.value = 1
+
+    def is_set(self) -> bool:
+        """Whether moves are to end."""
+        return self._word.value != 0
+
+
+def check_place(place: Place) -> None:
+    """Raise IndexError unless every run lies in the region."""
+    region, base, runs = place
+    if base < 0 or base + runs.extent > region.num_bytes:
+        raise IndexError(f"bytes up to {base} + {runs.extent} are named, the region has {region.num_bytes}")
+
+
+def check_move(source: Place, target: Place) -> None:
+    """Raise IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable."""
+    check_place(source)
+    check_place(target)
+    if source.runs.num_bytes != target.runs.num_bytes:
+        raise ValueError(f"{source.runs.num_bytes} bytes do not fill {target.runs.num_bytes}")
+    if target.region.readonly:
+        raise ValueError("the target is only readable")
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer of CPython's stable ABI; read-only memory has an address this way, but not by `from_buffer`."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def _address_of(view: memoryview) -> int:
+    python = ctypes.PyDLL(None)
+    get, release = python.PyObject_GetBuffer, python.PyBuffer_Release
+    get.argtypes, release.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int), (ctypes.c_void_p,)
+    release.restype = None
+    buffer = _PyBuffer()
+    get(view, ctypes.addressof(buffer), 0)  # an error is raised by itself
+    address = buffer.buf or 0
+    release(ctypes.addressof(buffer))  # the memoryview has a hold on the memory of its own
+    return int(address)
