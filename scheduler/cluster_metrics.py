@@ -30,7 +30,8 @@ _LEDGER: tuple[tuple[str, str, Callable[[LedgerView], float]], ...] = (
     ("requests_failed", "Requests that failed", lambda ledger: ledger.failed),
     ("requests_cancelled", "Requests whose client went away", lambda ledger: ledger.cancelled),
     ("requests_rejected", "Requests never accepted", lambda ledger: ledger.rejected),
-    ("prompts_retried", "Prompts tried on a second pair", lambda ledger: ledger.retried_prompts),
+    ("prompts_retried", "Prompts tried a second time", lambda ledger: ledger.retried_prompts),
+    ("retries_delayed", "Retries that waited for the budget", lambda ledger: ledger.delayed_retries),
 )
 
 
@@ -58,6 +59,9 @@ def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
         ("requests_inflight", "Requests accepted and not ended", view.ledger.inflight),
         ("queued_prompts", "Prompts waiting in the scheduler", view.queued_prompts),
         ("queued_tokens", "Prompt tokens waiting in the scheduler", view.queued_tokens),
+        ("retries_inflight", "Retries that count against the budget", view.retries.under_way),
+        ("retries_waiting", "Retries that wait for the budget", view.retries.waiting),
+        ("retries_limit", "Most retries at once, now", view.retries.limit),
         ("ready", "1 if a request would be served now", int(view.ready)),
     )
     for name, help, number in gauges:

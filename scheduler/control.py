@@ -9,7 +9,7 @@ from scheduler.member import Member
 from scheduler.probe import Probe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
-from scheduler.view import ClusterView, InstanceView, LedgerView
+from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
 from wire.errors import PdserveError
 
 
@@ -41,13 +41,14 @@ class Control:
 
     def view(self) -> ClusterView:
         """Return the picture of now."""
-        admission = self.dispatch.admission
+        admission, retries = self.dispatch.admission, self.dispatch.retries
         return ClusterView(
             ready=self.ready(),
             instances=tuple(_instance_view(member) for member in self.registry.members),
             ledger=_ledger_view(self.dispatch.ledger),
             queued_prompts=admission.num_waiting,
             queued_tokens=admission.waiting_tokens,
+            retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
         )
 
 
@@ -73,4 +74,5 @@ def _ledger_view(ledger: Ledger) -> LedgerView:
         inflight=ledger.inflight,
         rejected=ledger.rejected,
         retried_prompts=ledger.retried_prompts,
+        delayed_retries=ledger.delayed_retries,
     )

@@ -4,7 +4,8 @@
     accept      wait for room   choose a pair   reserve, prefill, step       the client reads
 
 Each prompt of a request goes this way alone. A prompt whose pair fails before a token of its decode instance left is
-tried once more, on another pair where there is one; one that finds no room after all goes back to the queue's front.
+tried once more, on another pair where there is one and as the budget of retries allows; one that finds no room after
+all goes back to the front of the queue.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, PromptDone
+from scheduler.retry_budget import Retry, RetryBudget
 from scheduler.running import Running
 from telemetry.logs import EventLogger
 from wire.errors import (
@@ -47,6 +49,7 @@ class Dispatch:
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
         self.ledger = Ledger()
         self._placer = Placer(registry)
+        self.retries = RetryBudget(limits, lambda: self.ledger.inflight)
         self.admission = Admission(limits, self._placer.try_place)
         self._registry = registry
         self._readiness = readiness
@@ -110,23 +113,38 @@ class Dispatch:
     async def _serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting], running: Running) -> None:
         """Take one prompt from the queue to its end."""
         failure: PdserveError | None = None
-        for attempt in itertools.count(1):
-            grant = await self._wait_for_grant(prompt, places[prompt], failure)
-            try:
-                with grant:
-                    await self._run_path(prompt, grant)
-                running.put(_done(prompt, grant))
-                return
-            except NoCapacity as error:
-                if not prompt.can_be_retried:
-                    raise
-                log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
-            except RETRYABLE as error:
-                if not prompt.can_be_retried or attempt >= self._limits.max_tries:
-                    raise
-                failure = error
-                self._note_retry(prompt, grant.plan, error)
-            self._requeue(prompt, places)
+        with self.retries.retry() as retry:
+            for attempt in itertools.count(1):
+                grant = await self._wait_for_grant(prompt, places[prompt], failure)
+                try:
+                    with grant:
+                        await self._run_path(prompt, grant, retry)
+                    running.put(_done(prompt, grant))
+                    return
+                except NoCapacity as error:
+                    if not prompt.can_be_retried:
+                        raise
+                    log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
+                except RETRYABLE as error:
+                    if not prompt.can_be_retried or attempt >= self._limits.max_tries:
+                        raise
+                    failure = error
+                    self._note_retry(prompt, grant.plan, error)
+                    await self._wait_for_retry(prompt, retry)
+                self._requeue(prompt, places)
+
+    async def _wait_for_retry(self, prompt: PromptRun, retry: Retry) -> None:
+        """Wait until the cluster's budget has room for a retry, as long as the prompt's own limit allows."""
+        retry.done()
+        if self.retries.is_spent:
+            self.ledger.delayed_retries += 1
+            under_way, limit = self.retries.num_under_way, self.retries.limit
+            prompt.enter(f"waiting to be retried while {under_way} others are (the limit is {limit})")
+        try:
+            async with asyncio.timeout_at(prompt.deadline):
+                await retry.begin()
+        except TimeoutError:
+            raise prompt.deadline_error() from None
 
     async def _wait_for_grant(self, prompt: PromptRun, waiting: Waiting, failure: PdserveError | None) -> Grant:
         """Wait in the queue. When no pair is left to try, what failed the last one is raised."""
@@ -140,9 +158,11 @@ class Dispatch:
         prompt.add_times(StageTimes(queue_s=prompt.enter("placed")))
         return grant
 
-    async def _run_path(self, prompt: PromptRun, grant: Grant) -> None:
+    async def _run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
         def crossed() -> None:
             self._readiness.crossed(grant.plan)
+            if retry is not None:
+                retry.done()
 
         if grant.prefill is None:
             await LocalPath(grant.decode, crossed=crossed).run(prompt)

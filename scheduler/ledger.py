@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Ledger:
     """Counters since the start. Written by dispatch alone; received = completed + failed + cancelled + inflight.
 
-    `rejected` requests were never accepted; probes are counted nowhere here.
+    `rejected` requests were never accepted; probes are counted nowhere here. Of the
+    `retried_prompts`, `delayed_retries` had to wait for the budget.
     """
 
     received: int = 0
@@ -16,6 +17,7 @@ class Ledger:
     cancelled: int = 0
     rejected: int = 0
     retried_prompts: int = 0
+    delayed_retries: int = 0
 
     @property
     def inflight(self) -> int:

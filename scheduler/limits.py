@@ -8,12 +8,17 @@ class ControlLimits:
     """Seconds unless named otherwise.
 
     A dead instance is seen when its stream breaks; a frozen one after `silence_s` without a message; one whose engine
-    is stuck when its progress mark is older than `progress_s`: both within 10 s, a heartbeat's delay included.
+    is stuck when its progress mark is older than `progress_s`: both within 10 s, a heartbeat's delay included. Retries
+    under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
+    `retry_window_s`.
     """
 
     max_queued_requests: int = 1000
     max_queued_tokens: int = 4_000_000
     max_tries: int = 2
+    retry_share: float = 0.2
+    min_retries: int = 3
+    retry_window_s: float = 60.0
     heartbeat_s: float = 1.0
     silence_s: float = 6.0
     progress_s: float = 8.5

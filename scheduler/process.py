@@ -88,7 +88,12 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     bound = listen(config.engine.host, config.engine.port)
     options, stop = config.options, stop or asyncio.Event()
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
-    limits = ControlLimits(max_queued_requests=options.max_queued_requests, max_queued_tokens=options.max_queued_tokens)
+    limits = ControlLimits(
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+        retry_share=options.retry_share,
+        min_retries=options.min_retries,
+    )
     control = build_control(cluster, limits)
     drain, tokens = Drain(), Tokens(files)
     front = Front(

@@ -1,6 +1,6 @@
 """A frozen picture of the control half, for status, metrics and the ready route."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wire.types import InstanceDescription, LoadSnapshot, Role
 
@@ -34,6 +34,16 @@ class LedgerView:
     inflight: int
     rejected: int
     retried_prompts: int
+    delayed_retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryView:
+    """The retries that count against the budget, those that wait for it, and its limit now."""
+
+    under_way: int = 0
+    waiting: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +55,4 @@ class ClusterView:
     ledger: LedgerView
     queued_prompts: int
     queued_tokens: int
+    retries: RetryView = field(default_factory=RetryView)

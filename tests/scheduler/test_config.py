@@ -17,6 +17,7 @@ def test_defaults_are_those_of_the_guide() -> None:
     assert (made.engine.host, made.engine.port) == ("127.0.0.1", 9000)
     assert (made.options.startup_timeout, made.options.stall_timeout, made.options.shutdown_timeout) == (600, 10, 30)
     assert (made.options.max_queued_requests, made.options.max_queued_tokens) == (1000, 4_000_000)
+    assert (made.options.retry_share, made.options.min_retries) == (0.2, 3)
 
 
 def test_flags_take_both_spellings_and_engine_flags_are_accepted() -> None:

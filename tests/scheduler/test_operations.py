@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.front import ReadyReport
 from scheduler.metrics import Metrics
-from scheduler.view import ClusterView, InstanceView, LedgerView
+from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
 from wire.errors import HandoffFailed
 from wire.types import LinkStatus, LoadSnapshot, Role
 
@@ -102,7 +102,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     )  # fmt: skip
     living = InstanceView(0, Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
-    view = ClusterView(True, (living, lost), LedgerView(10, 5, 1, 2, 2, 4, 1), queued_prompts=3, queued_tokens=300)
+    ledger = LedgerView(10, 5, 1, 2, 2, 4, 1, delayed_retries=6)
+    view = ClusterView(True, (living, lost), ledger, queued_prompts=3, queued_tokens=300, retries=RetryView(7, 8, 9))
 
     text = Metrics(lambda: view).render().decode()
 
@@ -120,6 +121,10 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert "pdserve_requests_inflight 2.0" in text
     assert "pdserve_queued_prompts 3.0" in text
     assert "pdserve_ready 1.0" in text
+    assert "pdserve_retries_delayed_total 6.0" in text
+    assert re.findall(r"^pdserve_retries_(inflight|waiting|limit) (\S+)$", text, re.M) == [
+        ("inflight", "7.0"), ("waiting", "8.0"), ("limit", "9.0"),
+    ]  # fmt: skip
 
 
 async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:

@@ -1,0 +1,95 @@
+"""How many retries the cluster makes at once: a share of the active requests, and a few a minute whatever their number.
+
+A fault that hits many requests would else double the load of what is left. Retries past the budget wait their turn,
+first come first served; each prompt's own limit ends the wait.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from scheduler.limits import ControlLimits
+
+
+class RetryBudget:
+    """Owns the retries under way and those that wait. `num_active` returns the requests accepted and not ended.
+
+    A retry counts until its decode instance gives a token, until it ends, and for `retry_window_s` at most: so
+    `min_retries` start in every window even where all of them hang.
+    """
+
+    def __init__(self, limits: ControlLimits, num_active: Callable[[], int]) -> None:
+        self._limits = limits
+        self._num_active = num_active
+        self._under_way: dict[Retry, asyncio.TimerHandle] = {}
+        self._waiting: deque[tuple[Retry, asyncio.Future[None]]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """The most retries under way at once, now."""
+        return max(self._limits.min_retries, int(self._limits.retry_share * self._num_active()))
+
+    @property
+    def num_under_way(self) -> int:
+        """Retries that count now."""
+        return len(self._under_way)
+
+    @property
+    def num_waiting(self) -> int:
+        """Retries that wait their turn."""
+        return len(self._waiting)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a retry asked for now would wait."""
+        return bool(self._waiting) or self.num_under_way >= self.limit
+
+    def retry(self) -> "Retry":
+        """Return a prompt's way to retries."""
+        return Retry(self)
+
+    async def take(self, retry: "Retry") -> None:
+        """Count `retry` as under way, in its turn."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((retry, turn))
+        self._pump()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self.give_back(retry)
+            raise
+
+    def give_back(self, retry: "Retry") -> None:
+        """Count `retry` no more, whether it is under way or waits. Idempotent."""
+        forget = self._under_way.pop(retry, None)
+        if forget is not None:
+            forget.cancel()
+        self._waiting = deque(waits for waits in self._waiting if waits[0] is not retry)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiting and len(self._under_way) < self.limit:
+            retry, turn = self._waiting.popleft()
+            forget = asyncio.get_running_loop().call_later(self._limits.retry_window_s, self.give_back, retry)
+            self._under_way[retry] = forget
+            turn.set_result(None)
+
+
+class Retry(AbstractContextManager["Retry"]):
+    """One prompt's place in the budget, held while a retry of it is under way; given back on leaving."""
+
+    def __init__(self, budget: RetryBudget) -> None:
+        self._budget = budget
+
+    async def begin(self) -> None:
+        """Wait until the budget has room for one more."""
+        await self._budget.take(self)
+
+    def done(self) -> None:
+        """It has succeeded, or ended. Idempotent."""
+        self._budget.give_back(self)
+
+    def __exit__(self, *exc: object) -> None:
+        """Give the place back."""
+        self.done()

@@ -1,0 +1,121 @@
+"""The budget of retries, alone and under a fault that hits many requests at once."""
+
+import asyncio
+
+import pytest
+
+from scheduler.limits import ControlLimits
+from scheduler.retry_budget import Retry, RetryBudget
+from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import DeadlineExceeded
+from wire.fake_instance import FakeInstance
+from wire.messages import Prefill
+
+LIMITS = ControlLimits(retry_share=0.2, min_retries=3, retry_window_s=60.0)
+
+
+async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyncio.Task[None]]]:
+    """Ask for `count` retries at once, in order."""
+    retries = [budget.retry() for _ in range(count)]
+    tasks = [asyncio.create_task(retry.begin()) for retry in retries]
+    await asyncio.sleep(0)
+    return retries, tasks
+
+
+@pytest.mark.parametrize(("active", "limit"), [(0, 3), (15, 3), (19, 3), (20, 4), (100, 20)])
+@virtual
+async def test_a_fifth_of_the_active_requests_and_at_least_three(active: int, limit: int) -> None:
+    budget = RetryBudget(LIMITS, lambda: active)
+    _, tasks = await begun(budget, limit + 1)
+
+    assert [task.done() for task in tasks] == [True] * limit + [False]
+    assert (budget.limit, budget.num_under_way, budget.num_waiting, budget.is_spent) == (limit, limit, 1, True)
+    tasks[-1].cancel()
+
+
+@virtual
+async def test_a_place_given_back_goes_to_the_one_that_waits_longest() -> None:
+    budget = RetryBudget(LIMITS, lambda: 0)
+    retries, tasks = await begun(budget, 6)
+    tasks[3].cancel()
+    await asyncio.sleep(0)
+    retries[1].done()
+    retries[1].done()
+    await asyncio.sleep(0)
+
+    assert [task.done() for task in tasks] == [True, True, True, True, True, False]
+    assert tasks[3].cancelled()
+    for retry in retries:
+        retry.done()
+    assert (budget.num_under_way, budget.num_waiting) == (0, 0)
+    tasks[5].cancel()
+
+
+@virtual
+async def test_three_start_in_every_minute_even_where_all_of_them_hang() -> None:
+    budget = RetryBudget(LIMITS, lambda: 0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    _, tasks = await begun(budget, 9)
+    await asyncio.wait(tasks)
+
+    assert loop.time() - began == pytest.approx(120.0)
+    assert budget.num_under_way == 3
+
+
+@virtual
+async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
+    budget = RetryBudget(LIMITS, lambda: 0)
+    retries, tasks = await begun(budget, 4)
+    retries[0].done()  # the fourth has its turn, and is cancelled before it runs
+    tasks[3].cancel()
+    await asyncio.wait(tasks)
+
+    assert (budget.num_under_way, budget.num_waiting) == (2, 0)
+
+
+@virtual
+async def test_a_fault_that_hits_many_is_retried_a_few_at_a_time_and_all_are_answered() -> None:
+    async with FakeCluster("PPD", prefill_chunk_size=512, max_num_seqs=100).serving() as cluster:
+        dispatch = cluster.control.dispatch
+        cluster.instances[0].behaviour.step_s = cluster.instances[1].behaviour.step_s = 0.5
+        prompts = [(i, 1, 2) for i in range(20)]
+        readers = [asyncio.create_task(collect(dispatch.start(request(prompt)))) for prompt in prompts]
+        await until(lambda: all(len(instance.prompts) == 10 for instance in cluster.instances[:2]))
+        cluster.kill(0)
+        most = 0
+        while not all(reader.done() for reader in readers):
+            most = max(most, cluster.control.view().retries.under_way)
+            await asyncio.sleep(0.001)
+
+        assert [reader.result().tokens[0, 0] for reader in readers] == [expected(prompt, 4) for prompt in prompts]
+        assert most == 4  # a fifth of twenty
+        ledger, view = dispatch.ledger, cluster.control.view()
+        assert (ledger.retried_prompts, ledger.completed) == (10, 20)
+        assert view.ledger.delayed_retries == 6
+        assert (view.retries.under_way, view.retries.waiting, view.retries.limit) == (0, 0, 3)
+
+
+@virtual
+async def test_a_retry_without_a_turn_ends_at_the_request_s_own_limit_in_words() -> None:
+    limits = ControlLimits(min_retries=1)
+    async with FakeCluster("PPD", limits=limits, prefill_chunk_size=512).serving() as cluster:
+        cluster.instances[1].behaviour.step_s = 100.0
+        hung = await begun(cluster.control.dispatch.retries, 1)
+        cluster.instances[0].behaviour.step_s = 0.5
+        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request((1, 2), limits_s=(5.0, 5.0)))))
+        await until(lambda: bool(holds(cluster.instances[0])))
+        cluster.kill(0)
+
+        words = r"no first token within 5 s, waiting to be retried while 1 others are \(the limit is 1\)"
+        with pytest.raises(DeadlineExceeded, match=words):
+            await reader
+        assert not any(isinstance(command, Prefill) for command in cluster.instances[1].commands)
+        assert hung[1][0].done()
+        assert cluster.control.dispatch.retries.num_waiting == 0
+
+
+def holds(instance: FakeInstance) -> list[str]:
+    """Return the ids of its prompts."""
+    return list(instance.prompts)
