@@ -3,9 +3,9 @@
     python benchmarks/hop.py                                      512 and 4,096 tokens, 20 requests to each side
     python benchmarks/hop.py --prompt-tokens 512 --runs 8 --transport tcp
 
-Both sides are a scheduler process, bound to no core, before engines of one core each: P and D as `pdserve up` binds them,
-the combined instance on the first core, all with one chunk size. Both answer the same prompts in turn; the first to go
-changes, so a noisy machine disturbs both alike.
+Both sides are a scheduler process, bound to no core, before engines of one core each: P and D as `pdserve up` binds
+them, the combined instance on the first core, all with one chunk size. Both answer the same prompts in turn; the first
+to go changes, so a noisy machine disturbs both alike.
 
 Computed for every pair of requests, from the moment of sending, median over the pairs:
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
@@ -28,9 +28,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.kv.control import ROOT
 from benchmarks.kv.table import cpu
 
 START_S = 300
@@ -88,8 +88,8 @@ def start_combined(stack: ExitStack, port: int, instance_port: int, args: argpar
     instance = ["taskset", "-c", core, sys.executable, "-P", "-m", "pdserve.combined", "--port", str(instance_port)]
     front = [sys.executable, str(ROOT / "benchmarks" / "kv" / "combined_front.py"), "--instance", address]
     for name, command in (("instance", [*instance, *flags]), ("front", [*front, "--port", str(port), *flags])):
-        log = stack.enter_context(Path(folder, f"{name}.log").open("wb"))
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        with Path(folder, f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         stack.callback(end, process)
     try:
         wait_ready(port)

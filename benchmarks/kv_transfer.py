@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.kv.patterns import (
     SCATTERED_BLOCKS,
+    SMALL_LIMIT_MS,
+    SMALL_TOKENS,
     measure_many,
     measure_pairs,
     measure_scattered,
@@ -31,8 +33,10 @@ from benchmarks.kv.rounds import Cache, say
 from benchmarks.kv.shapes import MIB
 from benchmarks.kv.speed import measure_speed
 from benchmarks.kv.table import Row, cpu, document, markdown
+from benchmarks.kv.whole import measure_whole
+from wire.errors import PdserveError
 
-PARTS = ("speed", "scattered", "many", "small", "pairs")
+PARTS = ("speed", "scattered", "many", "small", "whole", "pairs")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -55,13 +59,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def rows_of(args: argparse.Namespace) -> Iterator[Row]:
     """Measure every part of every transport."""
-    cache, quick = Cache(), args.quick
+    quick = args.quick
+    cache = Cache(32 * MIB) if quick else Cache()
     for transport in args.transports:
         parts: dict[str, Callable[[str], Iterable[Row]]] = {
             "speed": lambda name: measure_speed(name, args.sizes, args.rounds, cache),
             "scattered": lambda name: measure_scattered(name, 64 if quick else SCATTERED_BLOCKS, args.rounds, cache),
             "many": lambda name: measure_many(name, 1 if quick else 16, args.rounds, cache),
             "small": lambda name: measure_small(name, 20 if quick else 300, 8 * MIB if quick else None),
+            "whole": lambda name: measure_whole(name, SMALL_TOKENS, 20 if quick else 300, SMALL_LIMIT_MS.get(name)),
             "pairs": lambda name: measure_pairs(
                 name, 1 if quick else args.rounds, 0.3 if quick else 3.0, 16 * MIB if quick else None
             ),
@@ -69,9 +75,13 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
         for part in args.parts:
             try:
                 yield from parts[part](transport)
-            except RuntimeError as error:  # a transport that cannot run here must not cost the others their rows
+            except (
+                RuntimeError,
+                OSError,
+                PdserveError,
+            ) as error:  # a transport that cannot run here must not cost the others their rows
                 say(f"{transport}, {part}: {error}")
-                yield Row(f"{transport}, {part}", skipped=str(error))
+                yield Row(f"{transport}, {part}", skipped=" ".join(str(error).split()))
 
 
 def profile(args: argparse.Namespace) -> None:

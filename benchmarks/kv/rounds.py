@@ -12,8 +12,8 @@ _MOST_EVICTED = 512 << 20
 class Cache:
     """Owner of memory larger than the last-level cache; writing it puts everything else out."""
 
-    def __init__(self) -> None:
-        self._size = min(_MOST_EVICTED, 2 * _cache_bytes())
+    def __init__(self, most_bytes: int = _MOST_EVICTED) -> None:
+        self._size = min(most_bytes, 2 * _cache_bytes())
         self._scratch = (ctypes.c_char * self._size)()
         self._value = 0
 

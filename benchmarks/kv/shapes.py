@@ -54,5 +54,5 @@ def block_table(num_blocks: int, first: int, count: int, *, scattered: bool) -> 
     source.shuffle(even)
     source.shuffle(odd)
     if even and odd and odd[0] == even[-1] + 1:
-        odd.append(odd.pop(0))
-    return (*even, *odd)
+        even.reverse()
+    return (*even, *odd) if len(even) > 1 else (*odd, *even)

@@ -1,0 +1,36 @@
+"""The hop benchmark: what it computes, and that it runs with the fake engine."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hop
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "hop.py"
+
+
+def test_the_hop_is_the_later_second_token_as_a_share_of_the_first() -> None:
+    times = {"pd": [(1.0, 1.2), (1.0, 1.3)], "combined": [(1.0, 1.1), (2.0, 2.1)]}
+
+    row = hop.summary(512, times, argparse.Namespace(runs=2, chunk=512))
+
+    assert row["hop"] == pytest.approx(((1.2 - 1.1) / 1.0 + (1.3 - 2.1) / 2.0) / 2, abs=1e-4)
+    assert row["gap"] == pytest.approx((0.1 / 1.0 + 0.2 / 2.0) / 2, abs=1e-4)
+    assert row["met"]
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_both_sides_start_answer_and_end(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--engine", "fake", "--prompt-tokens", "64", "--runs", "2"]
+
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+
+    assert ran.returncode == 0, ran.stderr
+    row = json.loads(ran.stdout.splitlines()[0])
+    assert row["first_token_pd_ms"] > 0
+    assert row["second_token_combined_ms"] > 0
