@@ -1,0 +1,66 @@
+"""One streamed completion as a client sees it: its tokens, how it ended and when."""
+
+import json
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.faults.cases import ANSWER, CLOSED, ERROR
+
+MAX_TOKENS = 8
+
+
+@dataclass
+class Seen:
+    """What one client saw. `words` are the tokens, `ending` one of cases' three; times are `time.time()`."""
+
+    words: list[str] = field(default_factory=list)
+    ending: str = ""
+    message: str = ""
+    first_at: float | None = None
+    ended_at: float = 0.0
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int]) -> Seen:
+    """Send one request and read its answer to whatever end it has; fails on an end that is none of the three."""
+    seen = Seen()
+    body = {
+        "model": "tiny", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
+        "stream": True,
+    }  # fmt: skip
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code == 200:
+                await _read(response, seen)
+            else:
+                seen.message = json.loads(await response.aread())["error"]["message"]
+                seen.ending = ERROR
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.ConnectError) as error:
+        assert not seen.ending, f"the connection broke after the ending {seen}: {error!r}"
+        seen.ending, seen.message = CLOSED, repr(error)
+    seen.ended_at = time.time()
+    return seen
+
+
+async def _read(response: httpx.Response, seen: Seen) -> None:
+    reason = None
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        assert not seen.ending, f"{line} came after the ending {seen}"
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            assert reason == "length", f"[DONE] after {seen.words} with finish_reason {reason}"
+            seen.ending = ANSWER
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            seen.ending, seen.message = ERROR, event["error"]["message"]
+            continue
+        choice = event["choices"][0]
+        seen.first_at = seen.first_at or time.time()
+        seen.words += choice["text"].split()
+        assert reason is None, f"{line} came after finish_reason {reason}"
+        reason = choice["finish_reason"]
+    assert seen.ending, f"the stream ended without a word after {seen.words}, finish_reason {reason}"

@@ -1,0 +1,65 @@
+"""The fault matrix: every failpoint, every action that can be set there, and what a client may see then."""
+
+from dataclasses import dataclass
+
+from wire.failpoints import POINTS
+
+HITS: dict[str, tuple[int, ...]] = {"kv.send.mid": (3,), "decode.token": (1, 5)}
+"""Which hit of a point fails where it is not the first: a frame in the middle of a chunk, D's first and fifth token."""
+
+BEFORE_FIRST_TOKEN = (
+    "decode.reserve", "prefill.before_chunk", "prefill.in_chunk", "prefill.between_chunks", "kv.send.mid",
+    "scheduler.first_token",
+)  # fmt: skip
+"""Points that no token of the prompt has passed: nothing but the fault-free answer will do."""
+
+VICTIMS = {"P": "prefill-0", "D": "decode-0", "scheduler": "scheduler"}
+DELAY_S = 0.3
+
+ANSWER, ERROR, CLOSED = "answer", "error", "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault: `action` at the `hit`-th pass of `point`, in one process."""
+
+    point: str
+    hit: int
+    action: str
+
+    def __str__(self) -> str:
+        """Name it as the table does."""
+        return f"{self.place}={self.action}"
+
+    @property
+    def place(self) -> str:
+        """The point with its hit."""
+        return self.point if self.hit == 1 and self.point not in HITS else f"{self.point}@{self.hit}"
+
+    @property
+    def victim(self) -> str:
+        """The process that fails: the first of its role, which is the one that placement takes first."""
+        return VICTIMS[POINTS[self.point].who]
+
+    @property
+    def setting(self) -> str:
+        """The value of PDSERVE_FAILPOINTS."""
+        action = f"delay:{DELAY_S}" if self.action == "delay" else self.action
+        return f"{self.point}={action}@{self.hit}"
+
+    @property
+    def endings(self) -> frozenset[str]:
+        """How a request may end. An error before the first token is never among it while a second pair lives."""
+        if self.victim == "scheduler" and self.action in ("kill9", "stop"):
+            return frozenset({CLOSED} if self.action == "kill9" else {ANSWER, ERROR})
+        if self.action == "delay" or self.point in BEFORE_FIRST_TOKEN:
+            return frozenset({ANSWER})
+        return frozenset({ANSWER, ERROR})
+
+
+CASES = tuple(
+    Case(point, hit, action)
+    for point in POINTS
+    for hit in HITS.get(point, (1,))
+    for action in POINTS[point].actions
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""Run one case of the matrix: three streams over two pairs, one process that fails, and every promise checked."""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass
+
+import httpx
+
+from tests.faults.asking import Seen, ask
+from tests.faults.cases import ANSWER, CLOSED, ERROR, Case
+from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, until
+from tests.faults.launch import LEASE_S
+
+NUM_STREAMS = 3
+FAULT_S = 10.0
+END_S = 15.0
+WAKE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one case came to. Milliseconds count from the fault; `woken_ms` from the SIGCONT."""
+
+    place: str
+    action: str
+    victim: str
+    endings: dict[str, int]
+    message: str
+    ended_ms: float
+    pools_ms: float
+    woken_ms: float | None
+
+
+async def run_case(cluster: FaultCluster, case: Case) -> Measured:
+    """Run it over a cluster whose victim was renewed with the case's setting. Fails on a broken promise."""
+    prompts = [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(NUM_STREAMS)]
+    before = cluster.ledger()
+    async with client_of(cluster) as client:
+        streams = [asyncio.create_task(ask(client, prompt)) for prompt in prompts]
+        fault_at = await _fault(cluster, case, streams)
+        woken_ms = None
+        if case.action == "stop":
+            await until(lambda: cluster.is_stopped(case.victim), fault_at + 1, f"{case.victim} does not stand still")
+            if case.victim == "scheduler":
+                pools_at = await _pools_zero(cluster, case, fault_at)
+                woken_ms = await _wake(cluster, case)
+                seen = await _all_ended(streams)
+            else:
+                seen = await _all_ended(streams)
+                pools_at = await _pools_zero(cluster, case, fault_at)
+                woken_ms = await _wake(cluster, case)
+        else:
+            seen = await _all_ended(streams)
+            pools_at = await _pools_zero(cluster, case, fault_at)
+        if case.action == "kill9":
+            assert await asyncio.to_thread(cluster.bury, case.victim) == -signal.SIGKILL
+        check_endings(cluster, case, prompts, seen)
+        if (case.victim, case.action) != ("scheduler", "kill9"):
+            await check_ledger(cluster, before, seen)
+        if case.action == "stop":
+            await _check_woken(cluster, client, case)
+    return Measured(
+        case.place, case.action, case.victim,
+        {ending: count for ending in (ANSWER, ERROR, CLOSED) if (count := sum(one.ending == ending for one in seen))},
+        next((one.message for one in seen if one.ending == ERROR), ""),
+        round(1000 * max(0.0, max(one.ended_at for one in seen) - fault_at), 1),
+        round(1000 * max(0.0, pools_at - fault_at), 1),
+        woken_ms,
+    )  # fmt: skip
+
+
+def check_endings(cluster: FaultCluster, case: Case, prompts: list[list[int]], seen: list[Seen]) -> None:
+    """Every stream ended as the case allows; a whole answer is a pair's own, and what came of another one's start."""
+    for prompt, one in zip(prompts, seen, strict=True):
+        assert one.ending in case.endings, f"{case}: {describe(seen)}"
+        answers = list(cluster.expected(prompt).values())
+        if one.ending == ANSWER:
+            assert one.words in answers, f"{case}: {one.words} is no pair's answer: {answers}"
+            continue
+        assert any(answer[: len(one.words)] == one.words for answer in answers), f"{case}: {one.words}, {answers}"
+        if case.victim != "scheduler":
+            assert one.words, f"{case}: an error before the first token with a pair left: {one.message}"
+
+
+async def check_ledger(cluster: FaultCluster, before: dict[str, float], seen: list[Seen]) -> None:
+    """Each request ended exactly once, and as its client saw it."""
+    now: dict[str, float] = {}
+
+    def settled() -> bool:
+        now.update(cluster.ledger())
+        return now["inflight"] == 0
+
+    await until(settled, time.time() + 5, f"requests are in flight for ever: {now}")
+    ended = {name: now[name] - before[name] for name in ("received", "completed", "failed", "cancelled", "rejected")}
+    failed = sum(one.ending == ERROR for one in seen)
+    assert ended == {
+        "received": len(seen), "completed": len(seen) - failed, "failed": failed, "cancelled": 0, "rejected": 0
+    }, f"{ended}: {describe(seen)}"  # fmt: skip
+
+
+async def _fault(cluster: FaultCluster, case: Case, streams: list[asyncio.Task[Seen]]) -> float:
+    """Return when the failpoint acted; a case in which it never does proves nothing."""
+    await until(
+        lambda: cluster.fault_at(case.victim) is not None, time.time() + FAULT_S, f"{case} never happened: {streams}"
+    )
+    at = cluster.fault_at(case.victim)
+    assert at is not None
+    return at
+
+
+async def _all_ended(streams: list[asyncio.Task[Seen]]) -> list[Seen]:
+    async with asyncio.timeout(END_S):
+        return await asyncio.gather(*streams)
+
+
+async def _pools_zero(cluster: FaultCluster, case: Case, fault_at: float) -> float:
+    """Return when no living, unstopped instance held a block any more: within lease + 1 s of the fault."""
+    gone = {case.victim} if case.action in ("kill9", "stop") else set()
+    living = [name for name in cluster.guide.names if name not in gone]
+    used: dict[str, float] = {}
+
+    def empty() -> bool:
+        used.update({name: cluster.blocks_used(name) for name in living})
+        return not any(used.values())
+
+    return await until(empty, fault_at + LEASE_S + 1, f"{case}: blocks are held past lease + 1 s: {used}")
+
+
+async def _wake(cluster: FaultCluster, case: Case) -> float:
+    """Let the stopped process go on; return the ms until its own pool was empty, at most 1 s."""
+    began = time.time()
+    cluster.guide.processes[case.victim].send(signal.SIGCONT)
+    if case.victim == "scheduler":
+        return 0.0
+    what = f"{case}: {case.victim} holds blocks {WAKE_S} s after waking"
+    at = await until(lambda: _is_empty(cluster, case.victim), began + WAKE_S, what)
+    return round(1000 * (at - began), 1)
+
+
+def _is_empty(cluster: FaultCluster, name: str) -> bool:
+    return cluster.blocks_used(name) == 0
+
+
+async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: Case) -> None:
+    """What a woken process still says of its old work is dropped: no commit, no token, no second ending of it."""
+    others = [name for name in cluster.guide.names if name != case.victim]
+    admitted = _admissions(cluster, others)
+    await asyncio.to_thread(cluster.wait_living, cluster.guide.names)
+    await until(cluster.is_seen_idle, time.time() + 5, "the scheduler never hears that all is idle")
+    before = cluster.ledger()
+    prompt = [11 + i for i in range(PROMPT_TOKENS)]
+    seen = await ask(client, prompt)
+    by = [pair for pair, words in cluster.expected(prompt).items() if words == seen.words]
+    assert (seen.ending, by) == (ANSWER, [("prefill-0", "prefill-0", "decode-0")]), describe([seen])
+    await check_ledger(cluster, before, [seen])
+    own = "decode-0" != case.victim  # the request of this check was admitted there
+    assert _admissions(cluster, others) == admitted + own
+    await _pools_zero(cluster, Case(case.point, case.hit, "delay"), time.time())
+
+
+def _admissions(cluster: FaultCluster, names: list[str]) -> int:
+    return sum(cluster.log(name).count(" kv_received ") for name in names)

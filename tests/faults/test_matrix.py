@@ -1,0 +1,57 @@
+"""Every failpoint with every action, in one process of a real cluster of two pairs (issue's fault matrix)."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cases import CASES, Case
+from tests.faults.cluster import FaultCluster
+from tests.faults.running import Measured, run_case
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+RESULTS = "PDSERVE_FAULT_RESULTS"
+"""A file's name here gets the measured table as JSON, for scripts/fault_table."""
+
+OFTEN = frozenset({
+    "prefill.in_chunk=raise", "prefill.between_chunks=kill9", "kv.send.mid@3=corrupt", "kv.before_ack=stop",
+    "decode.token@5=kill9", "scheduler.between=kill9",
+})  # fmt: skip
+"""The cases that run every time: each action, each process, both sides of the first token."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """Two P, two D and a scheduler."""
+    with FaultCluster(tmp_path_factory.mktemp("faults")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[list[Measured]]:
+    """What the cases measured; written when the last has run, where it is asked for."""
+    measured: list[Measured] = []
+    yield measured
+    path = os.environ.get(RESULTS)
+    if path and measured:
+        Path(path).write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n")
+
+
+def _marked(case: Case) -> object:
+    return pytest.param(case, id=str(case), marks=() if str(case) in OFTEN else pytest.mark.long)
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_a_fault_ends_every_request_as_promised(cluster: FaultCluster, results: list[Measured], case: Case) -> None:
+    cluster.renew(case.victim, case.setting)
+
+    results.append(asyncio.run(run_case(cluster, case)))
+
+
+def test_the_cases_that_run_every_time_are_cases() -> None:
+    assert {str(case) for case in CASES} >= OFTEN
