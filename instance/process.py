@@ -16,7 +16,7 @@ from instance.entry_lock import EntryLock
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
 from telemetry.logs import EventLogger
-from wire.grpc_connection import GrpcServer
+from wire.grpc_server import GrpcServer
 
 log = EventLogger("instance")
 

@@ -1,6 +1,6 @@
-"""The seam scheduler/instance over gRPC: the scheduler's `GrpcConnection` and the server that serves an instance.
+"""The seam scheduler/instance over gRPC, the scheduler's half: one bidirectional stream a session.
 
-One bidirectional stream a session. The server's half only moves messages; the instance decides (InstanceService).
+The other half is wire/grpc_server.py.
 """
 
 import asyncio
@@ -9,32 +9,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
-from wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
-from wire.connection import InstanceService, ServedSession
-from wire.convert import description_from_pb, description_to_pb
-from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
-from wire.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    Incompatible,
-    InstanceLost,
-    InvalidRequest,
-    PdserveError,
-    appearance,
-)
-from wire.grpc_proof import Door, Metadata, prove
+from wire.channel import CHANNEL_OPTIONS
+from wire.convert import description_from_pb
+from wire.convert_messages import command_to_pb, event_from_pb
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, PdserveError
+from wire.grpc_proof import Metadata, prove
 from wire.messages import Command, Event, OpenSession
 from wire.trust import Trust
 from wire.types import InstanceDescription
-
-log = EventLogger("wire")
-
-FIRST_COMMAND_S = 10.0
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
 
@@ -140,116 +125,6 @@ class GrpcSession:
                 return None
             raise
         return None if message is _EOF else event_from_pb(message)
-
-
-class _Servicer(pb_grpc.InstanceServicer):
-    """Moves messages between streams and an InstanceService; until there is one, it says that it loads."""
-
-    def __init__(self, door: Door, first_command_s: float) -> None:
-        self.service: InstanceService | None = None
-        self._door, self._first_command_s = door, first_command_s
-
-    async def Challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
-        """Prove the cluster secret and give a nonce."""
-        return await self._door.challenge(request, context)
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.InstanceDescription:
-        """Answer what the instance is."""
-        await self._door.admit(context, "Describe")
-        return description_to_pb((await self._loaded(context)).describe())
-
-    async def Session(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> AsyncIterator[Any]:
-        """Serve one session: the first command opens it, a reader feeds it, its events go out."""
-        await self._door.admit(context, "Session")
-        session = await self._open(requests, context)
-        reader = asyncio.create_task(_feed(session, requests))
-        try:
-            async for event in session.events():
-                yield event_to_pb(event)
-        finally:
-            reader.cancel()
-            session.lost()
-
-    async def _loaded(self, context: Any) -> InstanceService:
-        if self.service is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
-        assert self.service is not None
-        return self.service
-
-    async def _open(self, requests: AsyncIterator[pb.CommandMessage], context: Any) -> ServedSession:
-        try:
-            async with asyncio.timeout(self._first_command_s):
-                message = await anext(aiter(requests))
-            hello = command_from_pb(message)
-            if not isinstance(hello, OpenSession):
-                raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
-            return (await self._loaded(context)).open(hello)
-        except TimeoutError:
-            words = f"no command within {self._first_command_s:g} s of the session's start"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
-        except StopAsyncIteration:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session without a command")
-        except PdserveError as error:
-            await context.abort(grpc.StatusCode[appearance(error).grpc_status], str(error))
-        raise AssertionError("abort raises")
-
-
-async def _feed(session: ServedSession, requests: AsyncIterator[pb.CommandMessage]) -> None:
-    try:
-        async for message in requests:
-            try:
-                session.handle(command_from_pb(message))
-            except InvalidRequest as error:
-                log.warning("command_refused", error=error)
-    finally:
-        session.lost()
-
-
-class GrpcServer:
-    """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
-
-    def __init__(
-        self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S
-    ) -> None:
-        self._host, self._port = host, port
-        self._trust = trust or Trust()
-        self._server: Any = None
-        self._servicer = _Servicer(Door(self._trust), first_command_s)
-        self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
-
-    async def start(self) -> int:
-        """Take the port and answer that the instance is loading; return the port's number."""
-        self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
-        where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        try:
-            port = self._take_port(where)
-        except RuntimeError as error:
-            raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
-        pb_grpc.add_InstanceServicer_to_server(self._servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        await self.set_healthy(False)
-        await self._server.start()
-        return port
-
-    def _take_port(self, where: str) -> int:
-        if self._trust.tls is None:
-            return int(self._server.add_insecure_port(where))
-        return int(self._server.add_secure_port(where, self._trust.tls.server_credentials()))
-
-    async def serve(self, service: InstanceService) -> None:
-        """From now on answer with `service`."""
-        self._servicer.service = service
-        await self.set_healthy(True)
-
-    async def set_healthy(self, healthy: bool) -> None:
-        """Answer the standard gRPC health service so, for the whole server."""
-        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", status)
-
-    async def stop(self, grace_s: float) -> None:
-        """End all sessions and free the port."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
 
 
 def _channel(address: str, trust: Trust) -> grpc.aio.Channel:

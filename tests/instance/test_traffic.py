@@ -17,7 +17,8 @@ from instance.local import LocalInstance
 from tests.instance.pair import DEADLINE_S, instance_config
 from tests.instance.traffic import Line, Traffic
 from wire.connection import Connection
-from wire.grpc_connection import GrpcConnection, GrpcServer
+from wire.grpc_connection import GrpcConnection
+from wire.grpc_server import GrpcServer
 from wire.inprocess import InProcessConnection
 from wire.messages import OpenSession
 from wire.types import Role

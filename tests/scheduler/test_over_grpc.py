@@ -15,7 +15,8 @@ from tests.scheduler.fake_cluster import collect, control_over, describe, expect
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost
 from wire.fake_instance import FakeInstance
-from wire.grpc_connection import GrpcConnection, GrpcServer
+from wire.grpc_connection import GrpcConnection
+from wire.grpc_server import GrpcServer
 from wire.types import Role
 
 PROMPT = (5, 6, 7)

@@ -11,7 +11,8 @@ import pytest
 from wire.connection import Connection
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
 from wire.fake_instance import FakeInstance
-from wire.grpc_connection import GrpcConnection, GrpcServer
+from wire.grpc_connection import GrpcConnection
+from wire.grpc_server import GrpcServer
 from wire.inprocess import InProcessConnection
 from wire.kv_layout import KvTensor
 from wire.messages import Cancel, Generate, Heartbeat, OpenSession, SessionOpen, Step

@@ -1,0 +1,23 @@
+"""Which addresses the hosts of a table have."""
+
+from ranktable_tools.addresses import own_hosts
+from ranktable_tools.peers import peer_addresses
+from ranktable_tools.tables import Device, GlobalTable, Server
+
+
+def table(*hosts: str) -> GlobalTable:
+    servers = [Server(host, host, (Device(str(number), "", "0"),)) for number, host in enumerate(hosts)]
+    return GlobalTable(Server(hosts[0], hosts[0]), tuple(servers[:1]), tuple(servers[1:]))
+
+
+def test_only_the_tables_hosts_count_where_this_machine_is_none_of_them() -> None:
+    assert peer_addresses(table("192.0.2.7", "192.0.2.8")) == {"192.0.2.7", "192.0.2.8"}
+
+
+def test_all_addresses_of_this_machine_count_where_it_is_one() -> None:
+    assert peer_addresses(table("192.0.2.7", "127.0.0.1")) == {"192.0.2.7", *own_hosts()}
+    assert "127.0.0.1" in peer_addresses(table("localhost", "localhost"))
+
+
+def test_a_name_that_nobody_knows_adds_no_address() -> None:
+    assert peer_addresses(table("no-such-host.invalid", "192.0.2.8")) == {"no-such-host.invalid", "192.0.2.8"}

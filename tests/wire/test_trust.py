@@ -1,0 +1,63 @@
+"""Whom a process takes for a peer where there is no secret."""
+
+import logging
+
+import pytest
+
+from wire.errors import Incompatible
+from wire.secret import Secret
+from wire.trust import Trust, find_trust, printable, spell
+
+SECRET = Secret(b"s" * 32)
+
+
+def test_a_process_without_a_table_trusts_loopback_alone() -> None:
+    trust = Trust()
+
+    assert trust.has_address("127.0.0.1")
+    assert trust.has_address("127.8.8.8")
+    assert trust.has_address("::1")
+    assert trust.has_address("::ffff:127.0.0.1")
+    assert not trust.has_address("10.0.0.1")
+
+
+def test_without_a_secret_only_the_tables_addresses_are_peers() -> None:
+    trust = find_trust({}, "/nowhere/global.json", ["10.0.0.5", "fe80::1", "host-name"])
+
+    assert trust.secret is None
+    assert trust.has_address("10.0.0.5")
+    assert trust.has_address("::ffff:10.0.0.5")
+    assert trust.has_address("fe80::1%eth0")
+    for stranger in ("10.0.0.6", "127.0.0.1", "::1", "", "host-name", "10.0.0.5.evil.com"):
+        assert not trust.has_address(stranger)
+        with pytest.raises(Incompatible, match="is not in the global table"):
+            trust.check_address(stranger)
+
+
+def test_loopback_counts_when_the_table_has_this_host() -> None:
+    assert find_trust({}, "/nowhere/g.json", ["10.0.0.5", "127.0.0.1"]).has_address("127.0.0.1")
+
+
+def test_with_a_secret_the_address_is_not_asked_for() -> None:
+    Trust(SECRET, frozenset(), loopback=False).check_address("10.9.9.9")
+
+
+def test_the_lack_of_a_secret_is_one_warning_and_none_without_a_table(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pdserve"):
+        Trust().warn()
+        Trust(SECRET, frozenset({"10.0.0.5"})).warn()
+        assert not caplog.records
+        Trust(addresses=frozenset({"10.0.0.5"})).warn()
+
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["no_cluster_secret"]
+
+
+def test_a_strangers_words_are_cut_and_harmless() -> None:
+    assert printable("a\n2026 ERROR\x1b[31m") == "a?2026?ERROR?[31m"
+    assert printable("x" * 1000) == "x" * 64
+    assert printable("") == "?"
+
+
+def test_one_spelling_per_address() -> None:
+    assert spell("[2001:DB8:0::1]") == spell("2001:db8::1") == "2001:db8::1"
+    assert spell("localhost") is None

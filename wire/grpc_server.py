@@ -1,0 +1,170 @@
+"""The server that serves an instance over gRPC: it only moves messages, the instance decides (InstanceService)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from telemetry.logs import EventLogger
+from wire import cluster_pb2 as pb
+from wire.channel import SERVER_OPTIONS
+from wire.connection import InstanceService, ServedSession
+from wire.convert import description_to_pb
+from wire.convert_messages import command_from_pb, event_to_pb
+from wire.errors import ConfigError, InvalidRequest, PdserveError, appearance
+from wire.grpc_proof import Door
+from wire.messages import Command, OpenSession
+from wire.trust import Trust
+
+log = EventLogger("wire")
+
+FIRST_COMMAND_S = 10.0
+
+_Message = TypeVar("_Message", bound=Message)
+
+
+class GrpcServer:
+    """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
+
+    def __init__(
+        self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S
+    ) -> None:
+        self._host, self._port = host, port
+        self._trust = trust or Trust()
+        self._server: Any = None
+        self._servicer = _Servicer(Door(self._trust), first_command_s)
+        self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
+
+    async def start(self) -> int:
+        """Take the port and answer that the instance is loading; return the port's number."""
+        self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
+        where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        try:
+            port = self._take_port(where)
+        except RuntimeError as error:
+            raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
+        self._server.add_generic_rpc_handlers((self._servicer.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_healthy(False)
+        await self._server.start()
+        return port
+
+    def _take_port(self, where: str) -> int:
+        if self._trust.tls is None:
+            return int(self._server.add_insecure_port(where))
+        return int(self._server.add_secure_port(where, self._trust.tls.server_credentials()))
+
+    async def serve(self, service: InstanceService) -> None:
+        """From now on answer with `service`."""
+        self._servicer.service = service
+        await self.set_healthy(True)
+
+    async def set_healthy(self, healthy: bool) -> None:
+        """Answer the standard gRPC health service so, for the whole server."""
+        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+    async def stop(self, grace_s: float) -> None:
+        """End all sessions and free the port."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+
+class _Servicer:
+    """Moves messages between streams and an InstanceService; until there is one, it says that it loads.
+
+    Requests come as bytes, and are parsed once the caller is let in: gRPC would log a traceback for each bad one.
+    """
+
+    def __init__(self, door: Door, first_command_s: float) -> None:
+        self.service: InstanceService | None = None
+        self._door, self._first_command_s = door, first_command_s
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server needs to call the three methods."""
+        name = pb.DESCRIPTOR.services_by_name["Instance"].full_name
+        return grpc.method_handlers_generic_handler(name, {
+            "Challenge": grpc.unary_unary_rpc_method_handler(
+                self.challenge, response_serializer=pb.ChallengeReply.SerializeToString
+            ),
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self.describe, response_serializer=pb.InstanceDescription.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self.session, response_serializer=pb.EventMessage.SerializeToString
+            ),
+        })  # fmt: skip
+
+    async def challenge(self, request: bytes, context: Any) -> pb.ChallengeReply:
+        """Prove the cluster secret and give a nonce."""
+        try:
+            parsed = _parse(pb.ChallengeRequest, request)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return await self._door.challenge(parsed, context)
+
+    async def describe(self, request: bytes, context: Any) -> pb.InstanceDescription:
+        """Answer what the instance is; nothing in the request matters."""
+        await self._door.admit(context, "Describe")
+        return description_to_pb((await self._loaded(context)).describe())
+
+    async def session(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        """Serve one session: the first command opens it, a reader feeds it, its events go out."""
+        await self._door.admit(context, "Session")
+        session = await self._open(requests, context)
+        reader = asyncio.create_task(_feed(session, requests))
+        try:
+            async for event in session.events():
+                yield event_to_pb(event)
+        finally:
+            reader.cancel()
+            session.lost()
+
+    async def _loaded(self, context: Any) -> InstanceService:
+        if self.service is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
+        assert self.service is not None
+        return self.service
+
+    async def _open(self, requests: AsyncIterator[bytes], context: Any) -> ServedSession:
+        try:
+            async with asyncio.timeout(self._first_command_s):
+                message = await anext(aiter(requests))
+            hello = _command(message)
+            if not isinstance(hello, OpenSession):
+                raise InvalidRequest(f"a session begins with OpenSession, not {type(hello).__name__}")
+            return (await self._loaded(context)).open(hello)
+        except TimeoutError:
+            words = f"no command within {self._first_command_s:g} s of the session's start"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+        except StopAsyncIteration:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session without a command")
+        except PdserveError as error:
+            await context.abort(grpc.StatusCode[appearance(error).grpc_status], str(error))
+        raise AssertionError("abort raises")
+
+
+async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
+    try:
+        async for message in requests:
+            try:
+                session.handle(_command(message))
+            except InvalidRequest as error:
+                log.warning("command_refused", error=error)
+    finally:
+        session.lost()
+
+
+def _command(data: bytes) -> Command:
+    return command_from_pb(_parse(pb.CommandMessage, data))
+
+
+def _parse(kind: type[_Message], data: bytes) -> _Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"{len(data)} bytes are no {kind.__name__}") from error
