@@ -1,0 +1,137 @@
+"""The state of the transports towards one peer, on a clock of the test's own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtransfer.health import LONGEST_REST_S, Change, Health
+
+NAMES = ("shm", "process_group", "tcp")
+
+
+def test_good_transports_are_tried_best_first() -> None:
+    assert Health(NAMES).order() == NAMES
+
+
+def test_a_failure_of_one_puts_it_last_and_leaves_the_others_alone() -> None:
+    health = Health(NAMES)
+
+    health.failed("shm", "reset", 100.0)
+
+    assert health.order() == ("process_group", "tcp", "shm")
+    assert [health.rests(name) for name in NAMES] == [True, False, False]
+    assert [health.reason(name) for name in NAMES] == ["reset", "", ""]
+
+
+def test_where_all_rest_the_one_that_rests_least_is_tried_first() -> None:
+    health = Health(NAMES)
+    for now, name in ((3.0, "shm"), (1.0, "tcp"), (2.0, "process_group")):
+        health.failed(name, "", now)
+
+    assert health.order() == ("tcp", "process_group", "shm")
+
+
+def test_the_rest_doubles_with_every_failure_up_to_a_minute() -> None:
+    health, now, rests = Health(NAMES), 0.0, []
+    health.use("tcp")
+    for _ in range(9):
+        health.failed("shm", "", now)
+        rest = next(rest for rest in (1, 2, 4, 8, 16, 32, 60) if health.due(now + rest) == "shm")
+        assert health.due(now + rest - 0.001) is None
+        rests.append(rest)
+        now += rest
+
+    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_several_links_lost_at_once_are_one_failure() -> None:
+    health = Health(NAMES)
+    health.use("tcp")
+
+    for _ in range(5):
+        health.failed("shm", "", 10.0)
+
+    assert health.due(11.0) == "shm"
+
+
+def test_a_transport_that_flaps_rests_longer_each_time_and_one_that_held_does_not() -> None:
+    flapping, steady = Health(NAMES), Health(NAMES)
+    for health, held in ((flapping, 1.0), (steady, LONGEST_REST_S)):
+        health.use("tcp")
+        health.failed("shm", "", 0.0)
+        health.ready("shm", 1.0)
+        health.failed("shm", "", 1.0 + held)
+
+    assert flapping.due(2.0 + 1.0) is None
+    assert flapping.due(2.0 + 2.0) == "shm"
+    assert steady.due(1.0 + LONGEST_REST_S + 1.0) == "shm"
+
+
+def test_only_what_is_better_than_the_one_in_use_is_due() -> None:
+    health = Health(NAMES)
+    for name in NAMES:
+        health.failed(name, "", 0.0)
+
+    assert health.due(100.0) is None
+    health.use("process_group")
+    assert health.due(100.0) == "shm"
+    health.use("shm")
+    assert health.due(100.0) is None
+
+
+def test_a_worse_one_is_a_fallback_once_and_a_better_one_is_back() -> None:
+    health = Health(NAMES)
+
+    changes = [health.use(name) for name in ("shm", "tcp", "tcp", "process_group", "shm", "process_group")]
+
+    assert changes == [Change.NONE, Change.FALLBACK, Change.NONE, Change.BACK, Change.BACK, Change.FALLBACK]
+    assert health.fallbacks == 2
+
+
+def test_the_first_link_over_a_worse_one_is_a_fallback() -> None:
+    assert Health(NAMES).use("tcp") is Change.FALLBACK
+
+
+def test_when_nothing_works_no_transport_is_to_blame() -> None:
+    health = Health(NAMES)
+    for name in NAMES:
+        health.failed(name, "refused", 0.0)
+
+    health.forgive()
+
+    assert health.order() == NAMES
+    health.failed("shm", "", 5.0)
+    health.use("tcp")
+    assert health.due(6.0) == "shm"
+
+
+def test_a_transport_that_is_ready_again_is_good_again() -> None:
+    health = Health(NAMES)
+    health.failed("shm", "reset", 0.0)
+
+    health.ready("shm", 2.0)
+
+    assert (health.order(), health.reason("shm"), health.rests("shm")) == (NAMES, "", False)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(["failed", "ready", "use"]), st.floats(0, 50))))
+def test_every_transport_stays_in_the_order_and_every_rest_ends(events: list[tuple[str, str, float]]) -> None:
+    health, now = Health(NAMES), 0.0
+    for name, what, later in events:
+        now += later
+        if what == "failed":
+            health.failed(name, "", now)
+        elif what == "ready":
+            health.ready(name, now)
+        else:
+            health.use(name)
+        assert sorted(health.order()) == sorted(NAMES)
+
+    health.use("tcp")
+    due = health.due(now + LONGEST_REST_S)
+    assert due == next((name for name in NAMES[:2] if health.rests(name)), None)
+
+
+def test_a_transport_out_of_reach_has_no_place() -> None:
+    with pytest.raises(KeyError):
+        Health(("tcp",)).failed("shm", "", 0.0)
