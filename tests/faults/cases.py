@@ -15,6 +15,7 @@ BEFORE_FIRST_TOKEN = (
 
 VICTIMS = {"P": "prefill-0", "D": "decode-0", "scheduler": "scheduler"}
 DELAY_S = 0.3
+MAX_TOKENS, LONG_TOKENS = 8, 400
 
 ANSWER, ERROR, CLOSED = "answer", "error", "closed"
 
@@ -46,6 +47,11 @@ class Case:
         """The value of PDSERVE_FAILPOINTS."""
         action = f"delay:{DELAY_S}" if self.action == "delay" else self.action
         return f"{self.point}={action}@{self.hit}"
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of each answer. Without a scheduler the instances must not come to an end by themselves first."""
+        return LONG_TOKENS if self.victim == "scheduler" and self.action in ("kill9", "stop") else MAX_TOKENS
 
     @property
     def endings(self) -> frozenset[str]:

@@ -21,7 +21,7 @@ from pdserve.client import parse_metrics
 from pdserve.ports import free_ports
 from ranktable_tools.launch_plan import resolve
 from tests.cluster.guide import GuideCluster
-from tests.faults.asking import MAX_TOKENS, Seen
+from tests.faults.asking import Seen
 from wire.errors import Unavailable
 from wire.failpoints import VARIABLE
 from wire.types import SamplingParams
@@ -99,11 +99,20 @@ class FaultCluster:
         """Wait until the scheduler has a session with each of these and says so."""
         ports = {str(self.guide.ports[self.guide.names.index(name)]) for name in names}
         deadline = time.monotonic() + START_S
-        while not (ports <= (living := self._living()) and all("session_open" in self.log(name) for name in names)):
+        while not (ports <= (living := self.living()) and all("session_open" in self.log(name) for name in names)):
             for name, process in self.guide.processes.items():
                 assert process.running, f"{name} ended with {process.wait()}:\n{process.log}"
             assert time.monotonic() < deadline, f"living {living}, wanted {ports}"
             time.sleep(_POLL_S)
+
+    def living(self) -> set[str]:
+        """The ports of the instances that the scheduler says live; none while it says nothing."""
+        try:
+            samples = self.guide.gauge("pdserve_instance_info")
+        except Unavailable:
+            return set()
+        living = (sample.labels["address"] for sample in samples if sample.labels["state"] == "living")
+        return {address.rpartition(":")[2] for address in living}
 
     def log(self, name: str) -> str:
         """All the process that now has this name said."""
@@ -138,8 +147,8 @@ class FaultCluster:
         """KV blocks this instance holds now, by its own /metrics."""
         return _instance_metrics(self._http[name])["pdserve_instance_blocks_used"]
 
-    def expected(self, prompt: Sequence[int]) -> dict[tuple[str, str, str], list[str]]:
-        """The answer by (P of the first token, P of the KV that crossed, D); the two P are one unless there was a fault.
+    def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
+        """The first `count` words by (P of the first token, P of the KV that crossed, D); a fault may part the two P.
 
         A real model gives one answer everywhere; a fake one's numbers show which instance computed what.
         """
@@ -151,17 +160,9 @@ class FaultCluster:
             for second in prefills:
                 for decode in decodes:
                     salts = [self._salts[second]] * len(prompt) + [self._salts[decode]]
-                    tokens = (start, *_tokens((*prompt, start), salts, count=MAX_TOKENS - 1))
+                    tokens = (start, *_tokens((*prompt, start), salts, count=count - 1))
                     answers[first, second, decode] = [f"w{token}" for token in tokens]
         return answers
-
-    def _living(self) -> set[str]:
-        try:
-            samples = self.guide.gauge("pdserve_instance_info")
-        except Unavailable:
-            return set()
-        living = (sample.labels["address"] for sample in samples if sample.labels["state"] == "living")
-        return {address.rpartition(":")[2] for address in living}
 
 
 async def until(condition: Callable[[], bool], deadline: float, what: str) -> float:
@@ -184,7 +185,7 @@ def client_of(cluster: FaultCluster) -> httpx.AsyncClient:
 
 
 def _tokens(prompt: Sequence[int], salts: Sequence[int], *, count: int) -> tuple[int, ...]:
-    config, params = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS), SamplingParams(MAX_TOKENS, temperature=0)
+    config, params = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS), SamplingParams(count, temperature=0)
     return expected_tokens(config, prompt, params, count=count, salts=salts)
 
 

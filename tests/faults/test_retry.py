@@ -2,7 +2,8 @@
 
 import pytest
 
-from scheduler.placement import InstanceLoad, PromptFacts, place
+from scheduler.loads import InstanceLoad, PromptFacts
+from scheduler.placement import place
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.types import Role

@@ -1,0 +1,151 @@
+"""Faults that the matrix does not hold: those that stay, those that come again, and those that leave no peer."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.faults.asking import Seen, ask
+from tests.faults.cases import ANSWER, CLOSED, ERROR
+from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, until
+from tests.faults.launch import LEASE_S
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """Two P, two D and a scheduler."""
+    with FaultCluster(tmp_path_factory.mktemp("losses")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def lone_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """One P, one D and a scheduler."""
+    with FaultCluster(tmp_path_factory.mktemp("lone"), pairs=1) as cluster:
+        yield cluster
+
+
+def _prompts(count: int) -> list[list[int]]:
+    return [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(count)]
+
+
+async def _ask_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[Seen]:
+    async with client_of(cluster) as client, asyncio.timeout(60):
+        return await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in _prompts(count)))
+
+
+def _assert_answers(cluster: FaultCluster, seen: Sequence[Seen], max_tokens: int = 8) -> None:
+    for prompt, one in zip(_prompts(len(seen)), seen, strict=True):
+        assert one.ending == ANSWER, describe(seen)
+        assert one.words in cluster.expected(prompt, max_tokens).values(), describe(seen)
+
+
+def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
+    asyncio.run(
+        until(
+            lambda: not any(cluster.blocks_used(name) for name in names),
+            time.time() + LEASE_S + 1,
+            f"{names} hold blocks past lease + 1 s",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("victim", "setting"),
+    [
+        ("prefill-0", "prefill.before_chunk=raise"), ("prefill-0", "prefill.in_chunk=raise"),
+        ("prefill-0", "kv.send.mid=raise"), ("prefill-0", "kv.send.mid=corrupt"), ("decode-0", "decode.reserve=raise"),
+        ("decode-0", "kv.before_commit=raise"), ("decode-0", "decode.token=raise"),
+    ],
+)  # fmt: skip
+def test_an_instance_that_fails_every_prompt_costs_no_answer(cluster: FaultCluster, victim: str, setting: str) -> None:
+    cluster.renew(victim, setting)
+
+    seen = asyncio.run(_ask_all(cluster, 6))
+
+    _assert_answers(cluster, seen)
+    assert cluster.log(victim).count(" failpoint ") > 1
+    _assert_empty(cluster, cluster.guide.names)
+
+
+def test_prefill_killed_in_mid_send_ten_times_comes_back_on_its_port_each_time(cluster: FaultCluster) -> None:
+    for _ in range(10):
+        cluster.renew("prefill-0", "kv.send.mid=kill9@3")
+        seen = asyncio.run(_ask_all(cluster, 2))
+
+        _assert_answers(cluster, seen)
+        assert cluster.bury("prefill-0") == -signal.SIGKILL
+    cluster.renew("prefill-0", "")
+    _assert_answers(cluster, asyncio.run(_ask_all(cluster, 2)))
+    assert "kv_sent" in cluster.log("prefill-0")
+    _assert_empty(cluster, cluster.guide.names)
+
+
+def test_killing_prefill_once_decode_goes_on_is_seen_by_nobody(cluster: FaultCluster) -> None:
+    cluster.renew("prefill-0", "")
+
+    async def run() -> Seen:
+        async with client_of(cluster) as client, asyncio.timeout(30):
+            asking = asyncio.create_task(ask(client, _prompts(1)[0], 100))
+            await until(lambda: "kv_sent" in cluster.log("prefill-0"), time.time() + 10, "nothing was handed off")
+            await asyncio.to_thread(cluster.guide.kill, "prefill-0")
+            assert not asking.done()
+            return await asking
+
+    seen = asyncio.run(run())
+
+    _assert_answers(cluster, [seen], 100)
+    _assert_empty(cluster, ["prefill-1", "decode-0", "decode-1"])
+
+
+def test_killing_the_scheduler_with_fifty_requests_under_way_leaves_no_work_behind(cluster: FaultCluster) -> None:
+    cluster.renew("scheduler", "scheduler.between=kill9@20")
+
+    seen = asyncio.run(_ask_all(cluster, 50, 300))
+
+    assert {one.ending for one in seen} == {CLOSED}, describe(seen)
+    assert cluster.bury("scheduler") == -signal.SIGKILL
+    _assert_empty(cluster, cluster.guide.names)
+    cluster.renew("scheduler", "")
+    _assert_answers(cluster, asyncio.run(_ask_all(cluster, 3)))
+    _assert_empty(cluster, cluster.guide.names)
+
+
+@pytest.mark.parametrize(
+    ("victim", "setting", "words"),
+    [
+        ("prefill-0", "prefill.in_chunk=kill9", "prefill instance 0"),
+        ("prefill-0", "prefill.in_chunk=raise", "internal error"),
+        ("prefill-0", "prefill.between_chunks=stop", "prefill instance 0"),
+        ("decode-0", "decode.reserve=kill9", "decode instance 1"),
+        ("decode-0", "decode.reserve=raise", "internal error"),
+        ("decode-0", "decode.reserve=stop", "decode instance 1"),
+    ],
+)
+def test_with_no_peer_left_the_error_comes_in_words_before_any_token(
+    lone_pair: FaultCluster, victim: str, setting: str, words: str
+) -> None:
+    lone_pair.renew(victim, setting)
+
+    (seen,) = asyncio.run(_ask_all(lone_pair, 1))
+
+    assert (seen.ending, seen.words) == (ERROR, []), describe([seen])
+    assert words in seen.message
+    _assert_empty(lone_pair, [name for name in lone_pair.guide.names if name != victim])
+    if setting.endswith("kill9"):
+        assert lone_pair.bury(victim) == -signal.SIGKILL
+
+
+def test_without_a_decode_instance_requests_are_refused_at_once(lone_pair: FaultCluster) -> None:
+    lone_pair.renew("decode-0", "")
+    lone_pair.guide.kill("decode-0")
+    asyncio.run(until(lambda: len(lone_pair.living()) == 1, time.time() + 5, "decode-0 is held for living"))
+
+    reply = lone_pair.guide.client.post("/v1/completions", {"model": "tiny", "prompt": [5], "max_tokens": 2})
+
+    assert reply.status == 503, reply.body
+    assert "decode instance 1" in reply.json()["error"]["message"]
