@@ -44,6 +44,7 @@ class Library:
 
     def __init__(self, path: Path, *, kernel: int | None = None) -> None:
         """Load a built library; `kernel` is one of `kernels` instead of the best. Raises OSError, ValueError."""
+        self.path = path
         free, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         free.native_kernels.restype = ctypes.c_uint32
         found = int(free.native_kernels())
@@ -140,11 +141,11 @@ def _build(path: Path, compiler: Compiler, environ: Mapping[str, str], deadline:
         try:
             compiler.build(_SOURCES / _MAIN, draft, environ=environ, deadline=deadline)
             draft.chmod(0o700)
-            library = _checked(draft)
+            _checked(draft)
             replace_whole(draft, path)
         finally:
             draft.unlink(missing_ok=True)
-        return library
+        return Library(path)
 
 
 def _path(folder: Path, compiler: Compiler | None) -> Path | None:

@@ -1,12 +1,247 @@
-"""Pieces, pairs and the one pass that copies and digests."""
+"""One contract over the native functions and their stand-in in Python; xxhash is the oracle."""
 
+import mmap
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.digest import copy_and_digest, digest_of
+from kvtransfer.digest import (
+    Mover,
+    Place,
+    PythonMover,
+    Region,
+    Runs,
+    StopFlag,
+    copy_and_digest,
+    digest_of,
+    make_mover,
+)
 from kvtransfer.slots import SlotMap, pair, window
+from native.cache import NoNative
+from native.library import Library, build
+from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
+
+KERNELS = ["python", "native-0", "native-1", "native-2", "native-3"]
+DATA = random.Random(0).randbytes(1 << 20)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def mover(request: pytest.FixtureRequest) -> Mover:
+    name, _, number = str(request.param).partition("-")
+    if name == "python":
+        return PythonMover()
+    try:
+        library = build()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native functions here: {error}")
+    if int(number) not in library.kernels:
+        pytest.skip(f"this CPU has no kernel {number}, it has {library.kernels}")
+    return Library(library.path, kernel=int(number))
+
+
+def whole(data: bytes | bytearray | memoryview) -> Place:
+    return Place(Region(data), 0, Runs([(0, len(data), 0, 1)] if len(data) else []))
+
+
+def bytes_of(memory: bytes | bytearray, base: int, runs: list[tuple[int, int, int, int]]) -> bytes:
+    """Read runs from memory with nothing of the code under test."""
+    starts = ((base + offset + row * stride, count) for offset, count, stride, rows in runs for row in range(rows))
+    return b"".join(memory[start : start + count] for start, count in starts)
+
+
+@contextmanager
+def read_only_mapping(data: bytes) -> Iterator[mmap.mmap]:
+    """Map a memfd that holds `data` as a peer's pool is mapped."""
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, data)
+        with mmap.mmap(fd, len(data), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as mapping:
+            yield mapping
+    finally:
+        os.close(fd)
+
+
+class FlagInTheTarget(StopFlag):
+    """A flag whose word is a piece of the target, so that the move itself sets it when it gets there."""
+
+    __slots__ = ("_at", "_region")
+
+    def __init__(self, region: Region, at: int) -> None:
+        super().__init__()
+        self._region, self._at = region, at
+        self.address = region.address + at
+
+    def is_set(self) -> bool:
+        return any(self._region.view[self._at : self._at + 4])
+
+
+def test_the_digest_is_that_of_xxhash_for_every_short_length(mover: Mover) -> None:
+    for num_bytes in [*range(1100), *range(1100, 5001, 37), 65_535, 65_536, 65_537, len(DATA)]:
+        data = DATA[:num_bytes]
+
+        assert mover.digest(whole(data)) == xxhash.xxh3_64_intdigest(data), num_bytes
+
+
+@pytest.mark.long
+def test_the_digest_is_that_of_xxhash_for_every_length_to_5000(mover: Mover) -> None:
+    for num_bytes in range(5001):
+        data = DATA[num_bytes : 2 * num_bytes]
+        target = bytearray(num_bytes)
+
+        assert mover.copy_and_digest(whole(data), whole(target), StopFlag()) == xxhash.xxh3_64_intdigest(data)
+        assert target == data
+
+
+@st.composite
+def cuttings(draw: st.DrawFn, num_bytes: int) -> list[tuple[int, int, int, int]]:
+    """Draw runs of `num_bytes` in all; they do not overlap."""
+    runs, offset, left = [], draw(st.integers(0, 70)), num_bytes
+    while left:
+        row_bytes = draw(st.one_of(st.sampled_from([64, 128, 384, 1024, 6144]), st.integers(1, 200)))
+        row_bytes = min(row_bytes, left)
+        rows = draw(st.integers(1, min(20, left // row_bytes)))
+        stride = row_bytes + draw(st.sampled_from([0, 1, 64, 256, 13]))
+        runs.append((offset, row_bytes, stride, rows))
+        offset += rows * stride + draw(st.sampled_from([0, 1, 64, 100]))
+        left -= rows * row_bytes
+    return draw(st.permutations(runs))
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]:
+    num_bytes = draw(st.one_of(st.integers(0, 600), st.integers(0, 5000), st.sampled_from([16_384, 20_000])))
+    return draw(st.integers(0, 70)), draw(cuttings(num_bytes)), draw(cuttings(num_bytes))
+
+
+@settings(max_examples=50)
+@given(moves())
+def test_bytes_cut_differently_are_copied_in_order_and_digested(
+    mover: Mover, move: tuple[int, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]
+) -> None:
+    base, source_runs, target_runs = move
+    sources, targets = Runs(source_runs), Runs(target_runs)
+    before = DATA[7 : 7 + base + targets.extent + 3]
+    memory, plain = bytearray(before), bytearray(before)
+    source = Place(Region(DATA), base, sources)
+    target, copied = Place(Region(memory), base, targets), Place(Region(plain), base, targets)
+    data = bytes_of(DATA, base, source_runs)
+
+    digest = mover.copy_and_digest(source, target, StopFlag())
+
+    assert digest == xxhash.xxh3_64_intdigest(data)
+    assert bytes_of(memory, base, target_runs) == data
+    for offset, row_bytes, stride, rows in target_runs:  # only the target's runs have changed
+        for start in range(base + offset, base + offset + rows * stride, stride):
+            plain[start : start + row_bytes] = memory[start : start + row_bytes]
+    assert plain == memory
+    plain[:] = before
+    assert mover.digest(source) == mover.digest(target) == digest
+    assert mover.copy(source, copied, StopFlag())
+    assert plain == memory
+
+
+@pytest.mark.parametrize("shift", [0, 1, 32, 64])
+def test_large_runs_are_exact_at_any_alignment(mover: Mover, shift: int) -> None:
+    data = DATA[shift : shift + 700_001]
+    memory = mmap.mmap(-1, len(data) + 200)  # begins at a page
+    view = memoryview(memory)
+    target = Place(Region(view), shift, Runs([(0, len(data), 0, 1)]))
+
+    digest = mover.copy_and_digest(whole(data), target, StopFlag())
+
+    assert digest == xxhash.xxh3_64_intdigest(data)
+    assert view[shift : shift + len(data)] == data
+    assert not any(view[:shift]) and not any(view[shift + len(data) :])  # noqa: PT018
+    view[:] = bytes(len(view))
+    assert mover.copy(whole(data), target, StopFlag())
+    assert view[shift : shift + len(data)] == data
+    assert not any(view[:shift]) and not any(view[shift + len(data) :])  # noqa: PT018
+
+
+def test_heads_of_a_shuffled_pool_reach_the_other_pool(mover: Mover) -> None:
+    slots, slot_bytes = 512, 384
+    order = random.Random(1).sample(range(slots // 16), slots // 16)
+    heads = Runs.of_slots([(block * 16, 16) for block in order], slot_bytes, skip=128, row_bytes=128)
+    flat = Runs.of_slots([(0, slots)], 128)
+    memory = bytearray(slots * 128)
+    wanted = b"".join(
+        DATA[slot * 384 + 128 : slot * 384 + 256] for block in order for slot in range(block * 16, block * 16 + 16)
+    )
+
+    digest = mover.copy_and_digest(Place(Region(DATA), 0, heads), Place(Region(memory), 0, flat), StopFlag())
+
+    assert memory == wanted
+    assert digest == xxhash.xxh3_64_intdigest(wanted)
+
+
+def test_a_read_only_mapping_is_a_source_and_no_target(mover: Mover) -> None:
+    with read_only_mapping(DATA) as mapping:
+        source, memory = whole(memoryview(mapping)), bytearray(len(DATA))
+
+        assert mover.copy_and_digest(source, whole(memory), StopFlag()) == xxhash.xxh3_64_intdigest(DATA)
+        assert memory == DATA
+        with pytest.raises(ValueError, match="only readable"):
+            mover.copy(whole(memory), source, StopFlag())
+        with pytest.raises(ValueError, match="only readable"):
+            mover.copy_and_digest(whole(memory), source, StopFlag())
+        del source
+
+
+def test_runs_past_their_region_are_refused_with_both_numbers(mover: Mover) -> None:
+    memory = bytearray(100)
+    inside, outside = Place(Region(memory), 0, Runs([(0, 50, 0, 1)])), Place(Region(memory), 60, Runs([(0, 50, 0, 1)]))
+    rows = Place(Region(memory), 0, Runs([(0, 10, 46, 3)]))  # the last ends at 102
+
+    for bad in (outside, rows, Place(Region(memory), -1, inside.runs)):
+        with pytest.raises(IndexError, match="the region has 100"):
+            mover.digest(bad)
+        with pytest.raises(IndexError):
+            mover.copy(Place(Region(DATA), 0, bad.runs), bad, StopFlag())
+        with pytest.raises(IndexError):
+            mover.copy_and_digest(bad, Place(Region(bytearray(200)), 0, bad.runs), StopFlag())
+
+
+def test_unequal_sizes_are_refused_with_both_numbers(mover: Mover) -> None:
+    with pytest.raises(ValueError, match="10 bytes do not fill 11"):
+        mover.copy_and_digest(whole(bytes(10)), whole(bytearray(11)), StopFlag())
+    with pytest.raises(ValueError, match="10 bytes do not fill 11"):
+        mover.copy(whole(bytes(10)), whole(bytearray(11)), StopFlag())
+
+
+def test_a_set_flag_stops_a_move_before_its_first_byte(mover: Mover) -> None:
+    memory, stop = bytearray(len(DATA)), StopFlag()
+    stop.set()
+
+    assert mover.copy_and_digest(whole(DATA), whole(memory), stop) is None
+    assert not mover.copy(whole(DATA), whole(memory), stop)
+    assert not any(memory)
+
+
+@pytest.mark.parametrize("digest", [True, False])
+def test_a_flag_set_in_the_middle_is_seen_within_256_kib(mover: Mover, digest: bool) -> None:
+    memory, look = bytearray(len(DATA)), 256 << 10
+    target = whole(memory)
+    stop = FlagInTheTarget(target.region, look + 4096)
+
+    if digest:
+        assert mover.copy_and_digest(whole(DATA), target, stop) is None
+    else:
+        assert not mover.copy(whole(DATA), target, stop)
+
+    assert memory == DATA[: 2 * look] + bytes(len(DATA) - 2 * look)
+
+
+def test_a_bad_setting_is_a_config_error_and_off_is_python() -> None:
+    assert make_mover({"PDSERVE_NATIVE": "off"}).name == "python"
+    with pytest.raises(ConfigError, match="PDSERVE_NATIVE=maybe"):
+        make_mover({"PDSERVE_NATIVE": "maybe"})
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.lists(st.integers(1, 7), min_size=1, max_size=8))

@@ -1,0 +1,269 @@
+"""Building once, loading often, and doing without."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from native.cache import NoNative, building, library_folder
+from native.library import VARIABLE, Library, build, load
+from native.memory import Place, Region, Runs
+
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="missing tool: a C compiler"
+)
+needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+EMPTY_DIGEST = 0x2D06800538D394C2
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from native.build import main; sys.exit(main())"
+BUILD = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2])]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the compiler makes."""
+    folder = tmp_path_factory.mktemp("built")
+    return build({"PATH": os.environ["PATH"], "PDSERVE_CACHE_DIR": str(folder)}).path
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment with a cache of its own."""
+    return {"PATH": os.environ["PATH"], "PDSERVE_CACHE_DIR": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def quick_cc(tmp_path: Path, built: Path) -> str:
+    """A compiler that is no slower than a copy and leaves a line in `log` each time."""
+    text = f'echo built >>"{tmp_path}/log"; while [ "$1" != -o ]; do shift; done; cp "{built}" "$2"'
+    return script(tmp_path, "quick-cc", text)
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    """Write a program."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def libraries(environ: dict[str, str]) -> list[str]:
+    """Return what lies in the cache but for the lock."""
+    return sorted(path.name for path in library_folder(environ).iterdir() if path.name != "lock")
+
+
+def digest_of_nothing(library: Library) -> int:
+    return library.digest(Place(Region(b""), 0, Runs([])))
+
+
+@needs_compiler
+def test_a_second_load_takes_the_library_of_the_first(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+    environ["CC"] = quick_cc
+
+    first, second = load(environ), load(environ)
+
+    assert first is not None
+    assert second is not None
+    assert digest_of_nothing(first) == digest_of_nothing(second) == EMPTY_DIGEST
+    assert (tmp_path / "log").read_text() == "built\n"
+    assert len(libraries(environ)) == 1
+    assert library_folder(environ).stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_another_compiler_builds_anew(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+    build({**environ, "CC": quick_cc})
+    newer = script(tmp_path, "newer-cc", f'exec {quick_cc} "$@"')
+
+    build({**environ, "CC": newer})
+
+    assert len(libraries(environ)) == 2
+
+
+@needs_compiler
+def test_without_a_compiler_a_library_built_earlier_is_taken(
+    environ: dict[str, str], tmp_path: Path, quick_cc: str
+) -> None:
+    build({**environ, "CC": quick_cc})
+    environ["PATH"] = str(tmp_path)
+
+    assert digest_of_nothing(build(environ)) == EMPTY_DIGEST
+
+
+@needs_compiler
+def test_a_library_that_does_not_load_is_built_anew(environ: dict[str, str], quick_cc: str) -> None:
+    environ["CC"] = quick_cc
+    subprocess.run(BUILD, env=environ, check=True, timeout=90)  # once loaded here, its name would do
+    (path,) = library_folder(environ).glob("*.so")
+    path.write_bytes(b"cut short")
+
+    assert digest_of_nothing(build(environ)) == EMPTY_DIGEST
+    assert path.stat().st_size > 1000
+
+
+@needs_compiler
+def test_a_library_that_others_may_write_is_not_used(environ: dict[str, str], quick_cc: str) -> None:
+    environ["CC"] = quick_cc
+    path = build(environ).path
+    path.chmod(0o722)
+    before = path.stat().st_ino
+
+    build(environ)
+
+    assert path.stat().st_ino != before
+    assert path.stat().st_mode & 0o022 == 0
+
+
+def test_off_builds_nothing(environ: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    environ[VARIABLE] = "off"
+
+    assert load(environ) is None
+    assert not library_folder(environ).exists()
+    assert not caplog.records
+
+
+def test_other_values_are_refused(environ: dict[str, str]) -> None:
+    environ[VARIABLE] = "sometimes"
+
+    with pytest.raises(ValueError, match="PDSERVE_NATIVE=sometimes"):
+        load(environ)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("false", "false ended with 1"),
+        ("no-such-compiler", "CC=no-such-compiler is not on the path"),
+        ("'unclosed", "is no command"),
+        ("true", "true ended with 0"),  # and made nothing
+    ],
+)
+def test_a_failed_build_is_one_warning(
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture, compiler: str, said: str
+) -> None:
+    environ["CC"] = compiler
+
+    with caplog.at_level(logging.WARNING):
+        assert load(environ) is None
+
+    (record,) = caplog.records
+    assert record.name == "pdserve.native"
+    assert record.getMessage().startswith("native_unavailable reason=")
+    assert said in record.getMessage()
+
+
+def test_what_a_compiler_says_stays_on_one_line(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environ["CC"] = script(tmp_path, "loud-cc", "printf 'first\\nsecond\\033[31m'; exit 3")
+
+    assert load(environ) is None
+
+    assert "ended with 3: first second" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert libraries(environ) == []
+
+
+def test_no_compiler_is_a_warning(environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    environ["PATH"] = str(tmp_path)
+
+    assert load(environ) is None
+    assert "there is no C compiler" in caplog.text
+
+
+def test_a_compiler_past_its_time_is_killed_with_its_children(environ: dict[str, str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    environ["CC"] = script(tmp_path, "slow-cc", f'sleep 600 >"{tmp_path}/alive" & wait')
+    ended = threading.Event()
+
+    def watch() -> None:
+        (tmp_path / "alive").read_bytes()  # ends when the last writer is gone
+        ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    with pytest.raises(NoNative, match="did not end within its time"):
+        build(environ, timeout_s=1.0)
+
+    assert ended.wait(30)
+    assert libraries(environ) == []
+
+
+def test_a_folder_that_others_may_write_is_refused(environ: dict[str, str]) -> None:
+    folder = library_folder(environ)
+    folder.mkdir(parents=True)
+    folder.chmod(0o770)
+
+    with pytest.raises(NoNative, match="nobody else may write it"):
+        build({**environ, "CC": "true"})
+
+
+def test_a_folder_that_is_a_link_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder = library_folder(environ)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(tmp_path / "elsewhere")
+    environ["CC"] = "true"
+
+    with pytest.raises(NoNative, match="be no link"):
+        build(environ)
+
+
+def test_a_cache_that_cannot_be_made_is_a_warning(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    environ["CC"] = "true"
+
+    assert load(environ) is None
+    assert "native_unavailable" in caplog.text
+
+
+@needs_permissions
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o500)
+    environ["CC"] = "true"
+
+    assert load(environ) is None
+    assert "cannot be written" in caplog.text
+
+
+@needs_compiler
+def test_of_processes_that_start_at_once_one_builds(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+    os.mkfifo(tmp_path / "go")
+    environ["CC"] = script(tmp_path, "held-cc", f'read line <"{tmp_path}/go"; exec {quick_cc} "$@"')
+
+    processes = [subprocess.Popen(BUILD, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    (tmp_path / "go").write_text("go\n")  # waits until one has begun to compile
+    answers = [process.communicate(timeout=90)[0] for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * 4
+    assert all(answer.startswith("native: ready") for answer in answers)
+    assert (tmp_path / "log").read_text() == "built\n"
+    assert len(libraries(environ)) == 1
+
+
+@needs_compiler
+def test_what_a_killed_build_left_is_cleared_away(environ: dict[str, str], quick_cc: str) -> None:
+    environ["CC"] = quick_cc
+    library_folder(environ).mkdir(parents=True, mode=0o700)
+    (library_folder(environ) / "draft-1.so").write_bytes(b"half")
+
+    path = build(environ).path
+
+    assert libraries(environ) == [path.name]
+
+
+def test_a_builder_that_never_ends_is_not_waited_for_for_ever(environ: dict[str, str]) -> None:
+    environ["CC"] = "true"
+    with (
+        building(library_folder(environ), time.monotonic() + 5),
+        pytest.raises(NoNative, match="another process builds"),
+    ):
+        build(environ, timeout_s=0.0)
