@@ -1,5 +1,6 @@
 """Mutual TLS for gRPC by three PEM files: each side shows a certificate of one authority and asks for the other's."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,18 @@ def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles | N
         return None
     files = TlsFiles(cert, key, ca)
     files._read()
+    _check_pair(files)
     return files
+
+
+def _check_pair(files: TlsFiles) -> None:
+    """gRPC would only say that the port cannot be taken."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.cert, files.key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--tls-key {files.key} is no plain key of the certificate --tls-cert {files.cert}: {error}"
+        ) from error
 
 
 def _read_pem(flag: str, path: str) -> bytes:
