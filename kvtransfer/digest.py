@@ -12,7 +12,7 @@ equally many. `stop` is a StopFlag which whoever ends the ticket sets; it is loo
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import xxhash
@@ -22,7 +22,7 @@ from native.memory import Place, Region, Run, Runs, StopFlag, check_move, check_
 from wire.errors import ConfigError
 
 __all__ = [
-    "Mover", "Place", "PythonMover", "Region", "Run", "Runs", "StopFlag", "copy_and_digest", "digest_of", "make_mover",
+    "Mover", "Place", "PythonMover", "Region", "Run", "Runs", "StopFlag", "digest_of", "make_mover",
     "process_mover",
 ]  # fmt: skip
 
@@ -79,9 +79,16 @@ class PythonMover:
     def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
         """See Mover."""
         check_move(source, target)
-        pairs = _cut_alike(_pieces(source), _pieces(target))
-        digest = copy_and_digest(pairs, stopped=stop.is_set)
-        return None if stop.is_set() else digest
+        hasher, budget = xxhash.xxh3_64(), 0
+        for left, right in _cut_alike(_pieces(source), _pieces(target)):
+            if budget <= 0:
+                if stop.is_set():
+                    return None
+                budget = _PIECE_BYTES
+            right[:] = left
+            hasher.update(right)
+            budget -= len(right)
+        return None if stop.is_set() else int(hasher.intdigest())
 
 
 def make_mover(environ: Mapping[str, str]) -> Mover:
@@ -103,32 +110,6 @@ def digest_of(pieces: Iterable[memoryview | bytes]) -> int:
     hasher = xxhash.xxh3_64()
     for piece in pieces:
         hasher.update(piece)
-    return int(hasher.intdigest())
-
-
-def copy_and_digest(
-    pairs: Iterable[tuple[memoryview, memoryview]], *, stopped: Callable[[], bool], piece_bytes: int = _PIECE_BYTES
-) -> int | None:
-    """Copy each (source, target) of equal length and digest the targets in the same pass, while they are in cache.
-
-    Returns None as soon as `stopped` says so; it is asked before every `piece_bytes` are written.
-    """
-    hasher = xxhash.xxh3_64()
-    budget = 0
-    for source, target in pairs:
-        for at in range(0, len(target), piece_bytes):
-            if budget <= 0:
-                if stopped():
-                    return None
-                budget = piece_bytes
-            if len(target) > piece_bytes:
-                piece = target[at : at + piece_bytes]
-                piece[:] = source[at : at + piece_bytes]
-            else:  # no slices: most pieces of a fragmented pool are one small block
-                piece = target
-                piece[:] = source
-            hasher.update(piece)
-            budget -= len(piece)
     return int(hasher.intdigest())
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvtransfer.digest import digest_of
+from kvtransfer.digest import Place, digest_of, process_mover
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encode
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
@@ -34,7 +34,8 @@ class Sendings:
     ) -> None:  # fmt: skip
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._transport, self._digests = transport, digests
-        self._memory, self._slots = settings.memory.buffer, SlotMap(settings.memory.layout)
+        self._slots = SlotMap(settings.memory.layout, settings.memory.buffer)
+        self._mover = process_mover()
         layers = {tensor.layer for tensor in self._slots.layout.tensors}
         self._tensors_of = {layer: self._slots.layout.tensors_of(layer) for layer in layers}
         self._sendings: dict[str, _Sending] = {}
@@ -135,29 +136,29 @@ class Sendings:
 
     def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
         where = window(block_ids, self._slots.layout.block_size, start, end)
-        pieces = self._pieces(tensor, where)
-        digest = digest_of(pieces) if self._digests else 0
+        source = self._place(tensor, where)
+        digest = self._mover.digest(source) if self._digests else 0
         frame = ticket.send(tensor, start, end, digest, where.block_ids)
-        self._announce(frame, pieces)
+        self._announce(frame, source)
 
     def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
         frame = ticket.resend(nack.number)
         start = frame.start % self._slots.layout.block_size
-        pieces = self._pieces(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
-        if self._digests and digest_of(pieces) != frame.digest:
+        source = self._place(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
+        if self._digests and self._mover.digest(source) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
-        self._announce(frame, pieces)
+        self._announce(frame, source)
 
-    def _pieces(self, tensor: int, where: Window) -> list[memoryview]:
+    def _place(self, tensor: int, where: Window) -> Place:
         try:
-            return self._slots.pieces(self._memory, tensor, where)
+            return self._slots.place(tensor, where)
         except IndexError as error:
             raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
 
-    def _announce(self, frame: Frame, pieces: list[memoryview]) -> None:
+    def _announce(self, frame: Frame, source: Place) -> None:
         if self._settings.failpoints.hit("kv.send.mid"):
             frame = replace(frame, digest=frame.digest ^ 1)
-        self._outbox.add(self._outlet.announce(frame, pieces), frame.num_bytes)
+        self._outbox.add(self._outlet.announce(frame, source), frame.num_bytes)
         self.bytes_sent += frame.num_bytes
         if self._settings.clock() - self._tended > self._settings.tend_interval_s:
             self.tend()  # a long put over a slow link must not cost the others their leases

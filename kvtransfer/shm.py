@@ -12,13 +12,13 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
 
-from kvtransfer.digest import copy_and_digest
+from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.slots import SlotMap, Window, pair
+from kvtransfer.slots import SlotMap, Window
+from kvtransfer.staging import move
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
 from wire.errors import HandoffFailed, Unavailable
@@ -42,6 +42,7 @@ class ShmTransport:
 
     name = "shm"
     over_unix = True
+    lanes = 1
 
     def __init__(self, memory: PoolMemory) -> None:
         self._fd = memory.fd
@@ -88,7 +89,7 @@ class ShmTransport:
 class ShmOutlet:
     """The sender's side of one connection: nothing but headers goes out."""
 
-    def announce(self, frame: Frame, pieces: Sequence[memoryview]) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header alone: it names the blocks."""
         return [encode(frame)]
 
@@ -117,22 +118,20 @@ class ShmInlet:
             self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} cannot be mapped: {error}") from error
-        self._view, self._slots, self._digests = memoryview(self._map), SlotMap(layout), hello.digests
+        self._view, self._digests = memoryview(self._map), hello.digests
+        self._slots = SlotMap(layout, self._view)
 
-    def move(self, frame: Frame, targets: Sequence[memoryview], stopped: Callable[[], bool]) -> int | None:
-        """Copy from the sender's blocks into the targets, digesting on the way."""
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        """Copy from the sender's blocks to the target, digesting on the way."""
         start = frame.start % self._slots.layout.block_size
         where = Window(frame.block_ids, start, start + frame.end - frame.start)
         try:
-            sources = self._slots.pieces(self._view, frame.tensor, where)
-        except IndexError as error:
+            return move(self._slots.place(frame.tensor, where), target, stop, digests=self._digests)
+        except (IndexError, ValueError) as error:
             raise HandoffFailed(
                 f"frame {frame.number} names {len(frame.block_ids)} blocks for tokens "
                 f"[{frame.start}, {frame.end}): {error}"
             ) from error
-        if not self._digests:
-            return _copy(pair(sources, targets), stopped)
-        return copy_and_digest(pair(sources, targets), stopped=stopped)
 
     def skip(self, frame: Frame) -> None:
         """Nothing of a frame is in the stream but its header."""
@@ -142,14 +141,6 @@ class ShmInlet:
         self._view.release()
         with contextlib.suppress(BufferError):  # a slice still in a traceback: unmapped when that is gone
             self._map.close()
-
-
-def _copy(pairs: Iterable[tuple[memoryview, memoryview]], stopped: Callable[[], bool]) -> int | None:
-    for source, target in pairs:
-        if stopped():
-            return None
-        target[:] = source
-    return 0
 
 
 def is_same_user(sock: socket.socket) -> bool:

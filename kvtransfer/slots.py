@@ -1,9 +1,10 @@
-"""Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of every layer."""
+"""Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of that slot size."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtransfer.digest import Place, Region, Runs
 from wire.kv_layout import PoolLayout
 
 
@@ -23,36 +24,23 @@ def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> W
 
 
 class SlotMap:
-    """Turns windows into slices of one pool. Immutable but for a small cache."""
+    """Turns windows into places of one pool. Immutable but for small caches; it keeps the memory mapped."""
 
-    def __init__(self, layout: PoolLayout) -> None:
+    def __init__(self, layout: PoolLayout, memory: memoryview) -> None:
         self.layout = layout
-        self.spans = functools.lru_cache(maxsize=64)(self._spans)
+        self._region = Region(memory)
+        self._spans = functools.lru_cache(maxsize=64)(self._find_spans)
+        self._runs = functools.lru_cache(maxsize=256)(self._make_runs)
 
-    def pieces(self, memory: memoryview, tensor: int, where: Window) -> list[memoryview]:
-        """Return the bytes of one tensor's tokens, in order. Raises IndexError for a block past the pool."""
-        base, size = self.layout.offsets[tensor], self.layout.tensors[tensor].token_bytes
-        return [memory[base + slot * size : base + (slot + count) * size] for slot, count in self.spans(where)]
+    def place(self, tensor: int, where: Window) -> Place:
+        """Return where one tensor's tokens lie, in order. Raises IndexError for a block past the pool."""
+        runs = self._runs(where, self.layout.tensors[tensor].token_bytes)
+        return Place(self._region, self.layout.offsets[tensor], runs)
 
-    def _spans(self, where: Window) -> tuple[tuple[int, int], ...]:
+    def _make_runs(self, where: Window, slot_bytes: int) -> Runs:
+        return Runs.of_slots(self._spans(where), slot_bytes)
+
+    def _find_spans(self, where: Window) -> tuple[tuple[int, int], ...]:
         size = self.layout.tensors[0].token_bytes
         runs = self.layout.runs(0, where.block_ids, where.start, where.end)
         return tuple((run.offset // size, run.length // size) for run in runs)
-
-
-def pair(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterable[tuple[memoryview, memoryview]]:
-    """Return (source, target) pieces of equal length; both sides hold equally many bytes, cut differently."""
-    if [*map(len, sources)] == [*map(len, targets)]:
-        return zip(sources, targets, strict=True)
-    return _cut_alike(sources, targets)
-
-
-def _cut_alike(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    left, right = iter(sources), iter(targets)
-    source, target = next(left, None), next(right, None)
-    while source is not None and target is not None:
-        count = min(len(source), len(target))
-        yield source[:count], target[:count]
-        source = source[count:] if count < len(source) else next(left, None)
-        target = target[count:] if count < len(target) else next(right, None)
-    assert source is target is None, "both sides hold equally many bytes"

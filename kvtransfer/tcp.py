@@ -2,17 +2,19 @@
 
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvtransfer.digest import digest_of
+from kvtransfer.digest import Place, StopFlag, process_mover
 from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
-from wire.errors import ConfigError
+from wire.errors import ConfigError, HandoffFailed
 from wire.types import KvEndpoint
+
+_SMALL_ROW_BYTES = 1 << 10
 
 
 class TcpTransport:
@@ -20,6 +22,7 @@ class TcpTransport:
 
     name = "tcp"
     over_unix = False
+    lanes = 16
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
@@ -48,9 +51,9 @@ class TcpTransport:
 class TcpOutlet:
     """The sender's side of one connection."""
 
-    def announce(self, frame: Frame, pieces: Sequence[memoryview]) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header, then the payload from where it lies."""
-        return [encode(replace(frame, block_ids=())), *pieces]
+        return [encode(replace(frame, block_ids=())), *pieces_of(source)]
 
     def taken(self, message: Taken) -> None:
         """Nothing is lent."""
@@ -64,15 +67,26 @@ class TcpInlet:
 
     def __init__(self, stream: Stream, *, digests: bool) -> None:
         self._stream, self._digests = stream, digests
+        self._mover = process_mover()
         self._moved = 0
 
-    def move(self, frame: Frame, targets: Sequence[memoryview], stopped: Callable[[], bool]) -> int | None:
-        """Receive into the targets, then digest what lies there."""
-        self._moved = self._stream.receive_pieces(targets, stopped=stopped)
-        if self._moved < frame.num_bytes:
-            return None
-        self._moved = 0
-        return digest_of(targets) if self._digests else 0
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        """Receive into the slots and digest what lies there; small rows by way of a buffer of the frame's size."""
+        region, base, runs = target
+        rows = list(runs.rows())
+        if runs.num_bytes != frame.num_bytes:
+            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {runs.num_bytes}")
+        if runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
+            digest = self._move_small(frame, target, stop)
+        elif self._receive(
+            frame, [region.view[base + offset : base + offset + num_bytes] for offset, num_bytes in rows], stop
+        ):
+            digest = self._mover.digest(target) if self._digests else 0
+        else:
+            digest = None
+        if digest is not None:
+            self._moved = 0
+        return digest
 
     def skip(self, frame: Frame) -> None:
         """Drain the rest through a small scratch buffer; a payload past the limit ends the connection."""
@@ -80,6 +94,17 @@ class TcpInlet:
             raise WireError(f"FRAME of {frame.num_bytes} bytes, the limit is {MAX_FRAME_BYTES}")
         left, self._moved = frame.num_bytes - self._moved, 0
         self._stream.drain(left)
+
+    def _move_small(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        staging = Staging(memoryview(bytearray(frame.num_bytes)))
+        if not self._receive(frame, [staging.view], stop):
+            return None
+        return staging.scatter(0, target, stop, digests=self._digests)
+
+    def _receive(self, frame: Frame, pieces: list[memoryview], stop: StopFlag) -> bool:
+        """Fill the pieces; False when `stop` cut it short: what is left is for `skip`."""
+        self._moved = self._stream.receive_pieces(pieces, stopped=stop.is_set)
+        return self._moved == frame.num_bytes
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from kvtransfer.coverage import Coverage
+from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.terms import check_frame, in_words, same_place
 from wire.errors import HandoffFailed
@@ -73,7 +74,7 @@ class ReceiverTicket:
     """The receiver's half of one ticket, of one link once it is opened.
 
     A move runs outside every lock, so the ticket may end under it: `take_release` then says False until the move is
-    finished, and True exactly once after that.
+    finished, and True exactly once after that. `stop` cuts such a move short.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ReceiverTicket:
         self.state = ReceiverState.RESERVED
         self.link: int | None = None
         self.reason = ""
+        self.stop = StopFlag()
         self.kv_bytes = 0
         self._tensors = tensors
         self._coverage = [Coverage() for _ in tensors]
@@ -229,6 +231,7 @@ class ReceiverTicket:
         if self.over or self._committing:
             return False
         self.state, self.reason = state, reason
+        self.stop.set()
         return True
 
     def _check(self, frame: Frame) -> None:

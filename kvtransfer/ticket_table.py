@@ -43,7 +43,7 @@ class TicketTable:
     ) -> None:  # fmt: skip
         self._epoch, self._events, self._clock, self._lease_s = epoch, events, clock, lease_s
         self._failpoints, self._answer = failpoints, answer
-        self._buffer, self._slots = memory.buffer, SlotMap(memory.layout)
+        self._slots = SlotMap(memory.layout, memory.buffer)
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
@@ -152,8 +152,7 @@ class TicketTable:
         digest = None
         where = window(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
         try:
-            targets = self._slots.pieces(self._buffer, frame.tensor, where)
-            digest = inlet.move(frame, targets, lambda: ticket.over)
+            digest = inlet.move(frame, self._slots.place(frame.tensor, where), ticket.stop)
         except HandoffFailed as error:
             self._end(ticket, str(error))
         finally:

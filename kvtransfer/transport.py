@@ -6,10 +6,10 @@
 The messages go over one `Stream` a link; how the bytes of a frame go is the transport's own.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Frame, Taken
 from kvtransfer.hello import Hello
 from kvtransfer.stream import Stream
@@ -27,8 +27,8 @@ class Timeouts:
 class Outlet(Protocol):
     """The sender's side of one connection. Used by the link's writer thread only, but for `taken` and `close`."""
 
-    def announce(self, frame: Frame, pieces: Sequence[memoryview]) -> list[memoryview | bytes]:
-        """Return what goes out on the stream for a frame whose payload is `pieces` of the sender's pool.
+    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+        """Return what goes out on the stream for a frame whose payload lies at `source` in the sender's pool.
 
         May wait for room, up to the progress timeout. Raises LinkLost.
         """
@@ -46,8 +46,8 @@ class Outlet(Protocol):
 class Inlet(Protocol):
     """The receiver's side of one connection. Used by that connection's thread only."""
 
-    def move(self, frame: Frame, targets: Sequence[memoryview], stopped: Callable[[], bool]) -> int | None:
-        """Move the payload into `targets` and return its digest; None when `stopped` cut it short.
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        """Move the payload to `target` and return its digest, 0 on a link without; None when `stop` cut it short.
 
         Raises LinkLost, and HandoffFailed when the frame cannot be read from where it says.
         """
@@ -71,6 +71,11 @@ class Transport(Protocol):
     @property
     def over_unix(self) -> bool:
         """Whether its links begin on a Unix socket; all others begin on the instance's TCP listener."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """How many links to one peer at once are of use at most."""
         ...
 
     def unusable(self) -> str | None:

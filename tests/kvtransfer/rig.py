@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtransfer.dial import dial
-from kvtransfer.digest import digest_of
+from kvtransfer.digest import Place, Region, digest_of
 from kvtransfer.frame import Frame, MessageType, TicketMessage, decode, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.shm import POOL_SEALS
+from kvtransfer.staging import whole
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from wire.errors import PdserveError
@@ -209,7 +210,7 @@ class RawSender:
         self.stream.send([encode(message)])
 
     def announce(self, frame: Frame, payload: bytes) -> None:
-        self.stream.send(self._outlet.announce(frame, [memoryview(payload)]))
+        self.stream.send(self._outlet.announce(frame, Place(Region(payload), 0, whole(len(payload)))))
 
     def hear(self) -> TicketMessage:
         kind, body = self.stream.receive_message(first_byte_s=DEADLINE_S)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvtransfer.digest import Place, Region
 from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open, Renew
 from kvtransfer.hello import Hello, encode_hello
 from kvtransfer.proof import encode_proof, no_proof
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.shm import POOL_SEALS
+from kvtransfer.staging import whole
 from kvtransfer.stream import Stream, expect
 from kvtransfer.tcp import TcpOutlet
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, endpoint_of, fill, make_rig, read, until
@@ -216,7 +218,7 @@ def test_a_tcp_sender_that_stalls_in_a_frame_cannot_hold_the_blocks_of_an_aborte
         frame, payload = raw.frame(ticket, 0, 0, tokens)
         raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
         raw.say(Open(other.ticket_id, other.epoch, 20, 0))
-        header, body = TcpOutlet().announce(frame, [memoryview(payload)])
+        header, body = TcpOutlet().announce(frame, Place(Region(payload), 0, whole(len(payload))))
         raw.stream.send([header, body[:100]])
         until(lambda: bytes(rig.d_pool.buffer[256:356]) == payload[:100])
 

@@ -1,0 +1,58 @@
+"""Memory between a pool and a stream or library that wants contiguous bytes: gathered into, scattered from."""
+
+import functools
+
+from kvtransfer.digest import Place, Region, Runs, StopFlag, process_mover
+
+_NEVER = StopFlag()
+_SMALL_ROW_BYTES = 4 << 10
+
+
+class Staging:
+    """Contiguous memory of one link. One user at a time for any part of it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._region = Region(memory)
+        self._mover = process_mover()
+
+    @property
+    def view(self) -> memoryview:
+        """The memory as bytes."""
+        return self._region.view
+
+    @property
+    def address(self) -> int:
+        """Where it starts."""
+        return self._region.address
+
+    def gather(self, start: int, source: Place) -> None:
+        """Copy the source's runs one after another to `start`. Raises IndexError when there is no room."""
+        self._mover.copy(source, Place(self._region, start, whole(source.runs.num_bytes)), _NEVER)
+
+    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        return move(Place(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
+
+
+def move(source: Place, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    """Copy and return the digest of what was written (0 without digests); None when `stop` cut it short."""
+    if digests:
+        return process_mover().copy_and_digest(source, target, stop)
+    return 0 if process_mover().copy(source, target, stop) else None
+
+
+def pieces_of(place: Place) -> list[memoryview]:
+    """Return the runs as pieces of their region; small rows that do not lie together are gathered into a copy first."""
+    region, base, runs = place
+    rows = list(runs.rows())
+    if len(rows) > 1 and runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
+        copy = Staging(memoryview(bytearray(runs.num_bytes)))
+        copy.gather(0, place)
+        return [copy.view]
+    return [region.view[base + offset : base + offset + num_bytes] for offset, num_bytes in rows]
+
+
+@functools.lru_cache(maxsize=64)
+def whole(num_bytes: int) -> Runs:
+    """Return one run of `num_bytes` from the base on."""
+    return Runs([(0, num_bytes, 0, 1)] if num_bytes else [])
