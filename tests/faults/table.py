@@ -1,0 +1,108 @@
+"""Render docs/faults.md from what the matrix measured: `python -m tests.faults.table RESULTS.json >docs/faults.md`."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.faults.cases import ANSWER, CASES, CLOSED, ERROR, LONG_TOKENS, MAX_TOKENS, Case
+from tests.faults.cluster import PROMPT_TOKENS
+from tests.faults.launch import LEASE_S, SILENCE_S
+from tests.faults.running import NUM_STREAMS, Measured
+from wire.failpoints import POINTS
+
+_ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)
+_WORDS = {ANSWER: "the fault-free answer", ERROR: "an error event", CLOSED: "its connection closes"}
+
+
+def rows_of(page: str) -> list[str]:
+    """Return the cases that a page has rows for, as `point=action`, in its order."""
+    return [f"{place}={action}" for place, action in _ROW.findall(page)]
+
+
+def render(measured: Sequence[Measured]) -> str:
+    """Return the page. Raises ValueError unless every case of the code was measured once."""
+    by_name = {f"{one.place}={one.action}": one for one in measured}
+    missing = [str(case) for case in CASES if str(case) not in by_name]
+    if missing or len(by_name) != len(measured) or len(measured) != len(CASES):
+        raise ValueError(f"{len(measured)} results for {len(CASES)} cases; missing: {', '.join(missing) or 'none'}")
+    return "\n".join([*_head(), *_points(), "", *_table(by_name), ""])
+
+
+def _head() -> Iterable[str]:
+    return f"""\
+# Who dies when, and what the client sees
+
+<!-- Made by scripts/faults from tests/faults/test_matrix.py; do not edit. -->
+
+Each row is one run: a scheduler, two prefill (P) and two decode (D) instances as processes with the fake engine, and
+{NUM_STREAMS} streams of {PROMPT_TOKENS} prompt tokens at once ({MAX_TOKENS} tokens each; {LONG_TOKENS} where the
+scheduler dies or stops). One process is started with `PDSERVE_FAILPOINTS=point=action`; `@N` is the N-th pass, else
+the first. The fake engine's tokens are checksums of the KV they were computed from, so an answer also proves that the
+KV crossed whole.
+
+What each row asserts:
+
+- a fault before the first token ends in the fault-free answer; one after it in that or in an error event, never in a
+  stream that just stops, and nothing follows an error;
+- killing the scheduler closes its connections; stopping it ends, after waking, in the answer or an error event;
+- every living, unstopped instance holds no KV block within lease + 1 s of the fault, a stopped one 1 s after waking;
+- each request ends once in the scheduler's counts, and as its client saw it;
+- what a stopped process still says after waking is dropped: no admission, no token, no second ending of its old work,
+  and the next request over it is answered in full.
+
+With one P and one D alone (tests/faults/test_losses.py) an error comes before the first token, in words.
+
+The limits are a test's, not those of service: lease {LEASE_S:g} s (10 s in service), a frozen process is given up
+after {SILENCE_S:g} s of silence (6 s in service). So the milliseconds say what was waited for, not how fast a machine
+is: they are one run's, and those past 2,000 are the limit of silence or the lease.
+
+## The places
+""".splitlines()
+
+
+def _points() -> Iterable[str]:
+    yield "| failpoint | at this moment | `corrupt` spoils |"
+    yield "|---|---|---|"
+    for name, point in POINTS.items():
+        yield f"| `{name}` | {point.who} {point.when} | {point.corrupts or '(refused)'} |"
+
+
+def _table(by_name: dict[str, Measured]) -> Iterable[str]:
+    yield "## The faults"
+    yield ""
+    yield (
+        f"| at | action | process | what {NUM_STREAMS} clients see | last one ended, ms after the fault | "
+        "other pools empty, ms after the fault | own pool empty, ms after waking |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for case in CASES:
+        one = by_name[str(case)]
+        yield (
+            f"| `{case.place}` | {case.action} | {one.victim} | {_seen(one)} | {one.ended_ms:.0f} | {one.pools_ms:.0f} "
+            f"| {_woken(case, one)} |"
+        )
+
+
+def _seen(one: Measured) -> str:
+    parts = [f"{_WORDS[ending]} ({count})" for ending, count in one.endings.items()]
+    return ", ".join(parts) + (f": “{_plain(one.message)}”" if one.message else "")
+
+
+def _plain(message: str) -> str:
+    return re.sub(r"\breq-\w+", "…", message).replace("|", "/")
+
+
+def _woken(case: Case, one: Measured) -> str:
+    return "" if one.woken_ms is None or case.victim == "scheduler" else f"{one.woken_ms:.0f}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the page made of the results file named."""
+    print(render([Measured(**one) for one in json.loads(Path(argv[0]).read_text())]), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""docs/faults.md has a row for each failpoint and action of the code, and none besides."""
+
+import pytest
+
+from tests.cluster.guide import CLONE
+from tests.faults.cases import ANSWER, BEFORE_FIRST_TOKEN, CASES, ERROR, HITS
+from tests.faults.running import Measured
+from tests.faults.table import render, rows_of
+from wire.failpoints import POINTS, Failpoints
+
+MEASURED = [
+    Measured(case.place, case.action, case.victim, {ANSWER: 2, ERROR: 1}, "lost | req-12ab", 12.3, 45.6, None)
+    for case in CASES
+]
+
+
+def test_the_committed_page_names_the_failpoints_and_actions_of_the_code() -> None:
+    page = (CLONE / "docs" / "faults.md").read_text()
+
+    assert rows_of(page) == [str(case) for case in CASES]
+    for name, point in POINTS.items():
+        assert f"| `{name}` | {point.who} {point.when} |" in page
+
+
+def test_a_rendered_page_has_a_row_for_each_case() -> None:
+    page = render(MEASURED)
+
+    assert rows_of(page) == [str(case) for case in CASES]
+    assert "the fault-free answer (2), an error event (1): “lost / …” | 12 | 46 |" in page
+
+
+def test_results_that_leave_a_case_out_or_name_one_twice_make_no_page() -> None:
+    with pytest.raises(ValueError, match=str(CASES[0])):
+        render(MEASURED[1:])
+    with pytest.raises(ValueError, match="results for"):
+        render([*MEASURED, MEASURED[0]])
+
+
+def test_every_point_has_every_action_it_takes_and_a_setting_that_parses() -> None:
+    assert {case.point for case in CASES} == set(POINTS)
+    assert {*HITS, *BEFORE_FIRST_TOKEN} <= set(POINTS)
+    for case in CASES:
+        assert case.action in POINTS[case.point].actions
+        Failpoints.parse(case.setting)
+    assert len(CASES) == sum(len(point.actions) * len(HITS.get(name, (1,))) for name, point in POINTS.items())
