@@ -8,10 +8,10 @@ Runs know no base: those of a block table are made once and used for every tenso
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import add, mul, sub
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 _FIELDS = 4
 
@@ -32,33 +32,25 @@ class Runs:
 
     def __init__(self, runs: Iterable[Run | tuple[int, int, int, int]]) -> None:
         """Raises ValueError for a negative number, an empty run, and rows that overlap."""
-        try:
-            words = array("Q", [word for run in runs for word in run])
-        except (OverflowError, TypeError) as error:
-            raise ValueError(f"a run is four numbers that are not negative and below 2^64: {error}") from error
-        if len(words) % _FIELDS:
-            raise ValueError(f"{len(words)} numbers are no runs of {_FIELDS}")
-        offsets, row_bytes, strides, rows = (words[field::_FIELDS] for field in range(_FIELDS))
-        for run in zip(offsets, row_bytes, strides, rows, strict=True):
-            if run[1] == 0 or run[3] == 0 or (run[3] > 1 and run[2] < run[1]):
-                raise ValueError(f"{Run(*run)} has no bytes, or rows that overlap")
-        last_rows = map(mul, strides, map(sub, rows, repeat(1)))
-        self._words = words
-        self.address = words.buffer_info()[0]
-        self.num_bytes = sum(map(mul, row_bytes, rows))
-        self.extent = max(map(add, map(add, offsets, last_rows), row_bytes), default=0)
+        columns = tuple(zip(*runs, strict=True))
+        self._pack(*(columns or ((), (), (), ())))
 
     @classmethod
     def of_slots(
         cls, spans: Iterable[tuple[int, int]], slot_bytes: int, *, skip: int = 0, row_bytes: int | None = None
-    ) -> "Runs":
+    ) -> Self:
         """Return `row_bytes` from byte `skip` of each slot (all of it by default); a span is (first slot, slots)."""
         width = slot_bytes - skip if row_bytes is None else row_bytes
         if skip < 0 or skip + width > slot_bytes:
             raise ValueError(f"bytes [{skip}, {skip + width}) of slots of {slot_bytes} bytes")
+        firsts, counts = tuple(zip(*spans, strict=True)) or ((), ())
+        offsets = [first * slot_bytes + skip for first in firsts]
+        runs = cls.__new__(cls)
         if width == slot_bytes:
-            return cls((first * slot_bytes, count * slot_bytes, 0, 1) for first, count in spans)
-        return cls((first * slot_bytes + skip, width, slot_bytes, count) for first, count in spans)
+            runs._pack(offsets, [count * slot_bytes for count in counts], [0] * len(offsets), [1] * len(offsets))
+        else:
+            runs._pack(offsets, [width] * len(offsets), [slot_bytes] * len(offsets), counts)
+        return runs
 
     def rows(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, bytes) of every row."""
@@ -66,6 +58,31 @@ class Runs:
         for offset, row_bytes, stride, rows in zip(words, words, words, words, strict=True):
             for row in range(rows):
                 yield offset + row * stride, row_bytes
+
+    def _pack(
+        self, offsets: Sequence[int], row_bytes: Sequence[int], strides: Sequence[int], rows: Sequence[int]
+    ) -> None:
+        # Column by column: thousands of runs are common, and each is made while its request waits.
+        columns = (offsets, row_bytes, strides, rows)
+        words = array("Q", bytes(8 * _FIELDS * len(offsets)))
+        try:
+            for field, column in enumerate(columns):
+                words[field::_FIELDS] = array("Q", column)
+        except (OverflowError, TypeError) as error:
+            raise ValueError(f"a run is four numbers that are not negative and below 2^64: {error}") from error
+        single = max(rows, default=1) <= 1
+        if not all(row_bytes) or not all(rows) or not (single or all(map(_is_good, *columns))):
+            bad = next(Run(*run) for run in zip(*columns, strict=True) if not _is_good(*run))
+            raise ValueError(f"{bad} has no bytes, or rows that overlap")
+        last_rows = offsets if single else map(add, offsets, map(mul, strides, map(sub, rows, repeat(1))))
+        self._words = words
+        self.address = words.buffer_info()[0]
+        self.num_bytes = sum(row_bytes if single else map(mul, row_bytes, rows))
+        self.extent = max(map(add, last_rows, row_bytes), default=0)
+
+
+def _is_good(_: int, row_bytes: int, stride: int, rows: int) -> bool:
+    return row_bytes > 0 and rows > 0 and (rows == 1 or stride >= row_bytes)
 
 
 class Region:
