@@ -13,8 +13,9 @@ from engine.interface import Chunk, Engine, Prefilled
 from kvtransfer.interface import Sender, SendStats
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
-from wire.errors import Cancelled, InvalidRequest, PdserveError, to_name
+from wire.errors import Cancelled, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.failpoints import failpoint
+from wire.hold import hold_limit
 from wire.messages import Event, Failed, HandedOff
 from wire.types import PromptState, StageTimes, Ticket
 
@@ -29,6 +30,7 @@ class _Handing:
 
     request_id: str
     ticket: Ticket
+    blocks: int
     prefill_s: float | None = None
     committed_at: float | None = None
 
@@ -54,12 +56,17 @@ class PrefillWorker:
         return self._sender
 
     def accept(self, state: PromptState, ticket: Ticket) -> None:
-        """Take a prompt. Raises InvalidRequest (and its kin) if it is here already or this engine can never run it."""
+        """Take a prompt. Raises InvalidRequest (and its kin) if it is here already or this engine can never run it.
+
+        Raises NoCapacity while finished KV that waits for its receivers fills its share of the pool.
+        """
         self._engine.check(state, hold=True)
-        handing = _Handing(state.request_id, ticket)
+        handing = _Handing(state.request_id, ticket, self._engine.info.layout.num_blocks_for(len(state.token_ids)))
         with self._lock:
             if state.prompt_id in self._handing:
                 raise InvalidRequest(f"prompt {state.prompt_id} is being prefilled here already")
+            if not state.probe:
+                self._refuse_while_much_is_held()
             self._handing[state.prompt_id] = handing
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
         self.sender.begin(ticket)
@@ -141,6 +148,16 @@ class PrefillWorker:
     def prefills(self, prompt_id: str) -> bool:
         """Whether the prompt is on its way out from here. Any thread."""
         return prompt_id in self._handing
+
+    def _refuse_while_much_is_held(self) -> None:
+        """Finished KV is held under a lease each, and within one bound together. The lock is held."""
+        held = [handing.blocks for handing in self._handing.values() if handing.prefill_s is not None]
+        total = self._engine.info.layout.num_blocks
+        if sum(held) >= hold_limit(total):
+            raise NoCapacity(
+                f"{len(held)} finished prompts wait for their receivers in {sum(held)} of {total} KV blocks "
+                f"(limit {hold_limit(total)})"
+            )
 
     def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
         """The link may have failed since: a prompt forgotten by now must not be computed, nobody would free it."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.placement import PromptFacts
+from scheduler.loads import PromptFacts
 from wire.errors import Overloaded, PdserveError
 
 _MOST_RETRY_S = 60

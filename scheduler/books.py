@@ -1,18 +1,37 @@
 """What the scheduler has given one instance and the instance's own figures do not show yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from scheduler.loads import Held
 from wire.types import LoadSnapshot
 
 _LOADS_UNTIL_SEEN = 2
 """A snapshot may have been made while our command was on its way; the one after it knows the prompt."""
 
 
-class Books:
-    """Prompt tokens given for prefill and blocks booked for reservations of one instance. Written by path objects."""
+@dataclass(slots=True)
+class _Given:
+    """A prompt given to be prefilled for `receiver`; its blocks are taken there until it is handed off."""
 
-    def __init__(self, load: LoadSnapshot, changed: Callable[[], None]) -> None:
+    receiver: int
+    blocks: int
+    sequences: int
+    is_held: bool = False
+
+
+class Books:
+    """Prompt tokens given for prefill and blocks booked for reservations of one instance. Written by path objects.
+
+    The blocks of a prompt to be handed off count from the moment it is given until it is handed off: what else the
+    instance has in use, only it knows.
+    """
+
+    def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
         self.load = load
+        self._block_size = block_size
+        self._given: dict[str, _Given] = {}
+        self._freed_blocks = 0
         self._changed = changed
         self._tokens: dict[str, int] = {}
         self._unsent: set[str] = set()
@@ -33,7 +52,20 @@ class Books:
         """Free blocks less the reservations under way; none after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        return self.load.blocks_total - self.load.blocks_used - sum(self._blocks.values())
+        given = sum(prompt.blocks for prompt in self._given.values())
+        used = max(self.load.blocks_used - self._freed_blocks, given)
+        return self.load.blocks_total - used - sum(self._blocks.values())
+
+    @property
+    def held_for(self) -> Mapping[int, Held]:
+        """Finished KV that waits for a receiver, by the receiver's index."""
+        held: dict[int, Held] = {}
+        for prompt in self._given.values():
+            if prompt.is_held:
+                before = held.get(prompt.receiver, Held())
+                tokens = before.tokens + prompt.blocks * self._block_size
+                held[prompt.receiver] = Held(before.sequences + prompt.sequences, tokens)
+        return held
 
     @property
     def sequences(self) -> int:
@@ -44,6 +76,11 @@ class Books:
         """A prompt will be sent for prefill."""
         self._tokens[prompt_id] = num_tokens
         self._unsent.add(prompt_id)
+
+    def give_to_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
+        """A prompt will be sent for prefill, its KV to go to `receiver`."""
+        self.give_prefill(prompt_id, num_tokens)
+        self._given[prompt_id] = _Given(receiver, -(-num_tokens // self._block_size), sequences)
 
     def prefill_sent(self, prompt_id: str) -> None:
         """The command is on its way."""
@@ -72,11 +109,20 @@ class Books:
         """The prompt's first tokens are in."""
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
+            if prompt_id in self._given:
+                self._given[prompt_id].is_held = True
             self._changed()
+
+    def handed_off(self, prompt_id: str) -> None:
+        """The prompt's KV is gone, and its blocks are free."""
+        self._drop_tokens(prompt_id)
+        self._drop_given(prompt_id)
+        self._changed()
 
     def drop(self, prompt_id: str) -> None:
         """The prompt is no longer this instance's. Idempotent."""
         self._drop_tokens(prompt_id)
+        self._drop_given(prompt_id)
         self._drop_blocks(prompt_id)
         self._sequences.pop(prompt_id, None)
         self._changed()
@@ -85,6 +131,7 @@ class Books:
         """Take a new snapshot."""
         self.load = load
         self._full = False
+        self._freed_blocks = 0
         for prompt_id in tuple(self._reserved):
             self._drop_blocks(prompt_id)
         self._fresh = {p: seen + 1 for p, seen in self._fresh.items() if seen + 1 < _LOADS_UNTIL_SEEN}
@@ -94,6 +141,11 @@ class Books:
         self._tokens.pop(prompt_id, None)
         self._unsent.discard(prompt_id)
         self._fresh.pop(prompt_id, None)
+
+    def _drop_given(self, prompt_id: str) -> None:
+        given = self._given.pop(prompt_id, None)
+        if given is not None:
+            self._freed_blocks += given.blocks
 
     def _drop_blocks(self, prompt_id: str) -> None:
         self._blocks.pop(prompt_id, None)

@@ -152,6 +152,7 @@ class Dispatch:
             async with asyncio.timeout_at(prompt.deadline):
                 grant = await waiting.grant
         except TimeoutError:
+            prompt.stage += f": {self._placer.why_waiting(waiting.facts) or 'others are before it'}"
             raise prompt.deadline_error() from None
         except Unavailable as error:
             raise (failure or error) from None
@@ -172,7 +173,9 @@ class Dispatch:
 
     def _requeue(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> None:
         prompt.begin_attempt()
+        passed = places[prompt].passed  # a prompt refused after all is not passed for ever either
         places[prompt] = Waiting(prompt.prompt_id, prompt.facts)
+        places[prompt].passed = passed
         self.admission.enter(places[prompt], front=True)
 
     def _note_retry(self, prompt: PromptRun, plan: Plan, error: PdserveError) -> None:

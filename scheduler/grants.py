@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 
 from scheduler.instances import Instance
-from scheduler.placement import Plan, PromptFacts, place
+from scheduler.loads import PromptFacts
+from scheduler.placement import Plan, place, why_waiting
 from scheduler.registry import Registry
 
 
@@ -18,7 +19,12 @@ class Grant(AbstractContextManager["Grant"]):
 
     def book(self, facts: PromptFacts) -> None:
         """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
-        (self.prefill or self.decode).books.give_prefill(self._prompt_id, facts.num_tokens)
+        if self.prefill is None:
+            self.decode.books.give_prefill(self._prompt_id, facts.num_tokens)
+        else:
+            self.prefill.books.give_to_hand_off(
+                self._prompt_id, facts.num_tokens, self.decode.index, facts.num_sequences
+            )
         blocks = -(-facts.num_tokens // self.decode.description.block_size)
         self.decode.books.book_blocks(self._prompt_id, blocks, facts.num_sequences)
 
@@ -46,6 +52,10 @@ class Placer:
         grant = self.grant(prompt_id, plan)
         grant.book(facts)
         return grant
+
+    def why_waiting(self, facts: PromptFacts) -> str:
+        """Return in words what keeps the prompt from every pair now."""
+        return why_waiting(self._registry.loads(), facts)
 
     def grant(self, prompt_id: str, plan: Plan) -> Grant:
         """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""

@@ -42,7 +42,7 @@ class Instance:
         self.description = description
         self.role = role
         self.address = f"{description.host}:{description.port}"
-        self.books = Books(load, changed)
+        self.books = Books(load, changed, block_size=description.block_size)
         self._session = session
         self._limits = limits
         self._outbox: asyncio.Queue[Command] = asyncio.Queue()

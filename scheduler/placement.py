@@ -3,61 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler.loads import InstanceLoad, PromptFacts, link_share
+from scheduler.obstacles import obstacles
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
-
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
-    """One living instance as placement sees it: its last snapshot less what we have given it since.
-
-    `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there;
-    `waiting` of them have been dropped from a full pool, or wait for their prefill there.
-    """
-
-    index: int
-    role: Role
-    outstanding_tokens: int
-    prefill_chunk_size: int
-    blocks_total: int
-    blocks_free: int
-    block_size: int
-    sequences: int
-    waiting: int
-    max_num_seqs: int
-
-    @property
-    def can_start(self) -> bool:
-        """Whether a prompt given now is in the next step: the running one takes all that is outstanding."""
-        return self.outstanding_tokens <= self.prefill_chunk_size
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks of this instance hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
-
-    def blocks_for_all(self, prompt: "PromptFacts") -> int:
-        """Return the blocks of the prompt and all output it may have; full prompt blocks are shared.
-
-        The last token of a sequence is never computed, so it needs no slot.
-        """
-        shared, computed = prompt.num_tokens // self.block_size, prompt.max_tokens - 1
-        if computed == 0:
-            return self.blocks_for(prompt.num_tokens)
-        return shared + prompt.num_sequences * (self.blocks_for(prompt.num_tokens + computed) - shared)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFacts:
-    """What placement needs to know of a prompt.
-
-    `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
-    may have been no more than the link between them.
-    """
-
-    num_tokens: int
-    max_tokens: int
-    num_sequences: int = 1
-    avoid: frozenset[tuple[int | None, int]] = frozenset()
+_MOST_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +54,27 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
         raise _never_fits(pairs, prompt)
     untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
     apart = [(start, decode) for start, decode in untried if not _shares(_key(start, decode), prompt.avoid)]
+    peers = _count_peers(loads)
     for start, decode in apart or untried or fitting:
-        if _can_serve(start, decode, prompt):
+        if next(obstacles(start, decode, prompt, link_share(start, decode, *peers)), None) is None:
             return _plan(start, decode, prompt)
     return None
+
+
+def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
+    """Return in words what keeps the prompt from every pair; empty where nothing does, or nothing ever can."""
+    pairs = [(start, decode) for start, decode in _pairs(loads, prompt) if _fits(start, decode, prompt)]
+    peers = _count_peers(loads)
+    found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
+    told = list(dict.fromkeys(found))
+    more = f"; and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+    return "" if "" in found else "; ".join(told[:_MOST_TOLD]) + more
+
+
+def _count_peers(loads: Sequence[InstanceLoad]) -> tuple[int, int]:
+    """Return how many prefill and decode instances share the links."""
+    roles = [load.role for load in loads]
+    return max(1, roles.count(Role.PREFILL)), max(1, roles.count(Role.DECODE))
 
 
 def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
@@ -150,13 +118,6 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
         f"blocks of {largest.block_size} tokens; the whole pool has {largest.blocks_total}",
         "max_tokens",
     )
-
-
-def _can_serve(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
-    sequences_fit = decode.sequences + prompt.num_sequences <= decode.max_num_seqs
-    prompt_fits = all(load.blocks_for(prompt.num_tokens) <= load.blocks_free for load in (start, decode))
-    pool_is_overrun = start is not decode and decode.waiting > 0
-    return start.can_start and sequences_fit and prompt_fits and not pool_is_overrun
 
 
 def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:

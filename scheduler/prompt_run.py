@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
+from scheduler.loads import PromptFacts
 from scheduler.ordering import OrderedOutput
-from scheduler.placement import PromptFacts
 from scheduler.request import GenerationRequest, NewToken
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
+from scheduler.loads import InstanceLoad
 from scheduler.member import Connect, Member
-from scheduler.placement import InstanceLoad, has_path
+from scheduler.placement import has_path
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InternalError, PdserveError
 from wire.messages import OpenSession
@@ -159,6 +160,7 @@ def _load(instance: Instance) -> InstanceLoad:
         sequences=books.sequences,
         waiting=books.load.waiting,
         max_num_seqs=description.max_num_seqs,
+        held_for=books.held_for,
     )
 
 

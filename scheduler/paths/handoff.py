@@ -94,6 +94,7 @@ class HandoffPath:
                 elif step.tokens:
                     self._decoding(prompt)
             case HandedOff(times=times):
+                self._prefill.books.handed_off(prompt.prompt_id)
                 prompt.add_times(times)
             case Refused() | Failed() | Lost() as ending if from_prefill:
                 self._lose_prefill(prompt, ending)
@@ -107,6 +108,7 @@ class HandoffPath:
 
     def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | Lost) -> None:
         """P ended badly. Once its first tokens are here D may have committed all the same: an ack can be lost."""
+        self._prefill.books.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:
             return  # P has done all of its part
         error = to_error(ending, self._prefill, prompt)

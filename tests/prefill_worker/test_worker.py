@@ -13,7 +13,7 @@ from kvtransfer.interface import SendStats
 from prefill_worker.worker import PrefillWorker
 from tests.engine.fake_engines import engine, prompt
 from wire.convert import read_prompt
-from wire.errors import InstanceLost, InvalidRequest
+from wire.errors import InstanceLost, InvalidRequest, NoCapacity
 from wire.messages import Event, Failed, HandedOff
 from wire.types import LinkStatus, PromptState, Ticket, TokenOutput
 
@@ -152,6 +152,42 @@ def test_a_prompt_with_its_first_token_is_computed_and_committed_with_that_token
         assert [read_prompt(description) for description in it.sender.descriptions] == [state]
         assert [type(event) for event in it.events] == [HandedOff]
         assert it.core.blocks.num_used == 0
+
+
+def test_finished_kv_is_held_within_half_the_pool_and_an_ack_makes_room_again() -> None:
+    with half() as it:  # 64 blocks of 4 tokens
+        states = [prompt(name, 40) for name in "abcde"]
+        for number, state in enumerate(states[:4]):
+            it.worker.accept(state, ticket_for(state, number))
+            it.turn_until_idle()
+        assert it.core.load().held_prompts == 4
+
+        with pytest.raises(NoCapacity, match=r"4 finished prompts .* in 40 of 64 KV blocks \(limit 32\)"):
+            it.worker.accept(states[4], ticket_for(states[4], 4))
+        assert ("begin", f"{4:032x}") not in it.sender.said
+        it.worker.acked(ticket_for(states[0], 0).ticket_id, STATS)
+        it.turn_until_idle()
+        it.worker.accept(states[4], ticket_for(states[4], 4))
+        it.turn_until_idle()
+
+        assert it.core.load().held_prompts == 4
+        it.worker.cancel_all("enough")
+        it.turn_until_idle()
+        assert it.core.blocks.num_used == 0
+
+
+def test_prompts_still_to_be_computed_are_no_held_kv_and_a_probe_is_always_let_in() -> None:
+    with half() as it:
+        for number, name in enumerate("abcd"):
+            it.worker.accept(prompt(name, 40), ticket_for(prompt(name, 40), number))
+        it.turn_until_idle()
+        probe = replace(prompt("probe", 4), probe=True)
+        it.worker.accept(probe, ticket_for(probe, 9))
+        it.turn_until_idle()
+
+        assert it.core.load().held_prompts == 5
+        it.worker.cancel_all("enough")
+        it.turn_until_idle()
 
 
 def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scheduler.admission import Admission, Waiting
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.placement import PromptFacts
+from scheduler.loads import PromptFacts
 from tests.scheduler.virtual_time import virtual
 from wire.errors import NeverFits
 
@@ -132,3 +132,16 @@ async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> Non
     room.largest = 1000
     admission.pump()
     assert room.granted[16:18] == ["large", "small16"]
+
+
+@virtual
+async def test_one_that_was_passed_often_and_refused_after_all_is_not_passed_again() -> None:
+    room = _Room(1000)
+    room.largest = 100
+    admission = Admission(ControlLimits(), room.try_place)
+    again = waiting("again", 500)
+    again.passed = 16
+    admission.enter(again, front=True)
+    admission.enter(waiting("short"))
+
+    assert room.granted == []

@@ -1,6 +1,7 @@
 """What was given to an instance counts until the instance's own figures hold it."""
 
 from scheduler.books import Books
+from scheduler.loads import Held
 from wire.types import LoadSnapshot
 
 
@@ -78,3 +79,30 @@ def test_dropping_gives_everything_back_and_says_so() -> None:
 
     assert (books.outstanding_tokens, books.blocks_free, books.sequences) == (0, 10, 0)
     assert changes.count == 2
+
+
+def test_blocks_of_a_prompt_to_be_handed_off_count_from_the_moment_it_is_given_until_it_is_gone() -> None:
+    books = Books(load(), _Changes(), block_size=16)
+    books.give_to_hand_off("p", 50, receiver=7, sequences=2)
+    assert (books.blocks_free, books.held_for) == (6, {})
+
+    books.update(load(used=4))
+    books.prefilled("p")
+    assert (books.blocks_free, books.held_for) == (6, {7: Held(2, 64)})
+    books.handed_off("p")
+    assert (books.blocks_free, books.held_for) == (10, {})
+    books.update(load(used=1))
+    assert books.blocks_free == 9
+
+
+def test_what_is_held_is_counted_by_receiver_and_ends_with_the_prompt() -> None:
+    books = Books(load(), _Changes(), block_size=16)
+    for number, receiver in enumerate((7, 7, 8)):
+        books.give_to_hand_off(f"p{number}", 16, receiver, 1)
+        books.prefilled(f"p{number}")
+
+    assert books.held_for == {7: Held(2, 32), 8: Held(1, 16)}
+    books.drop("p0")
+    books.handed_off("p2")
+    books.handed_off("p2")
+    assert books.held_for == {7: Held(1, 16)}

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.placement import InstanceLoad, PromptFacts, most_output, place
+from scheduler.loads import Held, InstanceLoad, PromptFacts
+from scheduler.placement import most_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -149,3 +150,56 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
 
 def test_without_an_instance_nothing_bounds_the_output() -> None:
     assert most_output([], 10, 1) is None
+
+
+def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more() -> None:
+    below, full = {2: Held(1, 400), 3: Held(1, 399)}, {2: Held(1, 400), 3: Held(1, 400)}
+
+    assert pair(prefill(0, held_for=below), decode(2), decode(3)) == (0, 3)
+    assert pair(prefill(0, held_for=full), decode(2), decode(3)) is None
+    assert pair(prefill(0, held_for=full), prefill(1), decode(2), decode(3)) == (1, 2)
+
+
+def test_a_link_that_holds_its_share_is_left_to_send_and_the_others_go_on() -> None:
+    slow = prefill(0, held_for={2: Held(1, 400)})  # of 1,600 tokens half may be held, a half of that by each link
+
+    assert pair(slow, decode(2), decode(3)) == (0, 3)
+    assert pair(slow, decode(2)) == (0, 2)
+    assert pair(slow, prefill(1, outstanding_tokens=5), decode(2), decode(3, blocks_free=0)) == (1, 2)
+
+
+def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None:
+    many = prefill(0, max_num_seqs=64, held_for={1: Held(4, 64)})
+
+    assert pair(many, decode(1, max_num_seqs=8)) is None
+    assert pair(many, decode(1, max_num_seqs=10)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("loads", "words"),
+    [
+        ([prefill(0, outstanding_tokens=900), decode(1)], "instance 0 has 900 prompt tokens to compute (limit 512"),
+        ([prefill(0, blocks_free=3), decode(1)], "prefill instance 0 has 3 of 100 KV blocks free, 7 are needed"),
+        ([prefill(0), decode(1, blocks_free=-1)], "decode instance 1 has 0 of 100 KV blocks free, 7 are needed"),
+        ([prefill(0), decode(1, sequences=8)], "decode instance 1 has 8 sequences and 1 would come (limit 8)"),
+        ([prefill(0), decode(1, waiting=2)], "decode instance 1 has 2 prompts that wait for KV blocks"),
+        ([prefill(0, held_for={9: Held(1, 800)}), decode(1)], "holds 800 tokens of KV for its receivers (limit 800)"),
+        ([prefill(0, held_for={1: Held(4, 80)}), decode(1)], "has 4 sequences to send (limit 4)"),
+        ([prefill(0, held_for={1: Held(1, 300)}), decode(1), decode(2, blocks_total=50)], ""),
+        ([prefill(0), decode(1)], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_what_a_prompt_waits_for_is_said_with_the_values(loads: list[InstanceLoad], words: str) -> None:
+    told = why_waiting(loads, PromptFacts(100, 50))
+
+    assert words in told
+    assert bool(told) == bool(words)
+    assert not loads or bool(words) == (place(loads, PromptFacts(100, 50)) is None)
+
+
+def test_many_obstacles_are_told_shortly() -> None:
+    told = why_waiting([prefill(i, outstanding_tokens=600 + i) for i in range(9)] + [decode(9)], PromptFacts(100, 50))
+
+    assert told.count("prompt tokens to compute") == 4
+    assert told.endswith("; and 5 more")
