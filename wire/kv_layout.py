@@ -7,14 +7,67 @@ tensors follow each other at aligned offsets:
     tensor | block 0 | block 1 | ...
     block  | slot 0 | slot 1 | ...
 
-The wire names (tensor, token range), never an address; each side finds its own slots from its own block table.
+An instance has one pool for each of its ranks. All have the same blocks; each holds its own heads of every tensor, so
+its slots are as wide as these. The wire names (tensor, token range, head range), never an address; each side finds its
+own slots from its own block table.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 ALIGNMENT = 4096
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_RANKS = 1_024
+
+
+class Rank(NamedTuple):
+    """Rank `number` of `of` ranks, counted from 0."""
+
+    number: int = 0
+    of: int = 1
+
+    def __str__(self) -> str:
+        return f"rank {self.number} of {self.of}"
+
+
+class Heads(NamedTuple):
+    """Heads [start, end) of one KV tensor, counted over the whole model."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
+
+
+def check_rank(rank: Rank) -> None:
+    """Raise ValueError, with value and limit, for a rank that cannot be."""
+    if not 0 < rank.of <= MAX_RANKS or not 0 <= rank.number < rank.of:
+        raise ValueError(f"{rank}: ranks count from 0, and an instance has at most {MAX_RANKS}")
+
+
+def head_range(heads: int, rank: Rank) -> Heads:
+    """Return the KV heads that a rank holds: whole ones, the first ranks one more where they do not divide evenly.
+
+    3 heads at 2 ranks are 2 and 1. Where there are more ranks than heads, heads repeat: each rank holds one.
+    """
+    if rank.of > heads:
+        head = rank.number * heads // rank.of
+        return Heads(head, head + 1)
+    each, over = divmod(heads, rank.of)
+    start = rank.number * each + min(rank.number, over)
+    return Heads(start, start + each + (rank.number < over))
+
+
+def ranks_holding(head: int, heads: int, num_ranks: int) -> range:
+    """Return the ranks of `num_ranks` that hold `head`, neighbours all: those whose `head_range` has it in."""
+    if num_ranks > heads:
+        return range(-(-head * num_ranks // heads), -(-(head + 1) * num_ranks // heads))
+    each, over = divmod(heads, num_ranks)
+    wide = over * (each + 1)
+    number = head // (each + 1) if head < wide else over + (head - wide) // each
+    return range(number, number + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +81,14 @@ class KvTensor:
     dtype: str
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of one token."""
+        return self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token."""
-        return self.heads * self.head_dim * ITEM_BYTES[self.dtype]
+        return self.heads * self.head_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +100,25 @@ class ByteRun:
 
 
 class PoolLayout:
-    """Where every token of every block lies. Immutable."""
+    """Where every token of every block of one rank lies. Immutable.
 
-    def __init__(self, tensors: Sequence[KvTensor], *, num_blocks: int, block_size: int) -> None:
+    `model_tensors` are the whole model's KV tensors, `heads` which of their heads this rank holds, and `tensors` the
+    same with as many heads as are held: those that lie in the pool. With one rank they are equal.
+    """
+
+    def __init__(
+        self, tensors: Sequence[KvTensor], *, num_blocks: int, block_size: int, rank: Rank = Rank()
+    ) -> None:  # fmt: skip
+        """`tensors` are the model's. Raises ValueError for sizes and ranks that cannot be."""
         if not tensors or num_blocks <= 0 or block_size <= 0:
             raise ValueError(f"a pool needs tensors, blocks and slots: {len(tensors)}, {num_blocks}, {block_size}")
-        self.tensors = tuple(tensors)
+        check_rank(rank)
+        self.model_tensors, self.rank = tuple(tensors), rank
+        self.heads = tuple(head_range(tensor.heads, rank) for tensor in tensors)
+        self.tensors = tuple(
+            tensor if rank.of == 1 else replace(tensor, heads=held.end - held.start)
+            for tensor, held in zip(tensors, self.heads, strict=True)
+        )
         self.num_blocks = num_blocks
         self.block_size = block_size
         offsets, offset = [], 0
@@ -60,42 +131,50 @@ class PoolLayout:
 
     @property
     def token_bytes(self) -> int:
-        """KV bytes of one token over all tensors."""
+        """KV bytes of one token over all tensors of this rank."""
         return sum(tensor.token_bytes for tensor in self.tensors)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that hold KV, ascending; a model may have others."""
+        return tuple(sorted({tensor.layer for tensor in self.tensors}))
 
     @property
     def num_layers(self) -> int:
         """Layers that hold KV."""
-        return len({tensor.layer for tensor in self.tensors})
+        return len(self.layers)
 
     def tensors_of(self, layer: int) -> list[int]:
         """Return the indices of the tensors of `layer`."""
         return [i for i, tensor in enumerate(self.tensors) if tensor.layer == layer]
 
-    def runs(self, tensor: int, block_ids: Sequence[int], start: int, end: int) -> Iterator[ByteRun]:
-        """Yield the bytes of tokens [start, end) of a sequence whose block table is `block_ids`, in token order.
+    def slots(self, block_ids: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (first slot, slots) of tokens [start, end) of a sequence with this block table, in token order.
 
-        Neighbouring blocks are joined into one run. Raises IndexError for a token past the table or a block past the
-        pool.
+        They are the same for every tensor and every rank. Neighbouring blocks are joined. Raises IndexError for a
+        token past the table or a block past the pool.
         """
-        spec, base, size = self.tensors[tensor], self.offsets[tensor], self.block_size
-        pending: ByteRun | None = None
-        token = start
+        size, first, count, token = self.block_size, 0, 0, start
         while token < end:
             block = block_ids[token // size]
             if not 0 <= block < self.num_blocks:
                 raise IndexError(f"block {block} is outside the pool of {self.num_blocks} blocks")
-            count = min(end - token, size - token % size)
-            run = ByteRun(base + (block * size + token % size) * spec.token_bytes, count * spec.token_bytes)
-            if pending is not None and pending.offset + pending.length == run.offset:
-                pending = ByteRun(pending.offset, pending.length + run.length)
+            slot, here = block * size + token % size, min(end - token, size - token % size)
+            if first + count == slot and count:
+                count += here
             else:
-                if pending is not None:
-                    yield pending
-                pending = run
-            token += count
-        if pending is not None:
-            yield pending
+                if count:
+                    yield first, count
+                first, count = slot, here
+            token += here
+        if count:
+            yield first, count
+
+    def runs(self, tensor: int, block_ids: Sequence[int], start: int, end: int) -> Iterator[ByteRun]:
+        """Yield the bytes of these tokens, all heads held, where `slots` says they are. Raises IndexError."""
+        base, size = self.offsets[tensor], self.tensors[tensor].token_bytes
+        for first, count in self.slots(block_ids, start, end):
+            yield ByteRun(base + first * size, count * size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
@@ -103,14 +182,23 @@ class PoolLayout:
 
 
 def describe_difference(mine: Sequence[KvTensor], theirs: Sequence[KvTensor]) -> str | None:
-    """Return in words the first difference that the wire cannot bridge, both values in it, or None."""
-    if len(mine) != len(theirs):
-        return f"KV tensors: {len(mine)} here, {len(theirs)} there"
-    for a, b in zip(mine, theirs, strict=True):
-        if a != b:
-            return f"KV tensor of layer {a.layer}: {_words(a)} here, {_words(b)} there"
+    """Return in words the first difference of two models' tensors, both values in it, or None.
+
+    The wire bridges none of them; what it does bridge (ranks, block size) is not in a tensor.
+    """
+    counts = f"KV tensors: {len(mine)} here, {len(theirs)} there; " if len(mine) != len(theirs) else ""
+    for layer in sorted({tensor.layer for tensor in (*mine, *theirs)}):
+        here, there = ([tensor for tensor in side if tensor.layer == layer] for side in (mine, theirs))
+        if here != there:
+            return f"{counts}KV of layer {layer}: {_words(here)} here, {_words(there)} there"
+    if [*mine] != [*theirs]:
+        return f"order of KV tensors: layers {_order(mine)} here, {_order(theirs)} there"
     return None
 
 
-def _words(tensor: KvTensor) -> str:
-    return f"{tensor.name} {tensor.heads}x{tensor.head_dim} {tensor.dtype}"
+def _words(tensors: Sequence[KvTensor]) -> str:
+    return ", ".join(f"{one.name} {one.heads}x{one.head_dim} {one.dtype}" for one in tensors) or "none"
+
+
+def _order(tensors: Sequence[KvTensor]) -> str:
+    return " ".join(str(tensor.layer) for tensor in tensors)
