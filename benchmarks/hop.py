@@ -17,6 +17,7 @@ import http.client
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -42,6 +43,7 @@ Times = dict[str, list[tuple[float, float]]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start both sides, measure in turn, stop both, print one JSON line for each length and a table."""
     args = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the stack stops what was started
     pd_port, combined_port, instance_port = free_ports(3)
     rows = []
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ first put to the ack, on P's clock; `reserve to ack` from asking D for the ticke
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,7 +88,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
 def profile(args: argparse.Namespace) -> None:
     """Print the profiles."""
     for transport in args.transports:
-        for line in profile_loads(transport, args.sizes, args.rounds):
+        for line in profile_loads(transport, args.sizes, args.rounds, (64 if args.quick else 2048) * MIB):
             print(line)
         for line in profile_small(transport, 50 if args.quick else 500):
             print(line, flush=True)
@@ -96,6 +97,7 @@ def profile(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure or profile, and print."""
     args = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what was started is stopped
     print(f"CPU: {cpu()}; rounds: {args.rounds}; sizes: {args.sizes} MiB")
     if args.profile:
         profile(args)

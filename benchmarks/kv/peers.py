@@ -11,11 +11,26 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.kv.control import ROOT, Child, python_child
 
 _PEERS = ROOT / "benchmarks" / "peers"
 _IPERF_S = 60.0
+
+
+class Contestant(Protocol):
+    """Who moves bytes when asked."""
+
+    name: str
+
+    def move(self, num_bytes: int, *, verify: bool = False) -> float:
+        """Return the seconds it took."""
+        ...
+
+    def close(self) -> None:
+        """Release what was started."""
+        ...
 
 
 class Missing(Exception):

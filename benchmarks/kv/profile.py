@@ -17,8 +17,11 @@ _PHASES = {
 }
 
 
-def profile_loads(transport: str, sizes_mib: Sequence[int], rounds: int) -> Iterator[str]:
-    """Yield the lines for each size and pattern; sampling slows what it looks at, so shares count, not times."""
+_IDLE = ("door", "kv-accept", "kv-sweep")  # they wait all the time
+
+
+def profile_loads(transport: str, sizes_mib: Sequence[int], rounds: int, least_bytes: int) -> Iterator[str]:
+    """Yield the lines for each load, moved until `least_bytes` crossed. Sampling slows: shares count, not times."""
     shape, work = shape_named("default"), loads(sizes_mib)
     with ExitStack() as stack:
         ours = start_ours(stack, transport, max(load.num_bytes for load in work), profile=True)
@@ -26,7 +29,7 @@ def profile_loads(transport: str, sizes_mib: Sequence[int], rounds: int) -> Iter
             for load in work:
                 say(f"profile of {pair.name}, {load.name}")
                 tokens = shape.tokens_of(load.num_bytes)
-                yield from _profile(pair, load, tokens, max(rounds, int(256 * MIB // load.num_bytes)))
+                yield from _profile(pair, load, tokens, max(rounds, least_bytes // load.num_bytes))
 
 
 def profile_small(transport: str, hand_offs: int) -> Iterator[str]:
@@ -54,5 +57,5 @@ def _side(name: str, seen: dict[str, Any]) -> Iterator[str]:
         if cpu["user_s"] + cpu["kernel_s"] >= 0.01:
             yield f"   {name} {thread}: {cpu['user_s']:.2f} s user, {cpu['kernel_s']:.2f} s kernel"
     for place in seen["places"]:
-        if place["share"] >= 0.02:
+        if place["share"] >= 0.02 and place["thread"] not in _IDLE:
             yield f"   {name} {100 * place['share']:5.1f}% {place['thread']:14} {place['place']}"

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from benchmarks.kv import peers
 from benchmarks.kv.digest_option import digest_is_optional
 from benchmarks.kv.pair import Ours
+from benchmarks.kv.peers import Contestant
 from benchmarks.kv.rounds import Cache, in_turn, ratio_of, say
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, shape_named
 from benchmarks.kv.table import Row
@@ -18,20 +18,6 @@ CHUNK = 512
 PATTERN_TOKENS = (512, 4096)
 GOAL_FROM_MIB = 64
 FASTER_FROM_MIB = 16
-
-
-class Contestant(Protocol):
-    """Who moves bytes when asked."""
-
-    name: str
-
-    def move(self, num_bytes: int, *, verify: bool = False) -> float:
-        """Return the seconds it took."""
-        ...
-
-    def close(self) -> None:
-        """Release what was started."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.kv import peers
-from benchmarks.kv.speed import Contestant
+from benchmarks.kv.peers import Contestant
 from benchmarks.kv.table import cpu
 
 MIB = 1 << 20
