@@ -1,0 +1,153 @@
+"""What the two ends of a link say to each other while they make their group: SETUP messages on the link's stream.
+
+    SETUP | word u8 | key bytes u16 | key | value |
+
+TERMS names how the sender makes its group; ASK, GRANTED and BUSY settle whose turn it is; KEY sets a key of the
+group's store; DONE is the last word of either side. Lengths and numbers are bounded.
+"""
+
+import select
+import struct
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+
+from kvtransfer.frame import MessageType, Refuse, WireError, decode, pack
+from kvtransfer.stream import LinkLost, Stream
+from wire.errors import from_name
+
+_HEAD = struct.Struct("!BH")
+_MAX_KEYS = 64
+_MAX_KEY_BYTES = 512
+_MAX_VALUE_BYTES = 6_144  # HCCL's root info has 4,108 bytes
+_MAX_HEARD = 1_024
+
+
+class Word(IntEnum):
+    """What a SETUP message is."""
+
+    TERMS = 1
+    ASK = 2
+    GRANTED = 3
+    BUSY = 4
+    KEY = 5
+    DONE = 6
+
+
+class Exchange:
+    """One end's view of a set-up and owner of its keys. Used by one thread at a time; `name` is the group's.
+
+    `deadline` bounds every wait for a key; whoever makes the group sets it.
+    """
+
+    def __init__(self, stream: Stream, name: str) -> None:
+        self._stream, self._prefix = stream, f"{name}/"
+        self._keys: dict[str, bytes] = {}
+        self._heard, self._over = 0, False
+        self.deadline = time.monotonic()
+
+    def say(self, word: Word, value: bytes = b"", key: str = "") -> None:
+        """Send a word. Raises LinkLost."""
+        raw = key.encode()
+        self._stream.send([pack(MessageType.SETUP, _HEAD.pack(word, len(raw)) + raw + value)])
+
+    def hear(self, wanted: Sequence[Word], timeout_s: float) -> tuple[Word, bytes]:
+        """Return the next word, which is to be one of `wanted`; keys that come before it are kept.
+
+        Raises LinkLost, WireError, and what the peer refused with.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            word, value = self._next(deadline)
+            if word in wanted:
+                return word, value
+            if word is not Word.KEY:
+                names = " or ".join(one.name for one in wanted)
+                raise WireError(f"{word.name} came where {names} was due")
+
+    def finish(self, timeout_s: float) -> None:
+        """Say that this end is through and hear the same; afterwards the store is quiet and the stream the link's."""
+        self.say(Word.DONE)
+        self.hear([Word.DONE], timeout_s)
+        self._over = True
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key on both sides. Raises LinkLost, WireError."""
+        self._keep(key, value)
+        if not self._over:
+            self.say(Word.KEY, value, self._prefix + key)
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting for it. Raises LinkLost, WireError."""
+        self.wait([key], max(0.0, self.deadline - time.monotonic()))
+        return self._keys[key]
+
+    def wait(self, keys: Sequence[str], timeout_s: float) -> None:
+        """Wait until all keys are there, never past the deadline. Raises LinkLost, WireError."""
+        deadline = min(self.deadline, time.monotonic() + timeout_s)
+        while missing := [key for key in keys if key not in self._keys]:
+            if self._over:
+                raise LinkLost(f"the store of this group is closed, {missing[0]!r} is not in it")
+            word, _ = self._next(deadline, waiting_for=missing[0])
+            if word is not Word.KEY:
+                raise WireError(f"{word.name} came where the key {missing[0]!r} was due")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether all keys are there, never waiting. Raises LinkLost, WireError."""
+        poll = select.poll()
+        poll.register(self._stream.socket, select.POLLIN)
+        while not self._over and not all(key in self._keys for key in keys) and poll.poll(0):
+            word, _ = self._next(self.deadline)
+            if word is not Word.KEY:
+                raise WireError(f"{word.name} came where a key was due")
+        return all(key in self._keys for key in keys)
+
+    def delete(self, key: str) -> bool:
+        """Forget a key on this side."""
+        return self._keys.pop(key, None) is not None
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys are there."""
+        return len(self._keys)
+
+    def _next(self, deadline: float, waiting_for: str = "") -> tuple[Word, bytes]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise LinkLost(f"the peer was not through in time{f' with the key {waiting_for!r}' if waiting_for else ''}")
+        kind, body = self._stream.receive_message(first_byte_s=left)
+        if kind is MessageType.REFUSE:
+            refusal = decode(kind, body)
+            assert isinstance(refusal, Refuse)
+            raise from_name(refusal.error, f"the peer refused the link: {refusal.reason}")
+        if kind is not MessageType.SETUP:
+            raise WireError(f"{kind.name} came in the set-up of a group")
+        self._heard += 1
+        if self._heard > _MAX_HEARD:
+            raise WireError(f"more than {_MAX_HEARD} messages in the set-up of a group")
+        return self._read(body)
+
+    def _read(self, body: bytearray) -> tuple[Word, bytes]:
+        try:
+            word, key_bytes = _HEAD.unpack_from(body)
+            tail = bytes(body[_HEAD.size :])
+            if key_bytes > len(tail):
+                raise WireError(f"a key of {key_bytes} bytes, {len(tail)} are there")
+            word, key, value = Word(word), tail[:key_bytes].decode(), tail[key_bytes:]
+        except (struct.error, ValueError) as error:
+            raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
+        if word is Word.KEY:
+            if not key.startswith(self._prefix):
+                raise WireError(f"the key {key[:80]!r} is of another group than {self._prefix!r}")
+            self._keep(key.removeprefix(self._prefix), value)
+        return word, value
+
+    def _keep(self, key: str, value: bytes) -> None:
+        if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
+            raise WireError(
+                f"a key of {len(key)} and a value of {len(value)} bytes, the limits are {_MAX_KEY_BYTES} and "
+                f"{_MAX_VALUE_BYTES}"
+            )
+        if key not in self._keys and len(self._keys) >= _MAX_KEYS:
+            raise WireError(f"more than {_MAX_KEYS} keys in the store of a group")
+        self._keys[key] = value

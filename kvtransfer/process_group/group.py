@@ -1,0 +1,160 @@
+"""One two-rank group: its operations are issued on the device's thread, their ends awaited on a thread of its own.
+
+    caller --send|receive--> issuing thread (never waits)  --work-->  waiter thread (every wait has a deadline)
+
+    MADE -> closed: nothing under way, or aborted -> freed
+                    under way and no abort        -> PARKED with its epoch, never used again -> freed when its work ends
+
+What hangs, hangs in this group's waiter: no other link notices.
+"""
+
+import contextlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+from kvtransfer.process_group.backends import Backend
+from kvtransfer.process_group.devices import Lease
+from kvtransfer.stream import LinkLost
+from telemetry.logs import EventLogger
+
+_log = EventLogger("kvtransfer")
+_TAG = 0
+_LEAVE_S = 1.0
+_FREE_S = 30.0
+_MAX_REASON = 200
+_PARKED_POLL_S = 0.2
+_FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
+
+
+class Group:
+    """Owner of one group and its waiter thread; `keep` is the memory its operations may touch as long as it lives.
+
+    Operations come from one thread, `close` from any. `peer` is the other end's rank.
+    """
+
+    def __init__(
+        self, group: Any, backend: Backend, lease: Lease, *, name: str, peer: int, progress_s: float, keep: object
+    ) -> None:  # fmt: skip
+        self._group, self._backend, self._lease, self._keep = group, backend, lease, keep
+        self._name, self._peer, self._progress_s = name, peer, progress_s
+        self._under_way = 0
+        self._fault: str | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._works: queue.SimpleQueue[tuple[Future[Any], Future[None]] | None] = queue.SimpleQueue()
+        self._waiter = threading.Thread(target=self._wait, name=f"kv-group-{name}", daemon=True)
+        self._waiter.start()
+
+    def send(self, tensor: Any) -> "Future[None]":
+        """Send a tensor; the future ends when it is free again, with LinkLost when the group broke."""
+        return self._post(lambda: self._group.send([tensor], self._peer, _TAG))
+
+    def receive(self, tensor: Any) -> "Future[None]":
+        """Fill a tensor with the peer's next one, of the same size; the future ends like that of `send`."""
+        return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))
+
+    def close(self) -> None:
+        """Free the group, or abandon it when operations are under way that cannot be ended; idempotent."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._works.put(None)
+            busy = self._under_way > 0
+        if busy:
+            self._abort()
+        self._waiter.join(_LEAVE_S)
+        if self._waiter.is_alive():
+            _log.warning("kv_group_parked", group=self._name, backend=self._backend.name, operations=self._under_way)
+
+    @property
+    def parked(self) -> bool:
+        """Whether it was closed and still cannot be freed."""
+        return self._closing.is_set() and self._waiter.is_alive()
+
+    def _post(self, operation: Callable[[], Any]) -> "Future[None]":
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closing.is_set():
+                raise LinkLost("the group is closed")
+            self._under_way += 1
+            self._works.put((self._lease.device.issue(operation), done))
+        return done
+
+    def _abort(self) -> None:
+        abort, group, peer = self._backend.abort, self._group, self._peer
+        if abort is not None:
+            self._lease.device.issue(lambda: abort(group, peer))
+
+    def _wait(self) -> None:
+        stuck: list[Any] = []
+        while (item := self._works.get()) is not None:
+            issued, done = item
+            work = None
+            try:
+                work = issued.result(self._progress_s)
+                self._await(work)
+            except Exception as error:  # noqa: BLE001  torch raises what it likes; the caller hears LinkLost
+                self._break(error)
+                stuck += [] if work is None else [work]
+                done.set_exception(LinkLost(f"the group broke: {self._fault}"))
+            else:
+                done.set_result(None)
+            with self._lock:
+                self._under_way -= 1
+            del item, issued, done, work
+        self._free(stuck)
+
+    def _await(self, work: Any) -> None:
+        if self._fault is not None:
+            raise LinkLost(self._fault)
+        deadline, pause = time.monotonic() + self._progress_s, _FIRST_POLL_S
+        if not self._backend.polls:
+            try:
+                work.wait(timedelta(seconds=self._progress_s))
+            except RuntimeError:
+                if time.monotonic() < deadline:
+                    raise
+                raise LinkLost(f"nothing moved for {self._progress_s:g} s") from None
+            return
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise LinkLost(f"nothing moved for {self._progress_s:g} s")
+            if self._closing.wait(pause):
+                raise LinkLost("the link was closed here")
+            pause = min(2 * pause, _LAST_POLL_S)
+        work.wait()
+
+    def _break(self, error: Exception) -> None:
+        if self._fault is not None:
+            return
+        self._fault = in_one_line(error)
+        if not self._closing.is_set():
+            _log.warning("kv_group_broken", group=self._name, backend=self._backend.name, reason=self._fault)
+            self._abort()
+
+    def _free(self, stuck: list[Any]) -> None:
+        """Wait until nothing can touch the memory any more, then give up the group on the issuing thread."""
+        if self._backend.abort is None:
+            pause = threading.Event()
+            while not all(work.is_completed() for work in stuck):
+                pause.wait(_PARKED_POLL_S)
+        stuck.clear()
+        holder = [self._group]
+        self._group = None
+        with contextlib.suppress(TimeoutError):
+            self._lease.device.issue(holder.clear).result(_FREE_S)
+        self._keep = None
+        self._lease.release()
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what torch says, without the place in its sources."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", text)[:_MAX_REASON]

@@ -1,0 +1,57 @@
+"""The exchange as a c10d Store: what torch asks while it makes a group goes over the link's own stream.
+
+The Python-derived Store (a pybind11 trampoline) was tried with torch 2.13: gloo's full mesh uses set, wait and get of
+"0/<rank>"; an exception raised here comes out of the group's constructor as it is. Needs torch here.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from kvtransfer.process_group.exchange import Exchange
+
+
+class LinkStore(Store):
+    """Implements torch's Store for one group; no port, no further connection, every wait with a deadline."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key on both sides."""
+        self._exchange.set(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting for it."""
+        return self._exchange.get(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for keys; the exchange's deadline holds whatever `timeout` says."""
+        self._exchange.wait(keys, timeout.total_seconds() if timeout is not None else float("inf"))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether all keys are there."""
+        return self._exchange.check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key on this side."""
+        return self._exchange.delete(key)
+
+    def num_keys(self) -> int:
+        """How many keys this side knows."""
+        return self._exchange.num_keys
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of several keys."""
+        return [self._exchange.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """It has no append and no queues; a counter needs one owner, so `add` and `compare_set` raise too."""
+        return False

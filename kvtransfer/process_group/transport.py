@@ -1,0 +1,71 @@
+"""The process_group transport: one two-rank group per link, of the backend that serves where the pool lies."""
+
+from typing import TYPE_CHECKING
+
+from kvtransfer import tcp
+from kvtransfer.hello import Hello
+from kvtransfer.interface import PoolMemory
+from kvtransfer.process_group import backends
+from kvtransfer.process_group.backends import Backend
+from kvtransfer.process_group.devices import PROCESS_DEVICES, device_of
+from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
+from kvtransfer.process_group.group import Group
+from kvtransfer.process_group.making import RECEIVER, SENDER, make_group
+from kvtransfer.stream import Stream
+from kvtransfer.transport import Timeouts
+from wire.types import KvEndpoint
+
+if TYPE_CHECKING:
+    from kvtransfer.process_group.payload import HostStaging
+
+
+class ProcessGroupTransport:
+    """Implements transport.Transport; imports torch only once it is asked whether it is usable."""
+
+    name = "process_group"
+    over_unix = False
+    lanes = 1
+
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory, self._device = memory, device_of(memory)
+        self._backend = backends.backend_for(self._device)
+
+    def unusable(self) -> str | None:
+        """It needs torch, a backend for the pool's device, and staging memory of its kind."""
+        backend = self._backend
+        if backend is None:
+            return f"no backend makes groups for a KV pool on {self._device}"
+        lacking = backends.torch_lacking() or backend.lacking()
+        if lacking is not None:
+            return f"{backend.name}: {lacking}"
+        from kvtransfer.process_group.payload import STAGING
+
+        return None if backend.staging in STAGING else f"{backend.name}: no staging memory on {backend.staging} yet"
+
+    def unreachable(self, endpoint: KvEndpoint) -> str | None:
+        """Any address may be tried."""
+        return None
+
+    def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
+        """Connect to "host:port"."""
+        return tcp.connect(endpoint.address, timeouts)
+
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> GroupOutlet:
+        """Make the group as its rank 0."""
+        group, staging = self._make(stream, hello, SENDER, OUTLET_BYTES, timeouts)
+        return GroupOutlet(group, staging, stream, timeouts.progress_s)
+
+    def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> GroupInlet:
+        """Make the group as its rank 1. Raises Unavailable with both values."""
+        group, staging = self._make(stream, hello, RECEIVER, MAX_PAYLOAD_BYTES, timeouts)
+        return GroupInlet(group, staging, stream, timeouts.progress_s, digests=hello.digests)
+
+    def _make(
+        self, stream: Stream, hello: Hello, rank: int, staging_bytes: int, timeouts: Timeouts
+    ) -> "tuple[Group, HostStaging]":
+        from kvtransfer.process_group.payload import HostStaging
+
+        backend: Backend | None = self._backend
+        assert backend is not None, "an unusable transport is not offered"
+        lease, staging = PROCESS_DEVICES.lease(self._memory), HostStaging(staging_bytes)
+        return make_group(stream, hello, rank, backend, lease, staging, timeouts), staging
