@@ -42,11 +42,11 @@ static inline void advance(struct cursor *cursor, uint64_t count, int more) {
     cursor->left = cursor->run->row_bytes;
 }
 
-/* Fetch the next `count` bytes under `ahead` into the cache, never past `left`; return what is left then. */
-static inline uint64_t fetch(struct cursor *ahead, uint64_t count, uint64_t left) {
+/* Pass `count` bytes with `ahead`, never more than `left`, and `fetch` them into the cache; return what is left then. */
+static inline uint64_t pass(struct cursor *ahead, uint64_t count, uint64_t left, int fetch) {
     while (count > 0 && left > 0) {
         uint64_t part = ahead->left < count ? ahead->left : count;
-        for (uint64_t at = 0; at < part; at += STRIPE) __builtin_prefetch(ahead->at + at);
+        for (uint64_t at = 0; fetch && at < part; at += STRIPE) __builtin_prefetch(ahead->at + at);
         count -= part, left -= part;
         advance(ahead, part, left > 0);
     }
@@ -150,10 +150,10 @@ uint64_t native_digest(const uint8_t *base, const struct run *runs, uint64_t tot
     start(&move, total, flags);
     if (total > 0) enter(&source, runs);
     struct cursor ahead = source;
-    uint64_t unfetched = fetch(&ahead, AHEAD_BYTES, total);
+    uint64_t unfetched = pass(&ahead, AHEAD_BYTES, total, 1);
     for (uint64_t left = total; left > 0;) {
         uint64_t count = source.left < STEP_BYTES ? source.left : STEP_BYTES;
-        unfetched = fetch(&ahead, count, unfetched);
+        unfetched = pass(&ahead, count, unfetched, 1);
         left -= count;
         add(&move, source.at, source.at, count);
         advance(&source, count, left > 0);
@@ -173,7 +173,7 @@ uint64_t native_move(const uint8_t *source_base, const struct run *source_runs, 
     start(&move, total, flags);
     if (total > 0) enter(&source, source_runs), enter(&target, target_runs);
     struct cursor ahead = source;
-    uint64_t unfetched = fetch(&ahead, AHEAD_BYTES, total);
+    uint64_t unfetched = pass(&ahead, AHEAD_BYTES, total, 1);
     while (left > 0) {
         if (until_look == 0) {
             if (*stop) break;
@@ -181,9 +181,13 @@ uint64_t native_move(const uint8_t *source_base, const struct run *source_runs, 
         }
         uint64_t count = source.left < target.left ? source.left : target.left;
         if (count > until_look) count = until_look;
-        if (count > STEP_BYTES) count = STEP_BYTES;
-        unfetched = fetch(&ahead, count, unfetched);
-        if (flags & FLAG_DIGEST)
+        int spread = !(flags & FLAG_DIGEST) && move.streamed && count >= SPREAD_BYTES && (uintptr_t)target.at % STRIPE == 0;
+        uint64_t step = spread ? SPREAD_BYTES : STEP_BYTES;
+        if (count > step) count = step;
+        unfetched = pass(&ahead, count, unfetched, !spread);
+        if (spread)
+            move.kernel->stream_pages(target.at, source.at);
+        else if (flags & FLAG_DIGEST)
             add(&move, target.at, source.at, count);
         else
             copy(&move, target.at, source.at, count);
