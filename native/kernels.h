@@ -5,7 +5,6 @@
 
 #include "xxh3.h"
 
-enum { PAGE_BYTES = 4096, SPREAD_BYTES = 4 * PAGE_BYTES };
 enum store { STORE_NOWHERE, STORE_PLAIN, STORE_STREAM };
 
 /* The state of a digest of more than 240 bytes between two pieces. */
@@ -16,11 +15,10 @@ struct stream {
 
 typedef void stripes_function(struct stream *, uint8_t *to, const uint8_t *from, size_t stripes);
 
-/* What one instruction set brings. The `stream_*` want `to` at a multiple of 64; `stream_pages` copies SPREAD_BYTES. */
+/* What one instruction set brings. The `stream_*` want `to` at a multiple of 64. */
 struct kernel {
     stripes_function *digest, *copy_digest, *stream_digest;
     void (*stream_copy)(uint8_t *to, const uint8_t *from, size_t stripes);
-    void (*stream_pages)(uint8_t *to, const uint8_t *from);
 };
 
 #if defined(__clang__)

@@ -3,8 +3,9 @@
  * A run is `rows` rows of `row_bytes`, each `stride` bytes after the one before. Source and target are lists of runs
  * with equally many bytes, cut differently. The caller has checked that every run lies in its memory.
  *
- * What comes next in the source is fetched AHEAD_BYTES early, across the gaps, in steps of STEP_BYTES: the hardware
- * cannot guess where the next block of a fragmented pool lies.
+ * A processor cannot guess where the next block of a fragmented pool lies. So while a digest is made, which takes the
+ * bytes in order, what comes next in the source is fetched AHEAD_BYTES early, across the gaps; without a digest up to
+ * LANES pieces are copied side by side.
  */
 
 #include "kernels.h"
@@ -15,6 +16,7 @@ struct run {
 
 enum { FLAG_DIGEST = 1, FLAG_STREAM = 2, KERNEL_SHIFT = 8 };
 enum { LOOK_BYTES = 256 << 10, STEP_BYTES = 4096, AHEAD_BYTES = 4096 };
+enum { LANES = 8, LANE_BYTES = 8192, LANE_MIN_BYTES = 1024, LANE_STEP_BYTES = 256 };
 
 /* Walks the rows of a list of runs. */
 struct cursor {
@@ -42,7 +44,7 @@ static inline void advance(struct cursor *cursor, uint64_t count, int more) {
     cursor->left = cursor->run->row_bytes;
 }
 
-/* Pass `count` bytes with `ahead`, never more than `left`, and `fetch` them into the cache; return what is left then. */
+/* Pass `count` bytes with `ahead`, never more than `left`, and `fetch` them into the cache; return what is left. */
 static inline uint64_t pass(struct cursor *ahead, uint64_t count, uint64_t left, int fetch) {
     while (count > 0 && left > 0) {
         uint64_t part = ahead->left < count ? ahead->left : count;
@@ -115,16 +117,52 @@ static uint64_t finish(struct move *move) {
     return lanes_finish(move->stream.lanes, move->total);
 }
 
-static void copy(const struct move *move, uint8_t *to, const uint8_t *from, uint64_t count) {
-    if (move->streamed && count >= 2 * STRIPE) {
-        uint64_t head = -(uintptr_t)to % STRIPE;
-        memcpy(to, from, head);
-        from += head, to += head, count -= head;
-        move->kernel->stream_copy(to, from, count / STRIPE);
-        uint64_t whole = count / STRIPE * STRIPE;
-        from += whole, to += whole, count -= whole;
+/* Pieces that are copied side by side: so many streams of reads keep the memory busier than one. */
+struct lanes {
+    unsigned count;
+    struct {
+        uint8_t *to;
+        const uint8_t *from;
+        uint64_t left;
+    } lane[LANES];
+};
+
+/* `to` is a multiple of 64. */
+static inline void copy_streamed(const struct kernel *kernel, uint8_t *to, const uint8_t *from, uint64_t count) {
+    uint64_t whole = count / STRIPE * STRIPE;
+    kernel->stream_copy(to, from, count / STRIPE);
+    if (count > whole) memcpy(to + whole, from + whole, count - whole);
+}
+
+static void copy_lanes(const struct kernel *kernel, struct lanes *lanes) {
+    for (unsigned going = lanes->count; going > 0;) {
+        going = 0;
+        for (unsigned i = 0; i < lanes->count; i++) {
+            uint64_t count = lanes->lane[i].left < LANE_STEP_BYTES ? lanes->lane[i].left : LANE_STEP_BYTES;
+            copy_streamed(kernel, lanes->lane[i].to, lanes->lane[i].from, count);
+            lanes->lane[i].to += count, lanes->lane[i].from += count, lanes->lane[i].left -= count;
+            going += lanes->lane[i].left > 0;
+        }
     }
-    memcpy(to, from, count);
+    lanes->count = 0;
+}
+
+/* Copy `count` bytes, at once or, of a streamed move, when enough lanes have come together. */
+static void copy(const struct move *move, struct lanes *lanes, uint8_t *to, const uint8_t *from, uint64_t count) {
+    uint64_t head = -(uintptr_t)to % STRIPE;
+    if (!move->streamed || count < 2 * STRIPE) {
+        memcpy(to, from, count);
+        return;
+    }
+    memcpy(to, from, head);
+    from += head, to += head, count -= head;
+    if (count < LANE_MIN_BYTES - STRIPE) {
+        copy_streamed(move->kernel, to, from, count);
+        return;
+    }
+    lanes->lane[lanes->count].to = to, lanes->lane[lanes->count].from = from;
+    lanes->lane[lanes->count++].left = count;
+    if (lanes->count == LANES) copy_lanes(move->kernel, lanes);
 }
 
 static void start(struct move *move, uint64_t total, uint32_t flags) {
@@ -169,6 +207,7 @@ uint64_t native_move(const uint8_t *source_base, const struct run *source_runs, 
                      const struct run *target_runs, uint64_t total, const volatile int32_t *stop, uint32_t flags) {
     struct move move;
     struct cursor source = {.base = (uint8_t *)source_base}, target = {.base = target_base};
+    struct lanes lanes = {.count = 0};
     uint64_t until_look = 0, left = total;
     start(&move, total, flags);
     if (total > 0) enter(&source, source_runs), enter(&target, target_runs);
@@ -181,20 +220,19 @@ uint64_t native_move(const uint8_t *source_base, const struct run *source_runs, 
         }
         uint64_t count = source.left < target.left ? source.left : target.left;
         if (count > until_look) count = until_look;
-        int spread = !(flags & FLAG_DIGEST) && move.streamed && count >= SPREAD_BYTES && (uintptr_t)target.at % STRIPE == 0;
-        uint64_t step = spread ? SPREAD_BYTES : STEP_BYTES;
+        int digest = (flags & FLAG_DIGEST) != 0, side_by_side = !digest && move.streamed && count >= LANE_MIN_BYTES;
+        uint64_t step = side_by_side ? LANE_BYTES : STEP_BYTES;
         if (count > step) count = step;
-        unfetched = pass(&ahead, count, unfetched, !spread);
-        if (spread)
-            move.kernel->stream_pages(target.at, source.at);
-        else if (flags & FLAG_DIGEST)
+        unfetched = pass(&ahead, count, unfetched, !side_by_side);
+        if (digest)
             add(&move, target.at, source.at, count);
         else
-            copy(&move, target.at, source.at, count);
+            copy(&move, &lanes, target.at, source.at, count);
         left -= count, until_look -= count;
         advance(&source, count, left > 0);
         advance(&target, count, left > 0);
     }
+    copy_lanes(move.kernel, &lanes);
     if (move.streamed) fence();
     return left == 0 && flags & FLAG_DIGEST ? finish(&move) : 0;
 }

@@ -76,15 +76,7 @@ TARGET static void NAME(stream_copy)(uint8_t *to, const uint8_t *from, size_t co
     }
 }
 
-/* Several pages side by side: so many streams of reads keep the memory busier than one. */
-TARGET static void NAME(stream_pages)(uint8_t *to, const uint8_t *from) {
-    for (size_t at = 0; at < PAGE_BYTES; at += 4 * STRIPE)
-        for (size_t page = 0; page < SPREAD_BYTES; page += PAGE_BYTES)
-            NAME(stream_copy)(to + page + at, from + page + at, 4);
-}
-
-static const struct kernel NAME(kernel) = {NAME(digest), NAME(copy_digest), NAME(stream_digest), NAME(stream_copy),
-                                           NAME(stream_pages)};
+static const struct kernel NAME(kernel) = {NAME(digest), NAME(copy_digest), NAME(stream_digest), NAME(stream_copy)};
 
 #undef ISA
 #undef TARGET

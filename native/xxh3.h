@@ -118,7 +118,8 @@ static inline void lanes_add(uint64_t lanes[8], const uint8_t *data, const uint8
 static inline uint64_t lanes_finish(const uint64_t lanes[8], uint64_t length) {
     uint64_t sum = length * P64_1;
     for (int i = 0; i < 4; i++)
-        sum += multiply_fold(lanes[2 * i] ^ read64(SECRET + 11 + 16 * i), lanes[2 * i + 1] ^ read64(SECRET + 19 + 16 * i));
+        sum += multiply_fold(lanes[2 * i] ^ read64(SECRET + 11 + 16 * i),
+                             lanes[2 * i + 1] ^ read64(SECRET + 19 + 16 * i));
     return avalanche(sum);
 }
 
