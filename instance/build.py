@@ -10,9 +10,13 @@ from engine.interface import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
+from kvtransfer.digest import process_mover
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from telemetry.logs import EventLogger
 from wire.errors import ConfigError
+
+log = EventLogger("instance")
 
 
 def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
@@ -32,7 +36,8 @@ def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
 
 
 def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identity, host: InstanceHost) -> None:
-    """Open the KV listeners and start the instance's threads."""
+    """Open the KV listeners and start the instance's threads, once the native copy is there."""
+    log.info("kv_mover", name=process_mover().name)
     clock: Callable[[], float] = time.monotonic
     receiver = KvReceiver(
         engine.memory,
@@ -44,6 +49,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         clock=clock,
         lease_s=config.ticket_lease_s,
         port_range=config.port_range(),
+        digests=config.options.kv_digests,
         trust=config.trust,
     )
     sender = KvSender(
@@ -54,6 +60,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
         events=host.workers.prefill,
         clock=clock,
         progress_age=host.loop.progress_age,
+        digests=config.options.kv_digests,
         trust=config.trust,
     )
     host.start(sender, receiver)

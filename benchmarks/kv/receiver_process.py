@@ -13,7 +13,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.kv.control import Door, serve_stdin
-from benchmarks.kv.digest_option import with_digest
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -29,10 +28,9 @@ class Decode:
         self._pool = touched_pool(shape.layout(self._num_blocks))
         self._sampler = Sampler() if config["profile"] else None
         self._ends: deque[str] = deque(maxlen=16)
-        options = with_digest(KvReceiver, config["digest"])
         self._receiver = KvReceiver(
             self._pool, instance_id=config["name"], epoch=secrets.randbits(60) + 1, host="127.0.0.1",
-            transports=(config["transport"],), events=self, **options,
+            transports=(config["transport"],), events=self, digests=config["digest"],
         )  # fmt: skip
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:

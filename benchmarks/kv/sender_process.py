@@ -13,7 +13,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.kv.control import Caller, serve_stdin
-from benchmarks.kv.digest_option import with_digest
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -41,7 +40,7 @@ class Prefill:
         self._error: PdserveError | None = None
         self._sender = KvSender(
             self._pool, instance_id=config["name"], epoch=secrets.randbits(60) + 1, transports=(config["transport"],),
-            events=self, progress_age=lambda: 0.0, **with_digest(KvSender, config["digest"]),
+            events=self, progress_age=lambda: 0.0, digests=config["digest"],
         )  # fmt: skip
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.kv import peers
-from benchmarks.kv.digest_option import digest_is_optional
 from benchmarks.kv.pair import Ours
 from benchmarks.kv.peers import Contestant
 from benchmarks.kv.rounds import Cache, in_turn, ratio_of, say
@@ -72,8 +71,6 @@ def measure_speed(transport: str, sizes_mib: Sequence[int], rounds: int, cache: 
             ours = start_ours(stack, transport, most)
         except RuntimeError as error:
             return [Row(f"{transport}, every size", skipped=str(error))]
-        if False not in ours:
-            rows.append(Row(f"{transport}, digest off", skipped="KvSender and KvReceiver have no option `digest`"))
         rivals = []
         for rival in RIVALS.get(transport, _OTHERS):
             try:
@@ -91,11 +88,10 @@ def measure_speed(transport: str, sizes_mib: Sequence[int], rounds: int, cache: 
 
 
 def start_ours(stack: ExitStack, transport: str, num_bytes: int, **options: bool) -> dict[bool, Ours]:
-    """Start a pair with the digest on, and one with it off where that can be; each pool holds `num_bytes`."""
+    """Start a pair with the digest off and one with it on; each pool holds `num_bytes`."""
     shape = shape_named("default")
     blocks = -(-shape.tokens_of(num_bytes) // BLOCK_SIZE)
-    modes = (False, True) if digest_is_optional() else (True,)
-    return {on: stack.enter_context(Ours(transport, shape, blocks, digest=on, **options)) for on in modes}
+    return {on: stack.enter_context(Ours(transport, shape, blocks, digest=on, **options)) for on in (False, True)}
 
 
 def _measure_load(
