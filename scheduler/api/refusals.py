@@ -5,11 +5,14 @@ from typing import Any
 
 from wire.errors import InvalidRequest
 
-_TRANSFER = frozenset((
+TRANSFER_FIELDS = frozenset((
     "kv_transfer_params", "ticket", "ticket_id", "epoch", "lease_s", "endpoints", "kv_endpoint", "probe",
     "do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_block_ids", "remote_host", "remote_port",
-    "bootstrap_host", "bootstrap_port", "bootstrap_room", "prefill_instance", "decode_instance",
+    "remote_request_id", "remote_tp_size", "remote_dp_rank", "tp_size", "engine_id", "transfer_id", "block_ids",
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "prefill_instance", "decode_instance", "link_epoch",
+    "ec_transfer_params", "disaggregated_params", "kv_holder", "prompt_id",
 ))  # fmt: skip
+"""Names of ours and of other engines' for how KV is handed on; refused by name whatever their value, null too."""
 
 _OFF: tuple[Any, ...] = (False,)
 _ZERO: tuple[Any, ...] = (0, 0.0)
@@ -45,7 +48,7 @@ def refuse_completion_fields(body: Mapping[str, Any]) -> None:
 
 def _refuse(body: Mapping[str, Any], not_yet: Mapping[str, tuple[Any, ...]]) -> None:
     for name, value in body.items():
-        if name in _TRANSFER:
+        if name in TRANSFER_FIELDS:
             raise InvalidRequest(f"{name} belongs to the cluster: clients may not set it", name)
         if value is not None and name in not_yet and not _is_one_of(value, not_yet[name]):
             raise InvalidRequest(f"{name} is not supported yet: leave it out", name)
