@@ -1,0 +1,112 @@
+"""The cluster secret between real processes, started as the guide does: found beside the table, told apart, absent."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.secret import ensure_secret
+from ranktable_tools.table_file import read_global
+from tests.cluster.guide import GuideCluster, Process
+from tests.wire.certificates import Authority
+from wire.secret import Secret
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+DEADLINE_S = 20.0
+ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+
+
+def fingerprint(path: Path) -> str:
+    return Secret(path.read_text().strip().encode()).fingerprint
+
+
+def wait_log(process: Process, words: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while words not in process.log:
+        assert time.monotonic() < deadline, f"never said: {words}\n{process.log}"
+        time.sleep(0.02)
+
+
+def cluster(folder: Path, model: Path, *flags: str) -> GuideCluster:
+    return GuideCluster(folder, model, flags=("--engine=fake", *flags))
+
+
+def test_the_secret_beside_the_table_is_proven_and_a_process_with_another_is_named(
+    tmp_path: Path, fake_model: Path
+) -> None:
+    beside, _ = ensure_secret(tmp_path)
+    other, _ = ensure_secret(tmp_path / "other")
+    with cluster(tmp_path, fake_model) as one:
+        one.up()
+        reply = one.client.post("/v1/completions", ASK)
+        assert reply.status == 200, reply.body
+        for process in one.processes.values():
+            assert "no_cluster_secret" not in process.log
+            assert beside.read_text().strip() not in process.log
+
+        one.kill("decode-0")
+        one.start("decode-0", env={"PDSERVE_SECRET_FILE": str(other)})
+        words = f"cluster secrets differ: {fingerprint(beside)} here"
+        wait_log(one.processes["scheduler"], words)
+        wait_log(one.processes["decode-0"], f"cluster secrets differ: {fingerprint(other)} here")
+        line = next(line for line in one.processes["scheduler"].log.splitlines() if words in line)
+        assert f"{fingerprint(other)} there" in line
+
+
+def test_at_the_start_unequal_secrets_end_the_scheduler_with_both_fingerprints_and_hosts(
+    tmp_path: Path, fake_model: Path
+) -> None:
+    beside, _ = ensure_secret(tmp_path)
+    other, _ = ensure_secret(tmp_path / "other")
+    with cluster(tmp_path, fake_model) as one:
+        one.start("prefill-0", "decode-0")
+        scheduler = one.start("scheduler", env={"PDSERVE_SECRET_FILE": str(other)})
+
+        assert scheduler.wait() == 2
+        last = scheduler.log.splitlines()[-1]
+        differ = rf"cluster secrets differ: {fingerprint(other)} here \(\S+\), {fingerprint(beside)} there \(\S+ at "
+        assert re.search(differ, last), last
+        wait_log(one.processes["prefill-0"], f"{fingerprint(beside)} here")
+        one.processes.pop("scheduler")
+
+
+def test_without_a_secret_the_guides_lines_work_with_one_warning_in_each_process(
+    tmp_path: Path, fake_model: Path
+) -> None:
+    with cluster(tmp_path, fake_model) as one:
+        one.up()
+
+        assert one.client.post("/v1/completions", ASK).status == 200
+        for name, process in one.processes.items():
+            warnings = [line for line in process.log.splitlines() if "no_cluster_secret" in line]
+            assert len(warnings) == 1, (name, process.log)
+
+
+def test_a_secret_others_can_read_stops_the_start_with_its_mode(tmp_path: Path, fake_model: Path) -> None:
+    beside, _ = ensure_secret(tmp_path)
+    beside.chmod(0o644)
+    with cluster(tmp_path, fake_model) as one:
+        process = one.start("prefill-0")
+
+        assert process.wait() == 2
+        assert f"{beside} has mode 0644, others must not reach it: chmod 600" in process.log
+        one.processes.clear()
+
+
+@pytest.mark.long
+def test_a_cluster_over_mutual_tls_serves(tmp_path: Path, fake_model: Path) -> None:
+    ensure_secret(tmp_path)
+    files = Authority(tmp_path / "ca").sign("all", host=_host(tmp_path, fake_model))
+    flags = ("--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca)
+    with cluster(tmp_path, fake_model, *flags) as one:
+        one.up()
+
+        assert one.client.post("/v1/completions", ASK).status == 200
+
+
+def _host(folder: Path, model: Path) -> str:
+    """Return the address the tables have for this machine."""
+    (folder / "probe").mkdir()
+    return read_global(str(cluster(folder / "probe", model).tables.global_path)).scheduler.server_ip
