@@ -84,7 +84,7 @@ class DecodeWorker:
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         """Every frame is in: admit the prompt. Raising leaves the blocks to `ended`."""
-        state = read_prompt(description)
+        state = _read(ticket_id, description)
         self._engine.check(state)
         with self._lock:
             prompt_id = self._prompt_by_ticket.get(ticket_id)
@@ -208,6 +208,14 @@ class DecodeWorker:
             left.discard(sequence)
             if not left:
                 del self._running[prompt_id]
+
+
+def _read(ticket_id: str, description: bytes) -> PromptState:
+    """A description comes from P: one that cannot be read is no fault of the client."""
+    try:
+        return read_prompt(description)
+    except InvalidRequest as error:
+        raise HandoffFailed(f"the commit of {ticket_id} cannot be read: {error}") from error
 
 
 def _cancel_each(engine: Engine, prompt_ids: Iterable[str]) -> None:

@@ -172,6 +172,17 @@ def test_a_commit_of_another_prompt_than_reserved_is_refused() -> None:
         it.assert_ended_once()
 
 
+def test_a_commit_that_cannot_be_read_is_a_failed_hand_off_and_not_the_clients_fault() -> None:
+    with half() as it:
+        ticket_id = it.reserve()
+
+        with pytest.raises(HandoffFailed, match="cannot be read"):
+            it.worker.committed(ticket_id, describe_prompt(GIVEN)[:-1], it.receiver.tickets[ticket_id], 1)
+
+        it.worker.ended(ticket_id, it.receiver.tickets[ticket_id], "it cannot be read")
+        it.assert_ended_once()
+
+
 @pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a defect")])
 def test_an_admission_that_raises_ends_its_prompt_in_words_and_frees_the_blocks(
     error: Exception, monkeypatch: pytest.MonkeyPatch
