@@ -1,0 +1,369 @@
+"""Whatever happens to messages between sender and receiver over TCP, wrong bytes never commit, and it is counted."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kvtransfer.frame import PREFIX, MessageType, decode_prefix, encode
+from kvtransfer.sender import KvSender
+from tests.faults.proxy import Cut, Fault, FaultProxy, Message, faithful, replay
+from tests.kvtransfer.rig import DEADLINE_S, Rig, Tokens, endpoint_of, fill, make_rig, read, until
+from wire.types import Ticket
+
+P_BLOCKS = (3, 9, 4, 5, 20, 1)
+D_BLOCKS = (7, 8, 30, 2, 11, 50)
+NUM_TOKENS = 22
+DESCRIPTION = b"the prompt"
+FRAME, COMMIT, OPEN = MessageType.FRAME, MessageType.COMMIT, MessageType.OPEN
+
+
+@dataclass
+class Passage:
+    """A rig whose sender reaches the receiver by way of a proxy."""
+
+    rig: Rig
+    proxy: FaultProxy
+    tokens: Tokens
+
+    def hand_over(self) -> Ticket:
+        """Start one hand-off of what lies in P_BLOCKS."""
+        ticket = self.rig.open(NUM_TOKENS, D_BLOCKS)
+        endpoint = replace(endpoint_of(self.rig, "tcp"), address=self.proxy.address)
+        ticket = replace(ticket, endpoints=(endpoint,))
+        self.rig.hand_over(ticket, P_BLOCKS, DESCRIPTION)
+        return ticket
+
+    def ended(self, ticket: Ticket) -> str:
+        """Wait for the sender's ending and return it; what committed is right to the byte, what did not is free."""
+        events, ticket_id = self.rig.events, ticket.ticket_id
+        until(lambda: ticket_id in events.acks or ticket_id in events.failures)
+        until(lambda: ticket_id in events.commits or ticket_id in events.ends)
+        if ticket_id in events.commits:
+            description, block_ids, _ = events.commits[ticket_id]
+            assert (description, block_ids) == (DESCRIPTION, D_BLOCKS)
+            assert read(self.rig.d_pool, D_BLOCKS, NUM_TOKENS) == self.tokens
+        assert len([report for report in events.reports if report[1] == ticket_id]) == 2
+        return "acked" if ticket_id in events.acks else "failed"
+
+    def is_over(self, ticket: Ticket, *, within_s: float) -> bool:
+        """Whether both sides ended it within this time."""
+        events = self.rig.events
+        with events.changed:
+            return events.changed.wait_for(
+                lambda: sum(report[1] == ticket.ticket_id for report in events.reports) == 2, within_s
+            )
+
+    def let_leases_end(self) -> None:
+        """Put the clock past every lease and let both sides look at it."""
+        self.rig.clock.now += 1000
+        self.rig.receiver.sweep()
+        self.rig.sender.sweep()
+
+    def works(self) -> bool:
+        """Whether the next hand-off, undisturbed, arrives."""
+        self.proxy.fault = faithful
+        return self.ended(self.hand_over()) == "acked"
+
+
+class KvSenderBeside:
+    """A second sender over the same pool, with links of its own that pass no proxy."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._sender = KvSender(
+            rig.p_pool, instance_id="prefill-1", epoch=56, transports=("tcp",), events=rig.events, clock=rig.clock,
+            progress_age=lambda: 0.0,
+        )  # fmt: skip
+
+    def __enter__(self) -> "KvSenderBeside":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sender.close()
+
+    def hand_over(self, ticket: Ticket) -> None:
+        self._sender.begin(ticket)
+        for layer in range(self._rig.p_pool.layout.num_layers):
+            self._sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+        self._sender.commit(ticket.ticket_id, DESCRIPTION)
+
+
+@contextmanager
+def passage(fault: Fault = faithful, **settings: object) -> Iterator[Passage]:
+    with make_rig("tcp", **settings) as rig, FaultProxy(endpoint_of(rig, "tcp").address, fault) as proxy:
+        yield Passage(rig, proxy, fill(rig.p_pool, P_BLOCKS, NUM_TOKENS))
+
+
+def on(kind: MessageType, nth: int, act: Callable[[Message], Iterable[bytes]]) -> Fault:
+    """A fault on the `nth` message of a kind from now on, counted from 0; all others pass."""
+    seen = itertools.count()
+
+    def fault(message: Message) -> Iterable[bytes]:
+        return act(message) if message.kind is kind and next(seen) == nth else faithful(message)
+
+    return fault
+
+
+def flip_in_head(bit: int) -> Callable[[Message], Iterable[bytes]]:
+    return lambda message: [message.flipped(bit).data]
+
+
+def test_undisturbed_a_hand_off_arrives_through_the_proxy() -> None:
+    with passage() as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert [message.kind for message in it.proxy.recorded if message.kind is FRAME] == [FRAME] * 6
+        assert it.rig.receiver.counts.corrupt_frames == 0
+
+
+def test_a_flipped_bit_of_a_payload_costs_one_resend() -> None:
+    with passage(on(FRAME, 2, lambda m: [m.flipped(8 * len(m.head) + 77).data])) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert it.rig.receiver.counts.corrupt_frames == 1
+
+
+def test_payloads_flipped_every_time_end_the_ticket() -> None:
+    def flip(message: Message) -> Iterable[bytes]:
+        return [message.flipped(8 * len(message.head)).data] if message.kind is FRAME else faithful(message)
+
+    with passage(flip) as it:
+        assert it.ended(it.hand_over()) == "failed"
+
+        assert it.rig.receiver.counts.corrupt_frames >= 2
+        assert it.works()
+
+
+HEAD_BITS = [
+    (kind, 8 * byte + byte % 8)
+    for kind, size in ((OPEN, 32), (FRAME, 72), (COMMIT, 52 + len(DESCRIPTION)))
+    for byte in range(PREFIX.size + size)
+]
+"""One bit of every byte of three heads, each of the eight in turn."""
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_a_flipped_bit_of_any_head_never_commits_wrong_bytes(step: int) -> None:
+    with passage(progress_timeout_s=0.05) as it:
+        for kind, bit in HEAD_BITS[::step]:
+            it.proxy.fault = on(kind, 0, flip_in_head(bit))
+            ticket = it.hand_over()
+            if not it.is_over(ticket, within_s=0.02):
+                it.let_leases_end()
+            it.ended(ticket)
+
+        assert len(it.rig.events.commits) < len(HEAD_BITS) // step // 4
+        assert it.rig.receiver.counts.refused_connections > 0
+        assert it.works()
+
+
+@pytest.mark.parametrize("kind", [OPEN, FRAME, COMMIT])
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+@pytest.mark.parametrize("part", [1, 30, 90, 150])
+def test_a_message_cut_short_ends_the_ticket_and_the_next_link_works(kind: MessageType, how: str, part: int) -> None:
+    def truncate(message: Message) -> Iterator[bytes]:
+        yield message.data[: min(part, len(message.data) - 1)]
+        raise Cut(how)
+
+    with passage(on(kind, 0, truncate)) as it:
+        ticket = it.hand_over()
+        until(lambda: ticket.ticket_id in it.rig.events.failures)
+        if kind is OPEN:  # the receiver never heard of it
+            it.let_leases_end()
+
+        assert it.ended(ticket) == "failed"
+        assert not it.rig.events.commits
+        assert it.works()
+        assert it.proxy.num_connections == 2
+
+
+def test_repeated_messages_commit_once() -> None:
+    def twice(message: Message) -> Iterable[bytes]:
+        return [message.data] * 2 if message.kind in (OPEN, FRAME, COMMIT) else faithful(message)
+
+    with passage(twice) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert it.rig.receiver.counts.duplicate_frames + it.rig.receiver.counts.dropped_frames == 6
+        assert it.works()
+
+
+def test_frames_in_reverse_order_arrive() -> None:
+    held: list[bytes] = []
+
+    def reverse(message: Message) -> Iterable[bytes]:
+        if message.kind is not FRAME:
+            return faithful(message)
+        held.insert(0, message.data)
+        return held if len(held) == 6 else []
+
+    with passage(reverse) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+
+def test_a_commit_before_its_frames_ends_the_ticket() -> None:
+    held: list[bytes] = []
+
+    def commit_first(message: Message) -> Iterable[bytes]:
+        if message.kind is FRAME:
+            held.append(message.data)
+            return []
+        return [message.data, *held] if message.kind is COMMIT else faithful(message)
+
+    with passage(commit_first) as it:
+        assert it.ended(it.hand_over()) == "failed"
+
+        assert not it.rig.events.commits
+        assert it.rig.receiver.counts.dropped_frames == 6
+        assert it.works()
+
+
+def _swap(what: Callable[[Message, Message], tuple[bytes, bytes]]) -> Fault:
+    """Exchange something between the first two frames, which are K and V of one layer."""
+    held: list[Message] = []
+
+    def fault(message: Message) -> Iterable[bytes]:
+        if message.kind is not FRAME or len(held) == 2:
+            return faithful(message)
+        held.append(message)
+        return what(*held) if len(held) == 2 else []
+
+    return fault
+
+
+def test_payloads_exchanged_between_two_frames_are_found_and_sent_again() -> None:
+    with passage(_swap(lambda a, b: (a.head + b.payload, b.head + a.payload))) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert it.rig.receiver.counts.corrupt_frames == 2
+
+
+def test_frames_exchanged_whole_are_only_out_of_order() -> None:
+    with passage(_swap(lambda a, b: (b.data, a.data))) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert it.rig.receiver.counts.corrupt_frames == 0
+
+
+def _as(message: Message, **changes: int) -> bytes:
+    """The message with another head."""
+    return encode(replace(message.frame, **changes)) + message.payload  # type: ignore[arg-type]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a frame's digest does not cover its place, and COMMIT's sum of digests is the same either way"
+)
+def test_tensors_exchanged_between_two_heads_never_commit() -> None:
+    def exchange(a: Message, b: Message) -> tuple[bytes, bytes]:
+        return _as(a, tensor=b.frame.tensor, layer=b.frame.layer), _as(b, tensor=a.frame.tensor, layer=a.frame.layer)
+
+    with passage(_swap(exchange)) as it:
+        assert it.ended(it.hand_over()) == "failed"
+
+        assert not it.rig.events.commits
+        assert it.works()
+
+
+def test_late_messages_of_a_ticket_that_is_over_touch_nothing() -> None:
+    gate = threading.Event()
+
+    def late(message: Message) -> Iterator[bytes]:
+        assert gate.wait(DEADLINE_S)
+        yield message.data
+
+    with passage(on(FRAME, 3, late)) as it:
+        first = it.hand_over()
+        until(lambda: it.rig.receiver.counts.bytes_received > 0)
+        it.rig.receiver.abort(first.ticket_id, "the scheduler gave it up")
+        until(lambda: first.ticket_id in it.rig.events.ends)
+        before = bytes(it.rig.d_pool.buffer)
+        gate.set()
+        until(lambda: it.rig.receiver.counts.dropped_frames == 3)
+
+        assert bytes(it.rig.d_pool.buffer) == before
+        assert it.ended(first) == "failed"
+        assert it.works()
+
+
+def test_a_recorded_stream_said_again_on_another_link_touches_nothing() -> None:
+    with passage() as it:
+        assert it.ended(it.hand_over()) == "acked"
+        ended, bytes_received = list(it.rig.events.reports), it.rig.receiver.bytes_received
+        before = bytes(it.rig.d_pool.buffer)
+
+        answer = replay(it.proxy.target, [message.data for message in it.proxy.recorded])
+
+        assert MessageType.ABORT in _kinds(answer)  # to OPEN; the COMMIT is known, and acked as any that comes twice
+        assert it.rig.receiver.counts.dropped_frames == 6
+        assert it.rig.events.reports == ended
+        assert it.rig.receiver.bytes_received == bytes_received
+        assert bytes(it.rig.d_pool.buffer) == before
+        assert it.works()
+
+
+def test_a_recorded_stream_said_again_on_the_same_link_commits_nothing_twice() -> None:
+    with passage() as it:
+        first = it.hand_over()
+        assert it.ended(first) == "acked"
+        again = [message.data for message in it.proxy.recorded if message.kind in (OPEN, FRAME, COMMIT)]
+        it.proxy.fault = on(OPEN, 0, lambda message: [*again, message.data])
+
+        assert it.ended(it.hand_over()) == "acked"
+        assert it.rig.events.reports.count(("committed", first.ticket_id)) == 1
+        assert it.rig.receiver.counts.dropped_frames == 6
+
+
+def test_messages_of_a_foreign_ticket_are_dropped_and_counted() -> None:
+    """What another rig's sender says about its own ticket comes in on this link."""
+    with passage() as other:
+        assert other.ended(other.hand_over()) == "acked"
+        foreign = [message.data for message in other.proxy.recorded if message.kind in (FRAME, COMMIT)]
+    with passage(on(FRAME, 2, lambda message: [*foreign, message.data])) as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        assert it.rig.receiver.counts.dropped_frames == 6
+
+
+def test_a_slow_link_takes_its_time_and_arrives() -> None:
+    with passage(progress_timeout_s=0.5) as it:
+        it.proxy.bytes_per_s = 1 << 16
+
+        assert it.ended(it.hand_over()) == "acked"
+
+
+def test_a_link_that_stands_still_in_mid_frame_holds_up_no_other() -> None:
+    gate = threading.Event()
+
+    def stall(message: Message) -> Iterator[bytes]:
+        half = len(message.data) // 2
+        yield message.data[:half]
+        assert gate.wait(DEADLINE_S)
+        yield message.data[half:]
+
+    with passage(on(FRAME, 1, stall)) as it:
+        slow = it.hand_over()
+        until(lambda: it.rig.receiver.counts.bytes_received > 0)
+        with KvSenderBeside(it.rig) as sender:
+            blocks = (60, 61, 62, 63, 40, 41)
+            beside = it.rig.open(NUM_TOKENS, blocks)
+            sender.hand_over(beside)
+            it.rig.events.wait("acked", beside.ticket_id)
+        assert read(it.rig.d_pool, blocks, NUM_TOKENS) == it.tokens
+        assert slow.ticket_id not in it.rig.events.acks
+        gate.set()
+
+        assert it.ended(slow) == "acked"
+
+
+def _kinds(answer: bytes) -> list[MessageType]:
+    """The types of the messages in a receiver's answer."""
+    kinds, at = [], 0
+    while at < len(answer):
+        kind, length = decode_prefix(answer[at : at + PREFIX.size])
+        kinds.append(kind)
+        at += PREFIX.size + length
+    return kinds
