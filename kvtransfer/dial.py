@@ -1,8 +1,9 @@
-"""Try the common transports, best first, until one of them carries a link."""
+"""Try transports in the order given until one of them carries a link."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kvtransfer.frame import VersionMismatch, WireError
 from kvtransfer.handshake import greet
@@ -19,55 +20,95 @@ _log = EventLogger("kvtransfer")
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """A connection that is ready for frames. `passed_over` says why no better transport is in use."""
+    """A connection that is ready for frames."""
 
     stream: Stream
     outlet: Outlet
     transport: str
     digests: bool
-    passed_over: tuple[str, ...] = ()
+
+
+class Watch(Protocol):
+    """What a dial tells its link on the way."""
+
+    def check_open(self) -> None:
+        """Raise InstanceLost when the link was closed meanwhile: nothing more is tried."""
+        ...
+
+    def connected(self, stream: Stream) -> None:
+        """A connection that `Stream.shutdown` may cut from now on."""
+        ...
+
+    def failed(self, transport: str, reason: str) -> None:
+        """This transport was tried and did not work; others may."""
+        ...
+
+
+class _Unwatched:
+    """The watch of a dial that nobody watches."""
+
+    def check_open(self) -> None:
+        """It is."""
+
+    def connected(self, stream: Stream) -> None:
+        """Not of interest."""
+
+    def failed(self, transport: str, reason: str) -> None:
+        """Not of interest."""
+
+
+def endpoint_for(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> KvEndpoint | None:
+    """Return where `rank` of the receiver offers this transport."""
+    offered = (one for one in endpoints if (one.transport, one.rank) == (transport.name, rank))
+    return next(offered, None)
+
+
+def out_of_reach(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> str | None:
+    """Say why there is no use in trying this transport at all; None when there may be."""
+    endpoint = endpoint_for(transport, endpoints, rank)
+    return "not offered there" if endpoint is None else transport.unreachable(endpoint)
 
 
 def dial(
     transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts,
-    trust: Trust | None = None,
+    trust: Trust | None = None, watch: Watch | None = None,
 ) -> Dialled:  # fmt: skip
-    """Return a link over the best transport that works.
+    """Return a link over the first of the transports that works.
 
     Raises Incompatible when the instances do not belong together, InstanceLost when nothing works.
     """
-    offered = {endpoint.transport: endpoint for endpoint in endpoints if endpoint.rank == hello.receiver_rank}
-    if not any(transport.name in offered for transport in transports):
-        mine = [transport.name for transport in transports]
-        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {[*offered]} there")
-    passed_over = []
+    watch, rank, passed_over = watch or _Unwatched(), hello.receiver_rank, []
+    if all(endpoint_for(transport, endpoints, rank) is None for transport in transports):
+        mine, theirs = [one.name for one in transports], [one.transport for one in endpoints if one.rank == rank]
+        raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {theirs} there")
     for transport in transports:
-        endpoint = offered.get(transport.name)
-        if endpoint is None:
-            passed_over.append(f"{transport.name}: not offered there")
-            continue
-        lacking = transport.unreachable(endpoint)
-        if lacking is not None:
+        endpoint, lacking = endpoint_for(transport, endpoints, rank), out_of_reach(transport, endpoints, rank)
+        if endpoint is None or lacking is not None:
             passed_over.append(f"{transport.name}: {lacking}")
             continue
+        watch.check_open()
         try:
-            stream, outlet, digests = _link(transport, endpoint, hello, timeouts, trust or Trust())
-            return Dialled(stream, outlet, transport.name, digests, tuple(passed_over))
+            stream, outlet, digests = _link(transport, endpoint, hello, timeouts, trust or Trust(), watch)
+            return Dialled(stream, outlet, transport.name, digests)
         except Incompatible:
             raise
         except VersionMismatch as error:
             raise Incompatible(f"{hello.receiver_id}: {error}") from error
         except (OSError, ValueError, LinkLost, WireError, PdserveError) as error:
+            watch.check_open()
             passed_over.append(f"{transport.name} at {endpoint.address}: {error}")
+            watch.failed(transport.name, f"at {endpoint.address}: {error}")
             _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=transport.name, reason=error)
     raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(passed_over)}")
 
 
 def _link(
-    transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts, trust: Trust
+    transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts, trust: Trust, watch: Watch
 ) -> tuple[Stream, Outlet, bool]:
     stream = transport.connect(endpoint, timeouts)
     try:
+        watch.connected(stream)
+        watch.check_open()
         hello = replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
         outlet, welcome = greet(stream, transport, hello, timeouts, trust)
     except BaseException:

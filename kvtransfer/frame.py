@@ -6,7 +6,11 @@
     sender   HELLO ->           PROOF ->                   (set-up)         OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
     receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)   <- READY | REFUSE     <- TAKEN, NACK, ACK, ABORT
 
-What goes to and fro in the set-up is the transport's own.
+    to measure a link    sender PING ->, PROBE FRAME ->    receiver <- PONG, <- PROBED
+
+A FRAME right after PROBE belongs to no ticket: its payload is moved as any other's, into memory that nobody reads.
+
+What goes to and fro in the set-up is the transport's own (SETUP, where it is messages).
 
 Integers are big-endian. A body's length is checked against its type's limit before a byte of it is allocated.
 """
@@ -29,6 +33,7 @@ _OPEN = struct.Struct("!II")
 _FRAME = struct.Struct("!IIIIIHHQQI")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
+_SIGNAL = struct.Struct("!Q")
 
 
 class WireError(Exception):
@@ -56,6 +61,11 @@ class MessageType(IntEnum):
     TAKEN = 12
     CHALLENGE = 13
     PROOF = 14
+    PING = 15
+    PONG = 16
+    PROBE = 17
+    PROBED = 18
+    SETUP = 19
 
 
 _MAX_BODY = {
@@ -73,6 +83,11 @@ _MAX_BODY = {
     MessageType.TAKEN: _TICKET.size + _NUMBER.size,
     MessageType.CHALLENGE: 1_024,
     MessageType.PROOF: 1_024,
+    MessageType.SETUP: 8_192,
+    MessageType.PING: _SIGNAL.size,
+    MessageType.PONG: _SIGNAL.size,
+    MessageType.PROBE: _SIGNAL.size,
+    MessageType.PROBED: _SIGNAL.size,
 }
 
 
@@ -172,12 +187,23 @@ class Refuse:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """PING, PONG, PROBE or PROBED: of no ticket; an answer has the number of what it answers."""
+
+    kind: MessageType
+    number: int
+
+
+SIGNALS = (MessageType.PING, MessageType.PONG, MessageType.PROBE, MessageType.PROBED)
 TicketMessage = Open | Frame | Nack | Taken | Commit | Ack | Abort | Renew
 
 
-def encode(message: TicketMessage | Refuse) -> bytes:
+def encode(message: TicketMessage | Refuse | Signal) -> bytes:
     """Return prefix and body of `message`."""
     match message:
+        case Signal(kind, number):
+            return pack(kind, _SIGNAL.pack(number))
         case Refuse(error, reason):
             return pack(MessageType.REFUSE, pack_text(error) + pack_text(reason))
         case Open():
@@ -219,7 +245,7 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, 
     return MessageType(kind), length
 
 
-def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse:
+def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse | Signal:
     """Rebuild a message from its body. Raises WireError."""
     try:
         return _decode(kind, memoryview(body))
@@ -227,9 +253,11 @@ def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse
         raise WireError(f"malformed {kind.name} of {len(body)} bytes: {error}") from error
 
 
-def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse:
+def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Signal:
     if kind is MessageType.REFUSE:
         return Refuse(*unpack_texts(body, 2))
+    if kind in SIGNALS:
+        return Signal(kind, *_SIGNAL.unpack(body))
     raw_id, epoch = _TICKET.unpack_from(body)
     ticket_id, tail = raw_id.hex(), body[_TICKET.size :]
     match kind:

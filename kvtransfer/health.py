@@ -5,7 +5,7 @@
 A rest only orders: where nothing else works, a resting transport is tried all the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,17 +30,21 @@ class _Fare:
 
 
 class Health:
-    """Owner of what is known of the transports in reach of one peer, `names` best first."""
+    """Owner of what is known of the transports towards one peer, `names` best first. All are in reach until told."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
+        self._names = self._in_reach = tuple(names)
         self._fares = {name: _Fare() for name in names}
         self.used: str | None = None
         self.fallbacks = 0
 
+    def reach(self, names: Collection[str]) -> None:
+        """Only these are of use between the two."""
+        self._in_reach = tuple(name for name in self._names if name in names)
+
     def order(self) -> tuple[str, ...]:
         """The names to try for a ticket that needs a link now: what is good, best first, then what rests least."""
-        return tuple(sorted(self._names, key=lambda name: self._fares[name].rests_until or 0.0))
+        return tuple(sorted(self._in_reach, key=lambda name: self._fares[name].rests_until or 0.0))
 
     def rests(self, name: str) -> bool:
         """Whether `name` failed since it was last ready."""
@@ -49,10 +53,6 @@ class Health:
     def reason(self, name: str) -> str:
         """Why `name` failed last, in words; empty for one that is good."""
         return self._fares[name].reason
-
-    def rank(self, name: str) -> int:
-        """How many transports in reach are better."""
-        return self._names.index(name)
 
     def failed(self, name: str, reason: str, now: float) -> None:
         """A dial over `name` failed, or a link over it was lost: it rests, twice as long as the last time.
@@ -78,8 +78,8 @@ class Health:
 
     def use(self, name: str) -> Change:
         """New tickets go over `name` from now on; tell whether that is worse or better than before."""
-        before = 0 if self.used is None else self.rank(self.used)
-        self.used, after = name, self.rank(name)
+        before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)
+        self.used = name
         if after > before:
             self.fallbacks += 1
             return Change.FALLBACK
@@ -87,7 +87,7 @@ class Health:
 
     def due(self, now: float) -> str | None:
         """The best transport that is better than the one in use and whose rest is over."""
-        for name in self._names[: 0 if self.used is None else self.rank(self.used)]:
+        for name in self._names[: 0 if self.used is None else self._rank(self.used)]:
             rests_until = self._fares[name].rests_until
             if rests_until is not None and now >= rests_until:
                 return name
@@ -97,3 +97,6 @@ class Health:
         """Nothing works: it is the peer or the way to it, and no transport's fault."""
         for fare in self._fares.values():
             fare.strikes, fare.rests_until, fare.ready_at = 0, None, None
+
+    def _rank(self, name: str) -> int:
+        return self._names.index(name)

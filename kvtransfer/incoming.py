@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Callable
 
-from kvtransfer.frame import Frame, MessageType, Refuse, WireError, decode
+from kvtransfer.frame import Frame, MessageType, Refuse, Signal, WireError, decode
 from kvtransfer.handshake import answer
 from kvtransfer.hello import Hello
+from kvtransfer.probed import Probed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
@@ -14,7 +15,10 @@ from wire.errors import PdserveError
 from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
-_FROM_SENDER = (MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW)
+_FROM_SENDER = (
+    MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW, MessageType.PING,
+    MessageType.PROBE,
+)  # fmt: skip
 
 
 class Incoming:
@@ -28,6 +32,7 @@ class Incoming:
         self._choose, self._timeouts, self._digests, self._ended = choose, timeouts, digests, ended
         self._trust = trust
         self._inlet: Inlet | None = None
+        self._probed = Probed(stream)
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
 
     def answer(self, data: bytes) -> None:
@@ -43,6 +48,7 @@ class Incoming:
         try:
             self._inlet, hello = answer(self._stream, self._timeouts, self._choose, self._trust, digests=self._digests)
             sender, greeted = hello.sender_id, True
+            self._table.meet(self._number, hello.source)
             _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
             self._serve(self._inlet)
         except WireError as error:
@@ -71,4 +77,9 @@ class Incoming:
             assert not isinstance(message, Refuse)
             if isinstance(message, Frame) and message.num_bytes == 0:
                 raise WireError("an empty FRAME")
-            self._table.handle(self._number, message, inlet)
+            if isinstance(message, Signal):
+                self._probed.hear(message)
+            elif self._probed.takes(message):
+                self._probed.move(message, inlet)
+            else:
+                self._table.handle(self._number, message, inlet)

@@ -32,12 +32,16 @@ class PoolMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendStats:
-    """How one hand-off went on the sender: from the first frame's announcement to the ack."""
+    """How one hand-off went on the sender: from the first frame's announcement to the ack.
+
+    `early_bytes` of the `kv_bytes` were announced before the commit was posted: what the overlap hid.
+    """
 
     transport: str
     kv_bytes: int
     seconds: float
     resent_frames: int
+    early_bytes: int = 0
 
 
 class SenderEvents(Protocol):

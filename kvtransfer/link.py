@@ -2,80 +2,163 @@
 
 callers --post--> queue --> writer thread: dials, digests, sends, keeps the leases; owns every ticket's state
                     ^------ reader thread: NACK, ACK, ABORT of the receiver, and the end of the connection
+
+    connecting -> up -> draining -> down      draining: takes no new ticket and closes when its last one has ended
 """
 
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from kvtransfer.dial import dial
-from kvtransfer.frame import Abort, Ack, Nack, Taken, WireError, decode
+from kvtransfer.dial import Dialled, dial
+from kvtransfer.frame import Abort, Ack, Nack, Signal, Taken, WireError, decode
 from kvtransfer.hello import Hello
-from kvtransfer.link_ops import Begin, Heard, LinkSettings, Lost, Op, Tend
+from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend
 from kvtransfer.outbox import Outbox
+from kvtransfer.probe import Probe
 from kvtransfer.sendings import Sendings
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Outlet
+from kvtransfer.transport import Outlet, Transport
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
-from wire.types import PROTOCOL_VERSION, KvEndpoint, LinkStatus
+from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 _log = EventLogger("kvtransfer")
 _GATHER_OPS = 64
+_READER_JOIN_S = 2.0
+
+
+class LinkOwner(Protocol):
+    """Who hears of a link's life, on the link's own thread; none of the link's locks is held."""
+
+    def dial_failed(self, transport: str, reason: str) -> None:
+        """One transport was tried and did not work."""
+        ...
+
+    def up(self, link: "Link") -> None:
+        """It takes frames."""
+        ...
+
+    def down(self, link: "Link", error: PdserveError | None) -> None:
+        """It is over, its tickets are about to end; `error` is None when this side closed it in peace."""
+        ...
+
+    def tick(self) -> None:
+        """The link lives; called all the time."""
+        ...
 
 
 class Link:
-    """Owner of one connection's life on the sender. Its end ends every ticket begun on it."""
+    """Owner of one connection's life on the sender. Its end ends every ticket begun on it.
+
+    It dials `transports` in their order. A `spare` one was made without a ticket.
+    """
 
     def __init__(
-        self, settings: LinkSettings, peer_id: str, peer_epoch: int, link_epoch: int,
-        endpoints: Sequence[KvEndpoint], *, bytes_sent: int = 0, failures: int = 0,
+        self, settings: LinkSettings, key: PeerKey, link_epoch: int, endpoints: Sequence[KvEndpoint],
+        transports: Sequence[Transport], owner: LinkOwner, *, spare: bool = False,
     ) -> None:  # fmt: skip
-        self._settings, self._peer_id, self._peer_epoch, self._link_epoch = settings, peer_id, peer_epoch, link_epoch
-        self._endpoints, self._bytes_before, self._failures = endpoints, bytes_sent, failures
-        self._state, self._transport = "connecting", ""
-        self._passed_over: tuple[str, ...] = ()
+        self.link_epoch, self.transports, self.spare = link_epoch, tuple(transports), spare
+        self.transport = ""  # the one in use, known from "up" on
+        self._settings, self._key, self._endpoints, self._owner = settings, key, endpoints, owner
+        self._phase, self._draining = "connecting", False
+        self._closing = False
+        self._promised: dict[str, int] = {}
+        self._load = 0
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
         self._lock = threading.Lock()
         self._stream: Stream | None = None
+        self._num_stream_users = 2
         self._sendings: Sendings | None = None
-        self.thread = threading.Thread(target=self._run, name=f"kv-out-{peer_id}", daemon=True)
+        self._probe: Probe | None = None
+        self.thread = threading.Thread(target=self._run, name=f"kv-out-{key.instance_id}", daemon=True)
 
-    def begin(self, op: Begin) -> bool:
-        """Queue a Begin; False when this life is over and the caller needs a new link."""
+    @property
+    def state(self) -> str:
+        """One of connecting, up, draining, down."""
+        return "draining" if self._draining and self._phase != "down" else self._phase
+
+    @property
+    def load(self) -> int:
+        """KV bytes of the tickets that were begun here and have not ended."""
+        return self._load
+
+    @property
+    def bytes_sent(self) -> int:
+        """KV bytes announced."""
+        return 0 if self._sendings is None else self._sendings.bytes_sent
+
+    @property
+    def frames_resent(self) -> int:
+        """Frames that went out a second time."""
+        return 0 if self._sendings is None else self._sendings.frames_resent
+
+    def begin(self, op: Begin, num_bytes: int) -> bool:
+        """Queue a ticket of `num_bytes`; False when this life is over and the caller needs another link."""
         with self._lock:
-            if self._state == "down":
+            if self._phase == "down" or self._draining:
+                return False
+            self._promised[op.ticket.ticket_id] = num_bytes
+            self._load += num_bytes
+            self._queue.put(op)
+            return True
+
+    def measure(self, op: Measure) -> bool:
+        """Queue a measurement; False when the caller needs another link."""
+        with self._lock:
+            if self._phase == "down" or self._draining:
                 return False
             self._queue.put(op)
             return True
+
+    def ended(self, ticket_id: str) -> None:
+        """A ticket has ended: it is no load any more."""
+        with self._lock:
+            self._load -= self._promised.pop(ticket_id, 0)
+
+    def announced(self, ticket_id: str) -> int:
+        """KV bytes of a ticket that have gone out so far."""
+        return 0 if self._sendings is None else self._sendings.announced(ticket_id)
 
     def post(self, op: Op) -> None:
         """Queue an op, never waiting. After the link's end it is lost, as its tickets are."""
         self._queue.put(op)
 
-    def status(self) -> LinkStatus:
-        """The link as it is now."""
-        return LinkStatus(
-            self._peer_id, self._transport, self._state, self._link_epoch, self.bytes_sent, self._failures,
-            passed_over=self._passed_over,
-        )  # fmt: skip
+    def drain(self) -> None:
+        """Take no new ticket, and close in peace when the last one has ended."""
+        with self._lock:
+            self._draining = True
+        self.post(Tend())
 
-    @property
-    def bytes_sent(self) -> int:
-        """KV bytes announced to this instance, by earlier lives too."""
-        return self._bytes_before + (self._sendings.bytes_sent if self._sendings is not None else 0)
+    def end(self) -> None:
+        """Close it in peace: the receiver is told of each ticket, which may take a dial to its end."""
+        self.post(Lost(None))
+        if self._phase == "connecting" and self.spare:
+            self.cut()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread; a peer that holds it up is cut half-way."""
-        self.thread.join(timeout_s / 2)
+    def cut(self) -> None:
+        """Close it at once: wake whoever waits on the connection."""
+        self._closing = True
         stream = self._stream
         if stream is not None:
             stream.shutdown()
-        self.thread.join(timeout_s / 2)
-        if self.thread.is_alive():
-            _log.warning("kv_thread_left", thread=self.thread.name)
+
+    def check_open(self) -> None:
+        """Stop a dial that nobody wants any more (dial.Watch)."""
+        if self._closing:
+            raise InstanceLost(f"the KV link to {self._key.instance_id} was closed")
+
+    def connected(self, stream: Stream) -> None:
+        """The dial got this far (dial.Watch)."""
+        self._stream = stream
+
+    def failed(self, transport: str, reason: str) -> None:
+        """The dial goes on with the next transport (dial.Watch)."""
+        self._owner.dial_failed(transport, reason)
 
     def _run(self) -> None:
         error: PdserveError | None
@@ -84,45 +167,73 @@ class Link:
         except PdserveError as reason:
             error = reason
         except LinkLost as reason:
-            error = InstanceLost(f"the KV link to {self._peer_id} is lost: {reason}")
+            error = InstanceLost(f"the KV link to {self._key.instance_id} is lost: {reason}")
         except Exception as reason:  # noqa: BLE001  the outermost frame of this link's thread
-            _log.error("kv_link_failed", exc=reason, peer=self._peer_id)
-            error = InternalError(f"the KV link to {self._peer_id} failed: {reason}")
-        self._wind_up(error)
+            _log.error("kv_link_failed", exc=reason, peer=self._key.instance_id)
+            error = InternalError(f"the KV link to {self._key.instance_id} failed: {reason}")
+        self._wind_up(None if self._closing else error)
 
     def _live(self) -> PdserveError | None:
-        settings = self._settings
-        dialled = dial(settings.transports, self._endpoints, self._hello(), settings.timeouts, settings.trust)
-        stream, outlet, outbox = dialled.stream, dialled.outlet, Outbox(dialled.stream)
-        reader = threading.Thread(
-            target=self._read, args=(stream, outlet), name=f"kv-back-{self._peer_id}", daemon=True
+        dialled = dial(
+            self.transports, self._endpoints, self._hello(), self._settings.timeouts, self._settings.trust, self
         )
-        self._stream, self._sendings = stream, Sendings(settings, outbox, outlet, dialled.transport, dialled.digests)
-        self._transport, self._passed_over, self._state = dialled.transport, dialled.passed_over, "up"
-        _log.info("kv_link_up", peer=self._peer_id, transport=self._transport, link_epoch=self._link_epoch)
-        reader.start()
+        stream, outlet = dialled.stream, dialled.outlet
+        reader = threading.Thread(
+            target=self._read, args=(stream, outlet), name=f"kv-back-{self._key.instance_id}", daemon=True
+        )
         try:
-            return self._serve(self._sendings, outbox)
+            reader.start()
+        except BaseException:
+            outlet.close()
+            stream.close()
+            raise
+        try:
+            self.check_open()
+            return self._serve(*self._open(dialled))
         finally:
             stream.shutdown()
             outlet.close()
-            reader.join(settings.timeouts.progress_s)
-            stream.close()
+            reader.join(_READER_JOIN_S)
+            if reader.is_alive():
+                _log.warning("kv_thread_left", thread=reader.name)
+            self._leave(stream)
 
-    def _serve(self, sendings: Sendings, outbox: Outbox) -> PdserveError | None:
+    def _open(self, dialled: Dialled) -> tuple[Sendings, Probe, Outbox]:
+        settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests
+        sendings = Sendings(settings, outbox, dialled.outlet, dialled.transport, digests)
+        probe = Probe(settings, outbox, dialled.outlet, self._key.epoch, digests=digests)
+        self._sendings, self._probe, self.transport = sendings, probe, dialled.transport
+        with self._lock:
+            self._phase = "up"
+        _log.info("kv_link_up", peer=self._key.instance_id, transport=self.transport, link_epoch=self.link_epoch)
+        self._owner.up(self)
+        return sendings, probe, outbox
+
+    def _serve(self, sendings: Sendings, probe: Probe, outbox: Outbox) -> PdserveError | None:
         while True:
             self._gather()
             while self._gathered:
                 op = self._gathered.popleft()
-                if isinstance(op, Lost):
-                    if op.error is None:
-                        sendings.abort_all("the sender is shutting down")
-                        outbox.flush()
-                    return op.error
-                if not isinstance(op, Tend):
-                    sendings.handle(op)
+                match op:
+                    case Lost(error):
+                        if error is None:
+                            sendings.abort_all("the sender is shutting down")
+                            outbox.flush()
+                        return error
+                    case Measure():
+                        probe.start(op)
+                    case Answered():
+                        probe.heard(op)
+                    case Tend():
+                        pass
+                    case _:
+                        sendings.handle(op)
             sendings.tend()
+            probe.tend()
             outbox.flush()
+            if self._draining and self._queue.empty() and sendings.idle and probe.idle:
+                return None
+            self._owner.tick()
 
     def _gather(self) -> None:
         try:
@@ -136,37 +247,67 @@ class Link:
         try:
             while True:
                 message = decode(*stream.receive_message())
-                if isinstance(message, Taken):
-                    outlet.taken(message)
-                    continue
-                if not isinstance(message, Nack | Ack | Abort):
-                    raise WireError(f"{type(message).__name__} came from a receiver")
-                self._queue.put(Heard(message))
+                match message:
+                    case Taken():
+                        outlet.taken(message)
+                    case Nack() | Ack() | Abort():
+                        self._queue.put(Heard(message))
+                    case Signal():
+                        self._queue.put(Answered(message, self._settings.clock()))
+                    case _:
+                        raise WireError(f"{type(message).__name__} came from a receiver")
         except (LinkLost, WireError) as error:
-            self._queue.put(Lost(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
+            self._queue.put(Lost(InstanceLost(f"the KV link to {self._key.instance_id} is lost: {error}")))
         except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
-            _log.error("kv_link_failed", exc=error, peer=self._peer_id)
-            self._queue.put(Lost(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
+            _log.error("kv_link_failed", exc=error, peer=self._key.instance_id)
+            self._queue.put(Lost(InternalError(f"the KV link to {self._key.instance_id} failed: {error}")))
+        finally:
+            self._leave(stream)
+
+    def _leave(self, stream: Stream) -> None:
+        """Writer or reader is done with the connection: the last one closes it, so that no other socket is read."""
+        with self._lock:
+            self._num_stream_users -= 1
+            last = self._num_stream_users == 0
+        if last:
+            stream.close()
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:
-            self._state = "down"
+            self._phase = "down"
         if error is not None:
-            self._failures += 1
-            _log.warning("kv_link_down", peer=self._peer_id, transport=self._transport, reason=error)
-        error = error or InstanceLost(f"the KV link to {self._peer_id} was closed")
+            _log.warning("kv_link_down", peer=self._key.instance_id, transport=self.transport, reason=error)
+        self._owner.down(self, error)  # first: whoever hears that a ticket failed may begin the next one at once
+        error = error or InstanceLost(f"the KV link to {self._key.instance_id} was closed")
         ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         if self._sendings is not None:
             self._sendings.fail_all(error, [op for op in ops if isinstance(op, Heard)])
+        if self._probe is not None:
+            self._probe.fail(error)
         for op in ops:
             if isinstance(op, Begin) and self._settings.claim(op.ticket.ticket_id):
                 self._settings.events.failed(op.ticket.ticket_id, error)
+            if isinstance(op, Measure):
+                op.done(error)
 
     def _hello(self) -> Hello:
         settings, layout = self._settings, self._settings.memory.layout
         return Hello(
             protocol_version=PROTOCOL_VERSION, sender_id=settings.instance_id, sender_epoch=settings.epoch,
-            link_epoch=self._link_epoch, receiver_id=self._peer_id, receiver_epoch=self._peer_epoch, transport="",
-            block_size=layout.block_size, num_blocks=layout.num_blocks, tensors=layout.tensors,
+            link_epoch=self.link_epoch, receiver_id=self._key.instance_id, receiver_epoch=self._key.epoch,
+            transport="", block_size=layout.block_size, num_blocks=layout.num_blocks, tensors=layout.model_tensors,
             digests=settings.digests,
         )  # fmt: skip
+
+
+def join_all(links: Iterable[Link], timeout_s: float) -> None:
+    """Wait for the threads of all links together; what holds one up is cut half-way."""
+    links, started = list(links), time.monotonic()
+    for until in (started + timeout_s / 2, started + timeout_s):
+        for link in links:
+            link.thread.join(max(0.0, until - time.monotonic()))
+        links = [link for link in links if link.thread.is_alive()]
+        for link in links:
+            link.cut()
+    for link in links:
+        _log.warning("kv_thread_left", thread=link.thread.name)

@@ -3,13 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvtransfer.frame import Abort, Ack, Nack
+from kvtransfer.frame import Abort, Ack, Nack, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.transport import Timeouts, Transport
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
 from wire.trust import Trust
 from wire.types import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKey:
+    """One life of one instance's process, as a ticket names it."""
+
+    instance_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +40,11 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Send the commit."""
+    """Send the commit. `early_bytes` had been announced when the caller posted it."""
 
     ticket_id: str
     description: bytes
+    early_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,31 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a measurement found."""
+
+    round_trip_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure the link with `num_bytes` until `deadline`; `done` is called once, on a thread of the link."""
+
+    num_bytes: int
+    deadline: float
+    done: Callable[[Measured | PdserveError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The receiver answered a PING or a PROBE, at this time of the sender's clock."""
+
+    signal: Signal
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The link is over; `error` is None when this side closes it in peace."""
 
@@ -66,7 +100,8 @@ class Tend:
 
 
 TicketOp = Begin | Put | Finish | Drop | Heard
-Op = TicketOp | Lost | Tend
+ProbeOp = Measure | Answered
+Op = TicketOp | ProbeOp | Lost | Tend
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +120,5 @@ class LinkSettings:
     timeouts: Timeouts
     tend_interval_s: float
     digests: bool
+    links_per_peer: int = 1
     trust: Trust = field(default_factory=Trust)

@@ -1,71 +1,263 @@
-"""All links of the sender to one instance: which of them a ticket goes to."""
+"""All links of the sender to one life of one instance: which of them a ticket goes to, and over what.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+    ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
+    a second lane is dialled beside a loaded one; a better transport is tried again beside the worse one in use
 
+Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from kvtransfer.dial import out_of_reach
+from kvtransfer.health import Change, Health
 from kvtransfer.link import Link
-from kvtransfer.link_ops import Begin, LinkSettings, Lost, Tend
-from wire.errors import PdserveError
-from wire.types import LinkStatus, Ticket
+from kvtransfer.link_ops import Begin, LinkSettings, Measure, Measured, PeerKey, Tend
+from kvtransfer.transport import Transport
+from telemetry.logs import EventLogger
+from wire.errors import Incompatible, PdserveError, Unavailable
+from wire.types import KvEndpoint, LinkStatus, Ticket
 
-
-@dataclass(frozen=True, slots=True)
-class PeerKey:
-    """One life of one instance's process, as a ticket names it."""
-
-    instance_id: str
-    epoch: int
-
-
-def key_of(ticket: Ticket) -> PeerKey:
-    """Return whom the ticket is of."""
-    return PeerKey(ticket.instance_id, ticket.epoch)
+_log = EventLogger("kvtransfer")
 
 
 class Peer:
-    """Owner of the links to one life of one instance. Used under the sender's lock."""
+    """Owner of the links to one life of one instance and of the health of its transports. Thread-safe."""
 
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
-        self._settings = settings
-        self._link_epochs = link_epochs
-        self._link: Link | None = None
+        self._settings, self._link_epochs = settings, link_epochs
+        self._transports = {transport.name: transport for transport in settings.transports}
+        self._ranks = {name: rank for rank, name in enumerate(self._transports)}
+        self._endpoints: Sequence[KvEndpoint] = ()
+        self._lacking: dict[str, str] = {}  # why a transport is out of reach
+        self._health = Health([*self._transports])
+        self._links: list[Link] = []  # every one whose thread may live
+        self._last: Link | None = None  # what is shown when none lives
+        self._trial: Link | None = None
+        self._failures = self._bytes_of_gone = self._resent_of_gone = 0
+        self._measured = Measured(0.0, 0.0)
+        self._retired = self._closed = False
+        self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> Link:
-        """Choose the link for a ticket, dialling one if need be, open the ticket on it and return it."""
-        op = Begin(ticket)
-        if self._link is None or not self._link.begin(op):
-            self._link = self._dial(ticket, self._link)
-            self._link.begin(op)
-            self._link.thread.start()
-        return self._link
+        """Choose the link for a ticket, dialling one if need be, open the ticket on it and return it.
 
-    def status(self) -> LinkStatus | None:
-        """The links as they are now; None while there was none."""
-        return None if self._link is None else self._link.status()
+        Raises Unavailable when this process cannot start another thread.
+        """
+        num_bytes = (ticket.num_tokens - ticket.first_token) * self._settings.memory.layout.token_bytes
+        return self._carry(ticket.endpoints, lambda link: link.begin(Begin(ticket), num_bytes))
+
+    def measure(
+        self, endpoints: Sequence[KvEndpoint], num_bytes: int, deadline: float,
+        done: Callable[[LinkStatus | PdserveError], None],
+    ) -> None:  # fmt: skip
+        """Measure the link that a ticket would take now; `done` is called once, on a thread of that link."""
+
+        def finish(found: Measured | PdserveError) -> None:
+            if isinstance(found, PdserveError):
+                done(found)
+                return
+            self._measured = found
+            done(self.status())
+
+        self._carry(endpoints, lambda link: link.measure(Measure(num_bytes, deadline, finish)))
+
+    def status(self) -> LinkStatus:
+        """The links as they are now."""
+        with self._lock:
+            shown = self._best() or self._last
+            transport, state = ("", "connecting") if shown is None else (shown.transport, shown.state)
+            return LinkStatus(
+                self.key.instance_id, transport, state, 0 if shown is None else shown.link_epoch, self._bytes_sent(),
+                self._failures, self._health.fallbacks, self._measured.round_trip_s, self._measured.bytes_per_s,
+                self._passed_over(transport),
+            )  # fmt: skip
 
     @property
     def bytes_sent(self) -> int:
         """KV bytes announced to this instance."""
-        return 0 if self._link is None else self._link.bytes_sent
+        with self._lock:
+            return self._bytes_sent()
+
+    @property
+    def frames_resent(self) -> int:
+        """Frames that went to this instance a second time."""
+        with self._lock:
+            return self._resent_of_gone + sum(link.frames_resent for link in self._links)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it had a link and has none now."""
+        with self._lock:
+            return self._last is not None and self._best() is None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is retired and nothing of it is left."""
+        with self._lock:
+            return self._retired and not any(link.thread.is_alive() for link in self._links)
 
     def tend(self) -> None:
         """Make every link look at its leases now."""
-        if self._link is not None:
-            self._link.post(Tend())
+        for link in self.links():
+            link.post(Tend())
 
-    def end(self, error: PdserveError | None) -> None:
-        """End every link: in peace when `error` is None."""
-        if self._link is not None:
-            self._link.post(Lost(error))
+    def retire(self) -> None:
+        """Another life of this instance is the newer one: serve the tickets there are, and late ones, then close."""
+        with self._lock:
+            self._retired = True
+        for link in self.links():
+            link.drain()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the threads; a peer that holds them up is cut half-way."""
-        if self._link is not None:
-            self._link.join(timeout_s)
+    def revive(self) -> None:
+        """It is the newest life after all."""
+        with self._lock:
+            self._retired = False
 
-    def _dial(self, ticket: Ticket, old: Link | None) -> Link:
-        return Link(
-            self._settings, self.key.instance_id, self.key.epoch, next(self._link_epochs), ticket.endpoints,
-            bytes_sent=0 if old is None else old.bytes_sent, failures=0 if old is None else old.status().failures,
-        )  # fmt: skip
+    def end(self) -> None:
+        """End every link in peace."""
+        with self._lock:
+            self._closed = True
+        for link in self.links():
+            link.end()
+
+    def links(self) -> list[Link]:
+        """The links whose threads may live."""
+        with self._lock:
+            self._forget_gone()
+            return list(self._links)
+
+    def dial_failed(self, transport: str, reason: str) -> None:
+        """A transport did not work: it rests (link.LinkOwner)."""
+        with self._lock:
+            self._health.failed(transport, reason, self._settings.clock())
+
+    def up(self, link: Link) -> None:
+        """A link is ready: the best ones take the tickets from now on, the worse ones are drained (link.LinkOwner)."""
+        with self._lock:
+            self._last = link
+            self._health.ready(link.transport, self._settings.clock())
+            if link is self._trial:
+                self._trial = None
+            best = self._best()
+            if best is None:
+                return
+            worse = [one for one in self._links if one.state == "up" and self._rank(one) > self._rank(best)]
+            change, passed_over = self._health.use(best.transport), self._passed_over(best.transport)
+        for one in worse:
+            one.drain()
+        if change is Change.FALLBACK:
+            _log.warning(
+                "kv_fallback", peer=self.key.instance_id, transport=best.transport, reason="; ".join(passed_over)
+            )
+        elif change is Change.BACK:
+            _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
+
+    def down(self, link: Link, error: PdserveError | None) -> None:
+        """A link is over: its transport rests, unless it was closed in peace or nothing works (link.LinkOwner)."""
+        with self._lock:
+            trial, self._trial = self._trial, None if link is self._trial else self._trial
+            if error is None:
+                return
+            self._failures += link is not trial
+            if link.transport or link.spare:
+                name = link.transport or link.transports[0].name
+                self._health.failed(name, str(error), self._settings.clock())
+            elif not isinstance(error, Incompatible):
+                self._health.forgive()
+
+    def tick(self) -> None:
+        """Try a better transport again when its time has come; tickets do not wait for it (link.LinkOwner)."""
+        if self._trial is not None or self._closed or self._retired:
+            return
+        with self._lock:
+            name = None if self._trial is not None or self._closed else self._health.due(self._settings.clock())
+            if name is not None:
+                self._trial = self._spare(self._transports[name])
+
+    def _carry(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
+        """Return the link that took it."""
+        with self._lock:
+            self._learn(endpoints)
+            while (link := self._best()) is not None:
+                was_loaded = link.load > 0
+                if take(link):
+                    if was_loaded:
+                        self._widen(link)
+                    return link
+            in_reach = [self._transports[name] for name in self._health.order()]
+            link = self._make([*in_reach, *(self._transports[name] for name in self._lacking)], spare=False)
+            taken = take(link)
+            assert taken
+            if self._retired:
+                link.drain()
+            self._start(link)
+            return link
+
+    def _learn(self, endpoints: Sequence[KvEndpoint]) -> None:
+        if tuple(endpoints) == tuple(self._endpoints):
+            return
+        self._endpoints = tuple(endpoints)
+        reach = {name: out_of_reach(one, endpoints, 0) for name, one in self._transports.items()}
+        self._lacking = {name: why for name, why in reach.items() if why is not None}
+        self._health.reach(reach.keys() - self._lacking.keys())
+
+    def _best(self) -> Link | None:
+        """The least loaded link over the best transport; one that is still connecting only where none is up."""
+        up = [link for link in self._links if link.state == "up"]
+        if up:
+            best = min(map(self._rank, up))
+            return min((link for link in up if self._rank(link) == best), key=lambda link: link.load)
+        connecting = (link for link in self._links if link.state == "connecting" and not link.spare)
+        return min(connecting, key=lambda link: link.load, default=None)
+
+    def _widen(self, link: Link) -> None:
+        """Dial another lane beside a loaded link, if its transport makes use of one."""
+        transport = self._transports.get(link.transport)
+        if transport is None or self._closed or self._health.rests(transport.name):
+            return
+        lanes = [one for one in self._links if transport.name == one.transport and one.state == "up"]
+        coming = [one for one in self._links if one.spare and one.state == "connecting"]
+        if not coming and len(lanes) < min(self._settings.links_per_peer, transport.lanes):
+            self._spare(transport)
+
+    def _spare(self, transport: Transport) -> Link | None:
+        link = self._make([transport], spare=True)
+        try:
+            self._start(link)
+        except Unavailable as error:
+            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.name, reason=error)
+            return None
+        return link
+
+    def _make(self, transports: Sequence[Transport], *, spare: bool) -> Link:
+        self._forget_gone()
+        return Link(self._settings, self.key, next(self._link_epochs), self._endpoints, transports, self, spare=spare)
+
+    def _start(self, link: Link) -> None:
+        try:
+            link.thread.start()
+        except RuntimeError as error:
+            raise Unavailable(f"no thread for a KV link to {self.key.instance_id}: {error}") from error
+        self._links.append(link)
+        if not link.spare:
+            self._last = link
+
+    def _forget_gone(self) -> None:
+        gone = [link for link in self._links if not link.thread.is_alive()]
+        self._links = [link for link in self._links if link not in gone]
+        self._bytes_of_gone += sum(link.bytes_sent for link in gone)
+        self._resent_of_gone += sum(link.frames_resent for link in gone)
+
+    def _bytes_sent(self) -> int:
+        return self._bytes_of_gone + sum(link.bytes_sent for link in self._links)
+
+    def _rank(self, link: Link) -> int:
+        return self._ranks[link.transport]
+
+    def _passed_over(self, transport: str) -> tuple[str, ...]:
+        """Say why no transport better than this one is in use; why none at all is when it is empty."""
+        better = list(self._transports)[: self._ranks.get(transport)]
+        texts = {name: self._lacking.get(name) or self._health.reason(name) for name in better}
+        return tuple(f"{name}: {text}" for name, text in texts.items() if text)

@@ -37,9 +37,12 @@ class Routes:
         return self.take(ticket_id) is not None
 
     def take(self, ticket_id: str) -> tuple[Link, ...] | None:
-        """Take the ticket out and return its links; None for one that has ended."""
+        """Take the ticket out and return its links, whose load it is no more; None for one that has ended."""
         with self._lock:
-            return self._links.pop(ticket_id, None)
+            links = self._links.pop(ticket_id, None)
+        for link in links or ():
+            link.ended(ticket_id)
+        return links
 
     def clear(self) -> None:
         """End all tickets without a report."""

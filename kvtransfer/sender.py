@@ -1,22 +1,27 @@
-"""P's half of the hand-off: finds or makes the link to a ticket's instance and posts to it. Callers never wait."""
+"""P's half of the hand-off: finds the peer of a ticket's instance, posts to the link it chose. Callers never wait."""
 
 import itertools
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvtransfer.interface import PoolMemory, SenderEvents
-from kvtransfer.link_ops import Drop, Finish, LinkSettings, Put
-from kvtransfer.peer import Peer, PeerKey, key_of
+from kvtransfer.link import join_all
+from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
+from kvtransfer.peer import Peer
+from kvtransfer.probe import check_num_bytes
 from kvtransfer.routes import Routes
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
-from wire.errors import InstanceLost
+from wire.errors import DeadlineExceeded, Draining, PdserveError, Unavailable
 from wire.failpoints import Failpoints, process_failpoints
 from wire.trust import Trust
-from wire.types import LinkStatus, Ticket
+from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _JOIN_S = 5.0
+_REMEMBERED_EPOCHS = 8
 
 
 class KvSender:
@@ -26,7 +31,7 @@ class KvSender:
         self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
-        digests: bool = True, trust: Trust | None = None,
+        digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:  # fmt: skip
         self._routes = Routes()
@@ -35,21 +40,29 @@ class KvSender:
             transports=make_transports(transports, memory), events=events, claim=self._routes.claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
-            trust=trust or Trust(),
+            links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip
         self._peers: dict[PeerKey, Peer] = {}
+        self._epochs: dict[str, deque[int]] = {}  # of each instance, by the time they were first seen; newest last
         self._link_epochs = itertools.count(1)
-        self._bytes_of_gone_peers = 0
+        self._bytes_of_gone = self._resent_of_gone = 0
         self._closed = False
         self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
         with self._lock:
-            if not self._closed and self._routes.open(ticket.ticket_id):
-                link = self._peer(ticket).begin(ticket)
-                if not self._routes.add(ticket.ticket_id, link):
-                    link.post(Drop(ticket.ticket_id, "aborted while it was begun"))
+            if self._closed or not self._routes.open(ticket.ticket_id):
+                return
+            try:
+                link, error = self._peer(PeerKey(ticket.instance_id, ticket.epoch)).begin(ticket), None
+            except Unavailable as reason:
+                link, error = None, reason
+        if link is not None and not self._routes.add(ticket.ticket_id, link):
+            link.ended(ticket.ticket_id)
+            link.post(Drop(ticket.ticket_id, "aborted while it was begun"))
+        if error is not None and self._routes.claim(ticket.ticket_id):
+            self._settings.events.failed(ticket.ticket_id, error)
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
@@ -59,7 +72,7 @@ class KvSender:
     def commit(self, ticket_id: str, description: bytes) -> None:
         """After the last frame: tell the receiver what the prompt is."""
         for link in self._routes.links(ticket_id):
-            link.post(Finish(ticket_id, description))
+            link.post(Finish(ticket_id, description, link.announced(ticket_id)))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket; the receiver is told. Reports no event."""
@@ -69,13 +82,52 @@ class KvSender:
     def links(self) -> tuple[LinkStatus, ...]:
         """The links as they are now, one status a peer."""
         with self._lock:
-            return tuple(status for peer in self._peers.values() if (status := peer.status()) is not None)
+            self._forget_gone()
+            return tuple(peer.status() for peer in self._peers.values())
+
+    def measure(
+        self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
+    ) -> LinkStatus:
+        """Measure round trip and bandwidth of the link to a peer with bytes that reach no pool; wait for the figures.
+
+        The link is dialled if need be. Raises what `start_measure` says, and DeadlineExceeded.
+        """
+        answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
+        self.start_measure(peer_id, epoch, endpoints, num_bytes, timeout_s, answers.put)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise DeadlineExceeded(f"the link to {peer_id} could not be measured within {timeout_s:g} s") from None
+        if isinstance(answer, PdserveError):
+            raise answer
+        return answer
+
+    def start_measure(
+        self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float,
+        done: Callable[[LinkStatus | PdserveError], None],
+    ) -> None:  # fmt: skip
+        """As `measure`, without waiting: `done` is called once, on a thread of the link. It must not block.
+
+        Raises InvalidRequest for too many bytes, Draining after `close`, Unavailable when no thread can be had.
+        """
+        check_num_bytes(num_bytes)
+        deadline = self._settings.clock() + timeout_s
+        with self._lock:
+            if self._closed:
+                raise Draining("the KV sender is closed")
+            self._peer(PeerKey(peer_id, epoch)).measure(endpoints, num_bytes, deadline, done)
 
     @property
     def bytes_sent(self) -> int:
         """KV bytes announced to all instances."""
         with self._lock:
-            return self._bytes_of_gone_peers + sum(peer.bytes_sent for peer in self._peers.values())
+            return self._bytes_of_gone + sum(peer.bytes_sent for peer in self._peers.values())
+
+    @property
+    def frames_resent(self) -> int:
+        """Frames that went out a second time."""
+        with self._lock:
+            return self._resent_of_gone + sum(peer.frames_resent for peer in self._peers.values())
 
     def sweep(self) -> None:
         """Make every link look at its leases now; they do so by themselves every tend interval."""
@@ -90,21 +142,37 @@ class KvSender:
             self._routes.clear()
             peers = list(self._peers.values())
         for peer in peers:
-            peer.end(None)
-        for peer in peers:
-            peer.join(_JOIN_S)
+            peer.end()
+        join_all([link for peer in peers for link in peer.links()], _JOIN_S)
 
-    def _peer(self, ticket: Ticket) -> Peer:
-        key = key_of(ticket)
+    def _peer(self, key: PeerKey) -> Peer:
+        """Return the peer, and let the other lives of its instance end when their tickets have.
+
+        Epochs are random: the one first seen last is the newest, until nothing is there and an older one is asked for.
+        """
+        self._forget_gone()
         peer = self._peers.get(key)
         if peer is None:
-            self._drop_older_epochs(key)
             peer = self._peers[key] = Peer(self._settings, key, self._link_epochs)
+        epochs = self._epochs.setdefault(key.instance_id, deque(maxlen=_REMEMBERED_EPOCHS))
+        if epochs and epochs[-1] == key.epoch:
+            return peer
+        newest = self._peers.get(PeerKey(key.instance_id, epochs[-1])) if epochs else None
+        if key.epoch in epochs and newest is not None and not newest.lost:
+            peer.retire()
+            return peer
+        if key.epoch in epochs:
+            epochs.remove(key.epoch)
+        epochs.append(key.epoch)
+        peer.revive()
+        for other in self._peers.values():
+            if other.key.instance_id == key.instance_id and other is not peer:
+                other.retire()
         return peer
 
-    def _drop_older_epochs(self, new: PeerKey) -> None:
-        for key in list(self._peers):
-            if key.instance_id == new.instance_id:
-                gone = self._peers.pop(key)
-                gone.end(InstanceLost(f"{key.instance_id} of epoch {key.epoch:x} is replaced by epoch {new.epoch:x}"))
-                self._bytes_of_gone_peers += gone.bytes_sent
+    def _forget_gone(self) -> None:
+        for key, peer in list(self._peers.items()):
+            if peer.over:
+                del self._peers[key]
+                self._bytes_of_gone += peer.bytes_sent
+                self._resent_of_gone += peer.frames_resent

@@ -1,6 +1,5 @@
 """The state of the transports towards one peer, on a clock of the test's own."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +131,12 @@ def test_every_transport_stays_in_the_order_and_every_rest_ends(events: list[tup
     assert due == next((name for name in NAMES[:2] if health.rests(name)), None)
 
 
-def test_a_transport_out_of_reach_has_no_place() -> None:
-    with pytest.raises(KeyError):
-        Health(("tcp",)).failed("shm", "", 0.0)
+def test_what_is_out_of_reach_is_never_tried_and_its_absence_is_no_fallback() -> None:
+    health = Health(NAMES)
+
+    health.reach({"tcp", "process_group"})
+
+    assert health.order() == ("process_group", "tcp")
+    assert health.use("process_group") is Change.NONE
+    assert health.use("tcp") is Change.FALLBACK
+    assert health.due(100.0) is None

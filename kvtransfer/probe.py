@@ -1,0 +1,142 @@
+"""The sender's measurement of one link: round trips, then bytes by the transport's own way that reach no pool.
+
+PING -> PONG  five times, one after another: the shortest counts
+PROBE FRAME -> PROBED  four frames of 1 MiB under way at most, so that tickets on the link go on between them
+
+The receiver's half is probed.py.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+
+from kvtransfer.digest import Place, process_mover
+from kvtransfer.frame import Frame, MessageType, Signal, encode
+from kvtransfer.link_ops import Answered, LinkSettings, Measure, Measured
+from kvtransfer.outbox import Outbox
+from kvtransfer.probed import PROBE_BYTES
+from kvtransfer.slots import SlotMap, Window
+from kvtransfer.transport import Outlet
+from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError, Unavailable
+
+MAX_MEASURE_BYTES = 256 << 20
+_NUM_PINGS = 5
+_FRAMES_UNDER_WAY = 4
+
+
+def check_num_bytes(num_bytes: int) -> None:
+    """Raise InvalidRequest for a measurement of no bytes or too many."""
+    if not 0 < num_bytes <= MAX_MEASURE_BYTES:
+        raise InvalidRequest(f"a measurement of {num_bytes} bytes, 1 to {MAX_MEASURE_BYTES} are allowed", "num_bytes")
+
+
+@dataclass(slots=True)
+class _Running:
+    op: Measure
+    bytes_left: int
+    ticket_id: str = field(default_factory=lambda: secrets.token_hex(16))  # of no ticket: transports name frames by it
+    round_trips: list[float] = field(default_factory=list)
+    ping_sent: tuple[int, float] = (0, 0.0)
+    started: float | None = None
+    bytes_sent: int = 0
+    num_frames: int = 0
+    under_way: set[int] = field(default_factory=set)
+
+
+class Probe:
+    """Owner of the measurement that runs on one connection, one at a time. Used by the link's writer thread only."""
+
+    def __init__(
+        self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, receiver_epoch: int, *, digests: bool
+    ) -> None:  # fmt: skip
+        self._settings, self._outbox, self._outlet = settings, outbox, outlet
+        self._receiver_epoch, self._digests = receiver_epoch, digests
+        self._slots = SlotMap(settings.memory.layout, settings.memory.buffer)
+        self._running: _Running | None = None
+        self._number = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being measured."""
+        return self._running is None
+
+    def start(self, op: Measure) -> None:
+        """Begin a measurement; refused while another one runs. Raises LinkLost."""
+        if self._running is not None:
+            op.done(Unavailable("a measurement of this link is under way"))
+            return
+        self._running = running = _Running(op, op.num_bytes)
+        self._ping(running)
+
+    def heard(self, answer: Answered) -> None:
+        """The receiver answered; an answer to an earlier measurement is not of interest. Raises LinkLost."""
+        running, number = self._running, answer.signal.number
+        if running is None:
+            return
+        if answer.signal.kind is MessageType.PONG and number == running.ping_sent[0]:
+            running.round_trips.append(answer.at - running.ping_sent[1])
+            if len(running.round_trips) < _NUM_PINGS:
+                self._ping(running)
+            else:
+                running.started = self._settings.clock()
+                self._send(running)
+        elif answer.signal.kind is MessageType.PROBED and number in running.under_way:
+            running.under_way.remove(number)
+            self._send(running)
+            if not running.under_way:
+                self._finish(running, answer.at)
+
+    def tend(self) -> None:
+        """Give up a measurement whose deadline has passed."""
+        running = self._running
+        if running is not None and self._settings.clock() > running.op.deadline:
+            done = f"{len(running.round_trips)} round trips and {running.bytes_sent} of {running.op.num_bytes} bytes"
+            self.fail(DeadlineExceeded(f"the measurement came only to {done} in its time"))
+
+    def fail(self, error: PdserveError) -> None:
+        """End the measurement, if one runs."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.op.done(error)
+
+    def _finish(self, running: _Running, ended: float) -> None:
+        self._running = None
+        seconds = ended - (ended if running.started is None else running.started)
+        bytes_per_s = running.bytes_sent / seconds if seconds > 0 else 0.0
+        running.op.done(Measured(min(running.round_trips), bytes_per_s))
+
+    def _ping(self, running: _Running) -> None:
+        self._number += 1
+        self._outbox.flush()
+        running.ping_sent = self._number, self._settings.clock()
+        self._outbox.add([encode(Signal(MessageType.PING, self._number))])
+        self._outbox.flush()
+
+    def _send(self, running: _Running) -> None:
+        while running.bytes_left > 0 and len(running.under_way) < _FRAMES_UNDER_WAY:
+            self._number += 1
+            frame, source = self._frame(running)
+            running.under_way.add(self._number)
+            running.bytes_left -= frame.num_bytes
+            running.bytes_sent += frame.num_bytes
+            running.num_frames += 1
+            head: list[memoryview | bytes] = [encode(Signal(MessageType.PROBE, self._number))]
+            self._outbox.add(head + self._outlet.announce(frame, source), frame.num_bytes)
+        self._outbox.flush()
+
+    def _frame(self, running: _Running) -> tuple[Frame, Place]:
+        """Take the next tensor's next blocks, round and round: what lies in them does not matter."""
+        layout, number = self._slots.layout, running.num_frames
+        tensor = number % len(layout.tensors)
+        spec = layout.tensors[tensor]
+        room = min(layout.num_blocks * layout.block_size, max(1, PROBE_BYTES // spec.token_bytes))
+        num_tokens = min(room, -(-running.bytes_left // spec.token_bytes))
+        num_blocks = layout.num_blocks_for(num_tokens)
+        first = number // len(layout.tensors) * num_blocks % (layout.num_blocks - num_blocks + 1)
+        where = Window(tuple(range(first, first + num_blocks)), 0, num_tokens)
+        source = self._slots.place(tensor, where)
+        frame = Frame(
+            running.ticket_id, self._receiver_epoch, number, spec.layer, tensor, 0, num_tokens,
+            *layout.heads[tensor], num_tokens * spec.token_bytes,
+            process_mover().digest(source) if self._digests else 0, where.block_ids,
+        )  # fmt: skip
+        return frame, source
