@@ -100,13 +100,12 @@ def _ask_for_proof(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts
 
 
 def _expect(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeouts) -> bytearray:
-    kind, body = stream.receive_message(first_byte_s=timeouts.progress_s)
+    answers = (wanted, MessageType.REFUSE)
+    kind, body = stream.receive_message(first_byte_s=timeouts.progress_s, wanted=answers, whole_s=timeouts.progress_s)
     if kind is MessageType.REFUSE:
         refusal = decode(kind, body)
         assert isinstance(refusal, Refuse)
         raise from_name(refusal.error, f"{hello.receiver_id} refused the link: {refusal.reason}")
-    if kind is not wanted:
-        raise WireError(f"{kind.name} came where {wanted.name} was due")
     return body
 
 

@@ -1,11 +1,12 @@
 """A connected socket on which every wait has a deadline. Shared by all KV transports; the socket never blocks."""
 
 import contextlib
+import math
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvtransfer.frame import PREFIX, MessageType, WireError, decode_prefix
 
@@ -39,19 +40,26 @@ class Stream:
         """The socket, for what is special to one transport."""
         return self._sock
 
-    def receive_message(self, *, first_byte_s: float | None = None) -> tuple[MessageType, bytearray]:
-        """Return the next message's type and body. Raises LinkLost, WireError.
+    def receive_message(
+        self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = MessageType,
+        whole_s: float = math.inf,
+    ) -> tuple[MessageType, bytearray]:  # fmt: skip
+        """Return the next message's type and body; one not `wanted` costs no byte. Raises LinkLost, WireError.
 
-        An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress.
+        An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress, and
+        be there `whole_s` after the call.
         """
+        deadline = time.monotonic() + whole_s
         prefix = bytearray(PREFIX.size)
         got = self._receive_some([memoryview(prefix)])
         if got is None:
             self._await_first_byte(first_byte_s)
-        self.receive_into(memoryview(prefix)[got or 0 :])
+        self._receive_by(deadline, memoryview(prefix)[got or 0 :])
         kind, length = decode_prefix(prefix)
+        if kind not in wanted:
+            raise WireError(f"{kind.name} came where {' or '.join(one.name for one in wanted)} was due")
         body = bytearray(length)
-        self.receive_into(memoryview(body))
+        self._receive_by(deadline, memoryview(body))
         return kind, body
 
     def receive_fds(self) -> tuple[bytes, list[int]]:
@@ -144,6 +152,10 @@ class Stream:
         with self._send_lock:
             self._sock.close()
 
+    def _receive_by(self, deadline: float, target: memoryview) -> None:
+        if self.receive_pieces([target], stopped=lambda: time.monotonic() > deadline) < len(target):
+            raise LinkLost("the peer was too slow with a message")
+
     def _receive_some(self, targets: list[memoryview]) -> int | None:
         try:
             count = self._sock.recvmsg_into(targets[:_MAX_PIECES])[0]
@@ -174,11 +186,8 @@ class Stream:
 
 
 def expect(stream: Stream, wanted: MessageType, *, timeout_s: float) -> bytearray:
-    """Return the body of the next message, which is to be of type `wanted`. Raises LinkLost, WireError."""
-    kind, body = stream.receive_message(first_byte_s=timeout_s)
-    if kind is not wanted:
-        raise WireError(f"{kind.name} came where {wanted.name} was due")
-    return body
+    """Return the body of the next message, to be `wanted` and whole within the time. Raises LinkLost, WireError."""
+    return stream.receive_message(first_byte_s=timeout_s, wanted=(wanted,), whole_s=timeout_s)[1]
 
 
 def _advance(left: list[memoryview], count: int) -> None:

@@ -63,11 +63,11 @@ def hello(transport: str = "", nonce: bytes = bytes(16)) -> Hello:
 class Pair:
     """A receiver on real sockets and what a sender does to it."""
 
-    def __init__(self, transport: str, trust: Trust) -> None:
+    def __init__(self, transport: str, trust: Trust, progress_timeout_s: float) -> None:
         self.transport, self.pools = transport, (Pool(LAYOUT), Pool(LAYOUT))
         self.receiver = KvReceiver(
             self.pools[1], instance_id="decode-0", epoch=77, host="127.0.0.1", transports=(transport,),
-            events=Recorder(), progress_timeout_s=DEADLINE_S, trust=trust,
+            events=Recorder(), progress_timeout_s=progress_timeout_s, trust=trust,
         )  # fmt: skip
 
     def dial(self, trust: Trust) -> str:
@@ -88,8 +88,8 @@ class Pair:
 
 
 @contextmanager
-def pair(transport: str, trust: Trust) -> Iterator[Pair]:
-    made = Pair(transport, trust)
+def pair(transport: str, trust: Trust, progress_timeout_s: float = DEADLINE_S) -> Iterator[Pair]:
+    made = Pair(transport, trust, progress_timeout_s)
     try:
         yield made
     finally:
@@ -346,3 +346,36 @@ def test_an_error_that_is_none_of_ours_does_not_shut_the_door(monkeypatch: pytes
             one.until_refused()
 
         assert one.dial(SENDER) == "tcp"
+
+
+@pytest.mark.parametrize("kind", [MessageType.COMMIT, MessageType.FRAME, MessageType.REFUSE])
+def test_a_stranger_makes_nobody_allocate_for_a_message_that_is_not_due(
+    kind: MessageType,
+) -> None:
+    with pair("tcp", RECEIVER, progress_timeout_s=10 * DEADLINE_S) as one:
+        stream = one.connect()
+        stream.send([PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 8_000)])  # and no byte of its body
+        with pytest.raises(LinkLost, match=r"closed|broke"):
+            stream.receive_message(first_byte_s=DEADLINE_S)
+
+        one.until_refused()
+        stream.close()
+
+
+def test_a_stranger_that_drips_its_hello_is_cut_by_one_deadline_for_all_of_it() -> None:
+    with pair("tcp", RECEIVER, progress_timeout_s=0.5) as one:
+        sock = one.connect().socket
+        sock.settimeout(0.05)
+        sent, cut = iter(encode_hello(hello("tcp"))), False
+        while not cut:
+            try:
+                sock.send(bytes([next(sent)]))
+                cut = sock.recv(1) == b""  # paces the drip: far more often than the 0.5 s without progress
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                cut = True
+
+        one.until_refused()
+        assert len(list(sent)) > 100
+        sock.close()
