@@ -49,10 +49,10 @@ def make_model(folder: Path) -> Path:
 class FaultCluster:
     """Owns a GuideCluster whose processes have short waits (launch.py). Names are the GuideCluster's."""
 
-    def __init__(self, folder: Path, *, pairs: int = 2) -> None:
+    def __init__(self, folder: Path, *, pairs: int = 2, flags: Sequence[str] = ()) -> None:
         prefill, decode = [str(i) for i in range(pairs)], [str(i + pairs) for i in range(pairs)]
         flags = (
-            "--engine=fake", f"--prefill-chunk-size={CHUNK}", "--log-level=DEBUG", "--stall-timeout=20",
+            "--engine=fake", f"--prefill-chunk-size={CHUNK}", "--log-level=DEBUG", "--stall-timeout=20", *flags,
         )  # fmt: skip
         self.guide = GuideCluster(folder, make_model(folder / "model"), prefill=prefill, decode=decode, flags=flags)
         self.names = (*self.guide.names, "scheduler")

@@ -1,7 +1,7 @@
 """A TCP proxy between a KV sender and a KV receiver that knows messages, and does to them what a test says.
 
 sender ==> pump: read a message, `fault(message)` -> pieces ==> receiver
-sender <== pump, bytes as they come                         <== receiver
+sender <== pump: `back(bytes)`, as they come                    <== receiver
 """
 
 import contextlib
@@ -65,10 +65,11 @@ def faithful(message: Message) -> Iterable[bytes]:
 
 @dataclass
 class FaultProxy:
-    """Owns the listener, its connections and their threads. `fault` may be changed between messages."""
+    """Owns the listener, its connections and their threads. `fault` and `back` may be changed between messages."""
 
     target: str
     fault: Fault = faithful
+    back: Callable[[bytes], bytes] = bytes
     bytes_per_s: float | None = None
     recorded: list[Message] = field(default_factory=list)
     num_connections: int = 0
@@ -116,7 +117,7 @@ class FaultProxy:
     def _forward(self, near: socket.socket, far: socket.socket) -> None:
         counts: dict[MessageType, int] = {}
         over, how = threading.Event(), "close"
-        back = threading.Thread(target=_back, args=(far, near, over), daemon=True)
+        back = threading.Thread(target=self._back, args=(far, near, over), daemon=True)
         back.start()
         with contextlib.suppress(OSError, EOFError, WireError):  # a stranger may knock here as at any port
             try:
@@ -138,6 +139,21 @@ class FaultProxy:
             if how == "reset":
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             sock.close()
+
+    def _back(self, far: socket.socket, near: socket.socket, over: threading.Event) -> None:
+        """Bring the receiver's answers to the sender until it has no more, or `over`; then the sender hears no more."""
+        readable = select.poll()
+        readable.register(far, select.POLLIN)
+        with contextlib.suppress(OSError):
+            while not over.is_set():
+                if readable.poll(20):
+                    data = far.recv(1 << 16)
+                    if not data:
+                        break
+                    near.sendall(self.back(data))
+        if not over.is_set():
+            with contextlib.suppress(OSError):
+                near.shutdown(socket.SHUT_RDWR)
 
     def _send(self, far: socket.socket, data: bytes) -> None:
         if self.bytes_per_s is None:
@@ -180,19 +196,3 @@ def _read(sock: socket.socket, count: int) -> bytes:
             raise EOFError
         data += more
     return bytes(data)
-
-
-def _back(far: socket.socket, near: socket.socket, over: threading.Event) -> None:
-    """Bring the receiver's answers to the sender until it has no more, or `over`; then the sender hears no more."""
-    readable = select.poll()
-    readable.register(far, select.POLLIN)
-    with contextlib.suppress(OSError):
-        while not over.is_set():
-            if readable.poll(20):
-                data = far.recv(1 << 16)
-                if not data:
-                    break
-                near.sendall(data)
-    if not over.is_set():
-        with contextlib.suppress(OSError):
-            near.shutdown(socket.SHUT_RDWR)

@@ -34,7 +34,7 @@ def _head() -> Iterable[str]:
     return f"""\
 # Who dies when, and what the client sees
 
-<!-- Made by scripts/faults from tests/faults/test_matrix.py; do not edit. -->
+<!-- Made by scripts/faults, which runs tests/faults/test_matrix.py; do not edit. -->
 
 Each row is one run: a scheduler, two prefill (P) and two decode (D) instances as processes with the fake engine, and
 {NUM_STREAMS} streams of {PROMPT_TOKENS} prompt tokens at once ({MAX_TOKENS} tokens each; {LONG_TOKENS} where the

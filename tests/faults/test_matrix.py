@@ -53,5 +53,22 @@ def test_a_fault_ends_every_request_as_promised(cluster: FaultCluster, results: 
     results.append(asyncio.run(run_case(cluster, case)))
 
 
+@pytest.fixture(scope="module")
+def tcp_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """The same with KV over TCP alone."""
+    with FaultCluster(tmp_path_factory.mktemp("tcp-faults"), flags=("--kv-transport=tcp",)) as cluster:
+        yield cluster
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [case for case in CASES if case.point.startswith("kv.")], ids=str)
+def test_a_fault_of_the_hand_off_over_tcp_ends_every_request_as_promised(tcp_cluster: FaultCluster, case: Case) -> None:
+    tcp_cluster.renew(case.victim, case.setting)
+
+    asyncio.run(run_case(tcp_cluster, case))
+
+    assert all("transport=shm" not in tcp_cluster.log(name) for name in tcp_cluster.guide.processes)
+
+
 def test_the_cases_that_run_every_time_are_cases() -> None:
     assert {str(case) for case in CASES} >= OFTEN
