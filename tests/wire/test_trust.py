@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from wire.errors import Incompatible
+from wire.grpc_proof import peer_address
 from wire.secret import Secret
 from wire.trust import Trust, find_trust, printable, spell
 
@@ -61,3 +62,22 @@ def test_a_strangers_words_are_cut_and_harmless() -> None:
 def test_one_spelling_per_address() -> None:
     assert spell("[2001:DB8:0::1]") == spell("2001:db8::1") == "2001:db8::1"
     assert spell("localhost") is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.5:40000", "10.0.0.5"),
+        ("ipv6:%5B::1%5D:40000", "::1"),
+        ("ipv6:[fe80::1%25eth0]:40000", "fe80::1%eth0"),
+        ("ipv6:%5B::ffff:10.0.0.5%5D:40000", "::ffff:10.0.0.5"),
+        ("unix:/run/socket", ""),
+        ("", ""),
+    ],
+)
+def test_the_address_is_read_out_of_what_grpc_calls_a_peer(peer: str, address: str) -> None:
+    class Context:
+        def peer(self) -> str:
+            return peer
+
+    assert peer_address(Context()) == address
