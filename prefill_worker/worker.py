@@ -116,7 +116,11 @@ class PrefillWorker:
         send_s = None if handing.committed_at is None else self._clock() - handing.committed_at
         log.debug("kv_sent", request_id=handing.request_id, bytes=stats.kv_bytes, tail_s=send_s, total_s=stats.seconds)
         times = StageTimes(
-            prefill_s=handing.prefill_s, send_s=send_s, kv_bytes=stats.kv_bytes, transport=stats.transport
+            prefill_s=handing.prefill_s,
+            send_s=send_s,
+            kv_bytes=stats.kv_bytes,
+            transport=stats.transport,
+            kv_bytes_early=stats.early_bytes,
         )
         self._emit(HandedOff(prompt_id, times))
 

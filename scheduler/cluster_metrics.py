@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from scheduler.link_metrics import link_metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from wire.types import LoadSnapshot
 
@@ -21,6 +22,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_bytes_sent", "KV bytes sent by the instance", lambda load: load.kv_bytes_sent),
     ("kv_bytes_received", "KV bytes received by the instance", lambda load: load.kv_bytes_received),
+    ("kv_frames_corrupt", "KV frames whose digest did not hold", lambda load: load.kv_frames_corrupt),
+    ("kv_frames_resent", "KV frames sent a second time", lambda load: load.kv_frames_resent),
+    ("kv_frames_dropped", "KV frames of no living ticket", lambda load: load.kv_frames_dropped),
+    ("kv_frames_duplicate", "KV frames that were there already", lambda load: load.kv_frames_duplicate),
+    ("kv_links_refused", "KV links that the instance refused", lambda load: load.kv_links_refused),
     ("preemptions", "Sequences dropped for lack of blocks", lambda load: load.preemptions),
     ("steps", "Steps of the instance", lambda load: load.steps),
 )
@@ -72,12 +78,10 @@ def _instance_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         "pdserve_instance_info", "Instances of the table", labels=("instance", "role", "address", "state")
     )
-    link = GaugeMetricFamily("pdserve_link_up", "1 if the link is usable", labels=("instance", "peer", "transport"))
     for one in instances:
         info.add_metric((one.instance_id, one.role.value, one.address, one.state), 1)
-        for status in one.load.links if one.load is not None else ():
-            link.add_metric((one.instance_id, status.peer_id, status.transport), int(status.state == "up"))
-    yield from (info, link)
+    yield info
+    yield from link_metrics(instances)
     for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, help, value in table:
             family = kind(f"pdserve_{name}", help, labels=("instance",))

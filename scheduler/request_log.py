@@ -31,6 +31,7 @@ def log_request(
         total_ms=_ms(seconds),
         **stages,
         kv_bytes=sum(done.times.kv_bytes for done in served),
+        kv_bytes_early=sum(done.times.kv_bytes_early for done in served),
     )
 
 

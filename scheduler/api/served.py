@@ -42,6 +42,7 @@ def _told(done: PromptDone) -> dict[str, Any]:
         "decode_instance": done.decode_instance,
         "stages_ms": {name: round(milliseconds, 3) for name, milliseconds in _stages_ms(done.times).items()},
         "kv_bytes": done.times.kv_bytes,
+        "kv_bytes_early": done.times.kv_bytes_early,
         "transport": done.times.transport,
     }
 

@@ -10,9 +10,10 @@ import pytest
 
 from scheduler.front import ReadyReport
 from scheduler.metrics import Metrics
+from scheduler.request import PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
 from wire.errors import HandoffFailed
-from wire.types import LinkStatus, LoadSnapshot, Role
+from wire.types import LinkStatus, LoadSnapshot, Role, StageTimes
 
 pytestmark = pytest.mark.anyio
 
@@ -99,6 +100,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     load = LoadSnapshot(
         blocks_total=100, blocks_used=7, blocks_probe=2, blocks_cached=30, running=3, waiting=1, uncomputed_tokens=9,
         held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links,
+        kv_frames_corrupt=5, kv_frames_resent=4, kv_frames_dropped=3, kv_frames_duplicate=2, kv_links_refused=1,
     )  # fmt: skip
     living = InstanceView(0, Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
@@ -112,6 +114,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
         "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
+        "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
+        "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
     }  # fmt: skip
     assert (
         'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",role="decode",state="lost"} 1' in text
@@ -125,6 +129,64 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert re.findall(r"^pdserve_retries_(inflight|waiting|limit) (\S+)$", text, re.M) == [
         ("inflight", "7.0"), ("waiting", "8.0"), ("limit", "9.0"),
     ]  # fmt: skip
+
+
+def _link_samples(*links: LinkStatus) -> dict[str, float]:
+    """Return the samples of links as a scheduler would tell them, by name and labels."""
+    load = LoadSnapshot(10, 0, 0, 0, 0, 0, 0, 0, 0.0, links=links)
+    view = ClusterView(True, (InstanceView(0, Role.PREFILL, "p", "living", "", None, load),), _NO_REQUESTS, 0, 0)
+    found = re.findall(r"^pdserve_link_(\w+\{.*\}) (\S+)$", Metrics(lambda: view).render().decode(), re.M)
+    assert len(found) == len(dict(found)), "a sample stands twice"
+    return {name: float(value) for name, value in found}
+
+
+_NO_REQUESTS = LedgerView(0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_link_that_fell_back_says_so_and_why() -> None:
+    link = LinkStatus(
+        "d0", "tcp", "up", 7, 10, failures=2, fallbacks=1, round_trip_s=0.00025, bytes_per_s=3e9,
+        passed_over=("shm: another host: b", 'process_group: "x"\\\n y' + "z" * 500),
+    )  # fmt: skip
+
+    samples = _link_samples(link)
+
+    pair, over = 'instance="p",peer="d0"', 'instance="p",peer="d0",transport="tcp"'
+    reasons = [name for name in samples if name.startswith("passed_over")]
+    assert {name: value for name, value in samples.items() if name not in reasons} == {
+        f"up{{{over}}}": 1, f"round_trip_seconds{{{over}}}": 0.00025, f"bandwidth_bytes_per_second{{{over}}}": 3e9,
+        f"failures_total{{{pair}}}": 2, f"fallbacks_total{{{pair}}}": 1,
+    }  # fmt: skip
+    assert 'passed_over{instance="p",peer="d0",reason="another host: b",transport="shm"}' in reasons
+    assert max(map(len, reasons)) < 260
+
+
+def test_a_link_not_measured_has_no_figures_and_two_lives_of_a_peer_are_one_sample() -> None:
+    for lives in (("lost", "up"), ("up", "lost")):
+        links = [LinkStatus("d0", "tcp", state, 1, 1, failures=2, fallbacks=3) for state in lives]
+
+        samples = _link_samples(*links)
+
+        assert samples == {
+            'up{instance="p",peer="d0",transport="tcp"}': 1,
+            'failures_total{instance="p",peer="d0"}': 4, 'fallbacks_total{instance="p",peer="d0"}': 6,
+        }  # fmt: skip
+
+
+def test_the_overlap_is_a_pair_of_counters_and_a_ratio() -> None:
+    metrics = Metrics()
+    for early in (750, 1000):
+        times = StageTimes(send_s=0.002, kv_bytes=1000, transport="shm", kv_bytes_early=early)
+        metrics.prompt_done(PromptDone(0, "handoff", "", "p", "d", times))
+    metrics.prompt_done(PromptDone(0, "local", "", None, "c", StageTimes()))
+
+    text = metrics.render().decode()
+
+    assert "pdserve_kv_handoff_bytes_total 2000.0" in text
+    assert "pdserve_kv_handoff_early_bytes_total 1750.0" in text
+    assert "pdserve_kv_overlap_ratio_sum 1.75" in text
+    assert 'pdserve_kv_overlap_ratio_bucket{le="0.75"} 1.0' in text
+    assert 'pdserve_kv_hop_seconds_bucket{le="0.0025"} 2.0' in text
 
 
 async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:

@@ -1,0 +1,58 @@
+"""The gauges and counters of KV links, read from a view at every scrape; one set a pair of instances."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from scheduler.view import InstanceView
+from wire.types import LinkStatus
+
+_PAIR = ("instance", "peer")
+_OVER = (*_PAIR, "transport")
+_MAX_REASON_CHARS = 160
+
+
+def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
+    """Yield what the sending instances say of their links."""
+    up = GaugeMetricFamily("pdserve_link_up", "1 if the link is usable", labels=_OVER)
+    round_trip = GaugeMetricFamily(
+        "pdserve_link_round_trip_seconds", "Shortest round trip of the link's last measurement", labels=_OVER
+    )
+    bandwidth = GaugeMetricFamily(
+        "pdserve_link_bandwidth_bytes_per_second", "Bandwidth of the link's last measurement", labels=_OVER
+    )
+    failures = CounterMetricFamily("pdserve_link_failures", "Links to the peer that were lost", labels=_PAIR)
+    fallbacks = CounterMetricFamily(
+        "pdserve_link_fallbacks", "Times that a worse transport had to do towards the peer", labels=_PAIR
+    )
+    passed_over = GaugeMetricFamily(
+        "pdserve_link_passed_over", "A better transport that is not in use now, and why", labels=(*_OVER, "reason")
+    )
+    for one in instances:
+        for peer, statuses in _by_peer(one).items():
+            pair, shown = (one.instance_id, peer), statuses[-1]
+            over = (*pair, shown.transport)
+            up.add_metric(over, int(shown.state == "up"))
+            if shown.round_trip_s > 0:
+                round_trip.add_metric(over, shown.round_trip_s)
+            if shown.bytes_per_s > 0:
+                bandwidth.add_metric(over, shown.bytes_per_s)
+            failures.add_metric(pair, sum(status.failures for status in statuses))
+            fallbacks.add_metric(pair, sum(status.fallbacks for status in statuses))
+            for transport, reason in _reasons(shown).items():
+                passed_over.add_metric((*pair, transport, reason), 1)
+    yield from (up, round_trip, bandwidth, failures, fallbacks, passed_over)
+
+
+def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
+    """A peer that restarted has two lives for a while, and a metric may stand once: the life that is up counts last."""
+    by_peer: dict[str, list[LinkStatus]] = {}
+    for status in view.load.links if view.load is not None else ():
+        by_peer.setdefault(status.peer_id, []).append(status)
+    return {peer: sorted(lives, key=lambda status: status.state == "up") for peer, lives in by_peer.items()}
+
+
+def _reasons(status: LinkStatus) -> dict[str, str]:
+    """Return why by transport, from texts as `shm: another host`."""
+    split = (text.partition(": ") for text in status.passed_over)
+    return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, _, reason in split}
