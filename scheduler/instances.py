@@ -12,10 +12,22 @@ from contextlib import contextmanager
 from scheduler.books import Books
 from scheduler.inbox import Inbox, Lost, PromptStep, Work
 from scheduler.limits import ControlLimits
+from scheduler.link_answers import LinkAnswers
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
-from wire.messages import Command, Event, Failed, HandedOff, Heartbeat, Refused, Reserved, SessionOpen, Step
+from wire.messages import (
+    Command,
+    Event,
+    Failed,
+    HandedOff,
+    Heartbeat,
+    LinkMeasured,
+    Refused,
+    Reserved,
+    SessionOpen,
+    Step,
+)
 from wire.types import InstanceDescription, LoadSnapshot, Role, StageTimes, TokenOutput
 
 log = EventLogger("instances")
@@ -43,6 +55,7 @@ class Instance:
         self.role = role
         self.address = f"{description.host}:{description.port}"
         self.books = Books(load, changed, block_size=description.block_size)
+        self.link_answers = LinkAnswers()
         self._session = session
         self._limits = limits
         self._outbox: asyncio.Queue[Command] = asyncio.Queue()
@@ -121,6 +134,8 @@ class Instance:
                 self._tell(event)
             case Reserved() | HandedOff() | Failed():
                 self._tell(event)
+            case LinkMeasured():
+                self.link_answers.hear(event)
             case SessionOpen():
                 log.warning("second_session_open", instance=self.address)
 
@@ -170,6 +185,7 @@ class Instance:
         self._lost = error
         for work in self._work.values():
             work.hear(Lost(error))
+        self.link_answers.end(error)
         self._changed()
 
 

@@ -13,9 +13,11 @@ from scheduler.app import build_app
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
+from scheduler.door import door_name, keep_door
 from scheduler.drain import Drain
 from scheduler.front import Front, ReadyReport, always_healthy
 from scheduler.limits import ControlLimits
+from scheduler.link_probe import LinkProbe
 from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
@@ -114,6 +116,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
             asyncio.create_task(control.run()),
             asyncio.create_task(_watch_startup(control, options.startup_timeout)),
             asyncio.create_task(_start_templates(tokens)),
+            asyncio.create_task(keep_door(door_name(*bound.getsockname()[:2]), LinkProbe(control.registry))),
         )
     finally:
         await control.dispatch.close(0)

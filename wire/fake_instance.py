@@ -18,6 +18,7 @@ from wire.messages import (
     Generate,
     HandedOff,
     Heartbeat,
+    LinkMeasured,
     MeasureLink,
     OpenSession,
     Prefill,
@@ -30,6 +31,7 @@ from wire.messages import (
 from wire.types import (
     FinishReason,
     InstanceDescription,
+    LinkStatus,
     LoadSnapshot,
     PromptState,
     StageTimes,
@@ -137,7 +139,9 @@ class FakeInstance:
                 self._accept(state, None)
             case Cancel(prompt_id=prompt_id, sequence=sequence):
                 self._cancel(prompt_id, sequence)
-            case OpenSession() | Heartbeat() | MeasureLink():
+            case MeasureLink(peer_id=peer_id):
+                self._tell(LinkMeasured(peer_id, *self._measured(peer_id)))
+            case OpenSession() | Heartbeat():
                 return
 
     def _end_session(self) -> None:
@@ -286,6 +290,11 @@ class FakeInstance:
     def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
         if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
             self._receiver(prompt.ticket).abort(prompt.ticket, reason)
+
+    def _measured(self, peer_id: str) -> tuple[LinkStatus | None, str]:
+        if peer_id not in self.peers:
+            return None, f"{peer_id} cannot be reached"
+        return LinkStatus(peer_id, "fake", "up", 1, 0, 0, round_trip_s=0.0001, bytes_per_s=1e9), ""
 
     def _receiver(self, ticket: Ticket) -> "FakeInstance":
         peer = self.peers.get(ticket.instance_id)

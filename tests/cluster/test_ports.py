@@ -16,6 +16,7 @@ from kvtransfer.frame import MAGIC, PREFIX, MessageType
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.secret import ensure_secret
+from scheduler.door import door_name
 from tests.cluster.guide import GuideCluster, Tables
 from tests.cluster.listening import Listening, documented, sockets_of
 from wire.trust import spell
@@ -63,6 +64,8 @@ class Pinned:
 
     def kind(self, one: Listening) -> str:
         """Return the name docs/ports.md should have for a socket."""
+        if one.host == f"@{door_name('127.0.0.1', self.cluster.port)}":
+            return "scheduler door"
         if one.process == "scheduler":
             return "scheduler http" if one.port == self.cluster.port else f"undocumented port {one.port}"
         if one.port is None:
@@ -105,7 +108,8 @@ def test_pinned_ports_are_exactly_those_of_the_flags(pinned: Pinned) -> None:
     ports = {one.port for one in pinned.listening() if one.process == "prefill-0" and one.port is not None}
 
     assert ports == {pinned.cluster.ports[0], pinned.kv_port, pinned.http_port}
-    assert {one.port for one in pinned.listening() if one.process == "scheduler"} == {pinned.cluster.port}
+    of_scheduler = {one.port for one in pinned.listening() if one.process == "scheduler" and one.port is not None}
+    assert of_scheduler == {pinned.cluster.port}
 
 
 def _connect(one: Listening) -> socket.socket:

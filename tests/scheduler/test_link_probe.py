@@ -1,0 +1,157 @@
+"""Measuring the links of all pairs: who is asked, what is said of those that cannot answer, and no wait without end."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from scheduler.link_answers import LinkAnswers
+from scheduler.link_probe import LinkProbe, Pair, PairLink
+from tests.scheduler.fake_cluster import FakeCluster
+from tests.scheduler.test_over_grpc import serving as serving_over_grpc
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import InstanceLost, InvalidRequest, Overloaded
+from wire.fake_instance import FakeInstance
+from wire.messages import LinkMeasured
+from wire.types import LinkStatus, LoadSnapshot
+
+MIB = 2**20
+
+
+async def measured(probe: LinkProbe, num_bytes: int = MIB) -> list[PairLink]:
+    """Return the links of all pairs."""
+    return [one async for one in probe.measure(num_bytes) if isinstance(one, PairLink)]
+
+
+@virtual
+async def test_pairs_are_named_by_role_and_place_in_the_table() -> None:
+    async with FakeCluster("DPCPD").serving() as cluster:
+        pairs = [(pair.prefill, pair.decode) for pair in LinkProbe(cluster.control.registry).pairs()]
+
+        assert pairs == [(p, d) for p in ("prefill-0", "prefill-1") for d in ("decode-0", "decode-1")]
+
+
+@virtual
+async def test_an_end_that_does_not_live_is_told_with_its_reason_and_the_others_are_measured() -> None:
+    async with FakeCluster("PDD").serving() as cluster:
+        cluster.kill(1)
+        await until(lambda: len(cluster.control.registry.living()) == 2)
+
+        lost, found = await measured(LinkProbe(cluster.control.registry))
+
+        assert lost.link is None
+        assert lost.error.startswith("10.0.0.1:8001 is lost: ")
+        assert found.error == ""
+        assert found.link is not None
+        assert found.link.peer_id == "decode-2"
+
+
+@virtual
+async def test_what_the_instance_says_of_a_link_it_cannot_measure_is_passed_on() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        del cluster.peers["decode-1"]
+
+        (told,) = await measured(LinkProbe(cluster.control.registry))
+
+        assert (told.link, told.error) == (None, "decode-1 cannot be reached")
+
+
+@virtual
+async def test_an_instance_that_says_nothing_costs_its_deadline() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[0].behaviour.deaf = True
+        began = asyncio.get_running_loop().time()
+
+        (told,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
+
+        assert told.error == "prefill instance 0 said nothing of this link within 7 s"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(7.0)
+        cluster.instances[0].behaviour.deaf = False
+        (again,) = await measured(LinkProbe(cluster.control.registry))
+        assert again.error == ""
+
+
+@virtual
+async def test_an_instance_that_dies_meanwhile_is_told_at_once() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[0].behaviour.deaf = True
+        began = asyncio.get_running_loop().time()
+        asyncio.get_running_loop().call_later(0.5, cluster.kill, 0)
+
+        (told,) = await measured(LinkProbe(cluster.control.registry))
+
+        assert told.error.startswith("prefill instance 0 was lost")
+        assert asyncio.get_running_loop().time() - began < 1.0
+
+
+class _Told(FakeInstance):
+    """Says that it has links."""
+
+    lives: tuple[LinkStatus, ...] = ()
+
+    def load(self) -> LoadSnapshot:
+        return dataclasses.replace(super().load(), links=self.lives)
+
+
+@virtual
+async def test_without_a_measurement_the_life_that_is_up_is_shown() -> None:
+    cluster = FakeCluster("PD")
+    cluster.kind = _Told
+    old, new = LinkStatus("decode-1", "tcp", "lost", 1, 9, 2), LinkStatus("decode-1", "shm", "up", 2, 5, 0)
+    for lives in ((old, new), (new, old)):
+        _Told.lives = lives
+        async with cluster.serving():
+            (shown,) = await measured(LinkProbe(cluster.control.registry), 0)
+
+            assert shown.link == new
+        cluster.kill(0)
+        cluster.kill(1)
+        cluster = FakeCluster("PD")
+        cluster.kind = _Told
+
+
+@virtual
+async def test_one_measurement_at_a_time_and_a_bounded_one() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        probe = LinkProbe(cluster.control.registry)
+        first = probe.measure(MIB)
+        assert isinstance(await anext(first), Pair)
+        with pytest.raises(Overloaded, match="one measurement at a time"):
+            await anext(probe.measure(MIB))
+        await first.aclose()
+
+        assert len(await measured(probe)) == 1
+        for num_bytes in (-1, 256 * MIB + 1):
+            with pytest.raises(InvalidRequest, match=f"a measurement of {num_bytes} bytes, 0 to {256 * MIB}"):
+                await anext(probe.measure(num_bytes))
+
+
+@virtual
+async def test_answers_find_those_who_wait_and_only_them() -> None:
+    answers = LinkAnswers()
+    answers.hear(LinkMeasured("d", None))
+    with answers.expect("d") as answer:
+        answers.hear(LinkMeasured("other", None))
+        assert not answer.done()
+        with pytest.raises(Overloaded), answers.expect("d"):
+            pass
+        answers.hear(LinkMeasured("d", None, "x"))
+        answers.hear(LinkMeasured("d", None, "late"))
+        assert (await answer).error == "x"
+    with answers.expect("d") as left, answers.expect("e"):
+        answers.end(InstanceLost("gone"))
+        assert isinstance(left.exception(), InstanceLost)
+    with pytest.raises(InstanceLost, match="gone"), answers.expect("d"):
+        pass
+
+
+def test_over_grpc_too() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30), serving_over_grpc() as cluster:
+            (told,) = await measured(LinkProbe(cluster.control.registry))
+
+            assert told.error == ""
+            assert told.link is not None
+            assert (told.link.transport, told.link.bytes_per_s) == ("fake", 1e9)
+
+    asyncio.run(run())
