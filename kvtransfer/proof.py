@@ -16,7 +16,7 @@ from kvtransfer import shm
 from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
 from kvtransfer.hello import NONCE_BYTES, Hello
 from kvtransfer.stream import LinkLost, Stream
-from wire.errors import Incompatible
+from wire.errors import Incompatible, Unavailable
 from wire.secret import PROOF_BYTES, Prover, Side, differ, readable
 from wire.trust import Trust, printable
 
@@ -46,13 +46,16 @@ class Proof:
 
 
 def check_peer(stream: Stream, trust: Trust) -> None:
-    """Raise Incompatible for a peer that may not even try: a stranger's address without a secret, another user."""
+    """Raise for a peer that may not even try.
+
+    Incompatible: a stranger's address and no secret. Unavailable: another user's Unix socket; TCP may do.
+    """
     sock = stream.socket
     try:
         if sock.family != socket.AF_UNIX:
             trust.check_address(str(sock.getpeername()[0]))
         elif not shm.is_same_user(sock):
-            raise Incompatible("another user's process is at the other end of the Unix socket")
+            raise Unavailable("another user's process is at the other end of the Unix socket")
     except OSError as error:
         raise LinkLost(f"the connection broke: {error}") from error
 

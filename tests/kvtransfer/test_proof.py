@@ -64,15 +64,15 @@ class Pair:
     """A receiver on real sockets and what a sender does to it."""
 
     def __init__(self, transport: str, trust: Trust, progress_timeout_s: float) -> None:
-        self.transport, self.pools = transport, (Pool(LAYOUT), Pool(LAYOUT))
+        self.transports, self.pools = transport.split(","), (Pool(LAYOUT), Pool(LAYOUT))
         self.receiver = KvReceiver(
-            self.pools[1], instance_id="decode-0", epoch=77, host="127.0.0.1", transports=(transport,),
+            self.pools[1], instance_id="decode-0", epoch=77, host="127.0.0.1", transports=self.transports,
             events=Recorder(), progress_timeout_s=progress_timeout_s, trust=trust,
         )  # fmt: skip
 
     def dial(self, trust: Trust) -> str:
         """Dial once and hang up; return the transport."""
-        offered = make_transports((self.transport,), self.pools[0])
+        offered = make_transports(self.transports, self.pools[0])
         dialled = dial(offered, self.receiver.endpoints, hello(), Timeouts(5, DEADLINE_S), trust)
         dialled.outlet.close()
         dialled.stream.close()
@@ -81,7 +81,7 @@ class Pair:
     def connect(self) -> Stream:
         """Return a raw connection to where its links begin."""
         endpoint = self.receiver.endpoints[0]
-        return make_transports((self.transport,), self.pools[0])[0].connect(endpoint, Timeouts(5, DEADLINE_S))
+        return make_transports(self.transports, self.pools[0])[0].connect(endpoint, Timeouts(5, DEADLINE_S))
 
     def until_refused(self, count: int = 1) -> None:
         until(lambda: self.receiver.counts.refused_connections == count)
@@ -191,6 +191,12 @@ def test_another_users_unix_socket_is_refused(side: str, inlets: list[str], monk
 
         assert calls
         assert not inlets
+
+
+def test_a_sender_of_another_user_goes_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.shm.is_same_user", lambda sock: False)
+    with pair("shm,tcp", RECEIVER) as one:
+        assert one.dial(SENDER) == "tcp"
 
 
 def _read(stream: Stream, wanted: MessageType) -> bytearray:
