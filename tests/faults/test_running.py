@@ -1,0 +1,83 @@
+"""The matrix's own judgement: a broken promise is seen, a kept one is not taken for broken."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import httpx
+import pytest
+
+from tests.faults.asking import Seen, ask
+from tests.faults.cases import ANSWER, CLOSED, ERROR, MAX_TOKENS, Case
+from tests.faults.cluster import FaultCluster
+from tests.faults.running import check_endings
+
+WHOLE = [f"w{i}" for i in range(MAX_TOKENS)]
+BEFORE, AFTER = Case("prefill.in_chunk", 1, "raise"), Case("decode.token", 5, "kill9")
+KILLED, STOPPED = Case("scheduler.between", 1, "kill9"), Case("scheduler.between", 1, "stop")
+
+
+class OneAnswer:
+    """Stands for a cluster whose pairs all answer WHOLE."""
+
+    def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
+        return {("prefill-0", "prefill-0", "decode-0"): WHOLE[:count]}
+
+
+def _check(case: Case, seen: Seen) -> None:
+    check_endings(cast(FaultCluster, OneAnswer()), case, [[1]], [seen])
+
+
+@pytest.mark.parametrize(
+    ("case", "seen"),
+    [
+        (BEFORE, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE[:5], ERROR, "lost")),
+        (KILLED, Seen(WHOLE[:1], CLOSED)), (STOPPED, Seen([], ERROR, "lost")),
+    ],
+)  # fmt: skip
+def test_a_kept_promise_passes(case: Case, seen: Seen) -> None:
+    _check(case, seen)
+
+
+@pytest.mark.parametrize(
+    ("case", "seen"),
+    [
+        (BEFORE, Seen(WHOLE[:1], ERROR, "lost")), (BEFORE, Seen([], ERROR, "lost")), (AFTER, Seen([], ERROR, "lost")),
+        (AFTER, Seen(WHOLE[:5], CLOSED)), (AFTER, Seen(WHOLE[:5], ANSWER)), (AFTER, Seen(["w9"], ERROR, "lost")),
+        (BEFORE, Seen([*WHOLE[:-1], "w9"], ANSWER)), (BEFORE, Seen([*WHOLE, "w9"], ANSWER)),
+        (KILLED, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:1], CLOSED)),
+    ],
+)  # fmt: skip
+def test_a_broken_promise_fails(case: Case, seen: Seen) -> None:
+    with pytest.raises(AssertionError):
+        _check(case, seen)
+
+
+TOKEN = 'data: {"choices": [{"text": "w1", "finish_reason": null}]}\n\n'
+LAST = 'data: {"choices": [{"text": " w2", "finish_reason": "length"}]}\n\n'
+BROKEN = 'data: {"error": {"message": "lost"}}\n\n'
+DONE = "data: [DONE]\n\n"
+
+
+async def _ask(stream: str) -> Seen:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=stream))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await ask(client, [1], 2)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words", "ending"),
+    [(TOKEN + LAST + DONE, ["w1", "w2"], ANSWER), (TOKEN + BROKEN, ["w1"], ERROR), (BROKEN, [], ERROR)],
+)
+def test_an_ending_is_read_as_it_is(stream: str, words: list[str], ending: str) -> None:
+    seen = asyncio.run(_ask(stream))
+
+    assert (seen.words, seen.ending) == (words, ending)
+
+
+@pytest.mark.parametrize(
+    "stream", [TOKEN, TOKEN + LAST, TOKEN + DONE, TOKEN + BROKEN + DONE, TOKEN + LAST + LAST + DONE]
+)
+def test_a_stream_without_a_true_ending_is_no_ending(stream: str) -> None:
+    with pytest.raises(AssertionError):
+        asyncio.run(_ask(stream))
