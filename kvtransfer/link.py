@@ -83,6 +83,11 @@ class Link:
         return "draining" if self._draining and self._phase != "down" else self._phase
 
     @property
+    def rank(self) -> int:
+        """The receiver's rank."""
+        return self._key.rank.number
+
+    @property
     def load(self) -> int:
         """KV bytes of the tickets that were begun here and have not ended."""
         return self._load
@@ -200,7 +205,7 @@ class Link:
 
     def _open(self, dialled: Dialled) -> tuple[Sendings, Probe, Outbox]:
         settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests
-        sendings = Sendings(settings, outbox, dialled.outlet, dialled.transport, digests)
+        sendings = Sendings(settings, outbox, dialled.outlet, dialled.transport, digests, self._key.rank)
         probe = Probe(settings, outbox, dialled.outlet, self._key.epoch, digests=digests)
         self._sendings, self._probe, self.transport = sendings, probe, dialled.transport
         with self._lock:
@@ -296,14 +301,15 @@ class Link:
             protocol_version=PROTOCOL_VERSION, sender_id=settings.instance_id, sender_epoch=settings.epoch,
             link_epoch=self.link_epoch, receiver_id=self._key.instance_id, receiver_epoch=self._key.epoch,
             transport="", block_size=layout.block_size, num_blocks=layout.num_blocks, tensors=layout.model_tensors,
-            digests=settings.digests,
+            digests=settings.digests, sender_rank=layout.rank.number, sender_ranks=layout.rank.of,
+            receiver_rank=self._key.rank.number, receiver_ranks=self._key.rank.of,
         )  # fmt: skip
 
 
 def join_all(links: Iterable[Link], timeout_s: float) -> None:
-    """Wait for the threads of all links together; what holds one up is cut half-way."""
+    """Wait for the threads of all links together; what holds one up is cut towards the end."""
     links, started = list(links), time.monotonic()
-    for until in (started + timeout_s / 2, started + timeout_s):
+    for until in (started + timeout_s * 4 / 5, started + timeout_s):
         for link in links:
             link.thread.join(max(0.0, until - time.monotonic()))
         links = [link for link in links if link.thread.is_alive()]

@@ -1,4 +1,4 @@
-"""All links of the sender to one life of one instance: which of them a ticket goes to, and over what.
+"""All links of the sender to one rank of one life of one instance: which of them a ticket goes to, and over what.
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
     a second lane is dialled beside a loaded one; a better transport is tried again beside the worse one in use
@@ -22,7 +22,7 @@ _log = EventLogger("kvtransfer")
 
 
 class Peer:
-    """Owner of the links to one life of one instance and of the health of its transports. Thread-safe."""
+    """Owner of the links to one rank of one life of one instance and of the health of its transports. Thread-safe."""
 
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
@@ -199,7 +199,7 @@ class Peer:
         if tuple(endpoints) == tuple(self._endpoints):
             return
         self._endpoints = tuple(endpoints)
-        reach = {name: out_of_reach(one, endpoints, 0) for name, one in self._transports.items()}
+        reach = {name: out_of_reach(one, endpoints, self.key.rank.number) for name, one in self._transports.items()}
         self._lacking = {name: why for name, why in reach.items() if why is not None}
         self._health.reach(reach.keys() - self._lacking.keys())
 

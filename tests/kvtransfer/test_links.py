@@ -1,0 +1,291 @@
+"""Several links to a peer, peers that do not touch one another, and how links end."""
+
+import itertools
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvtransfer.link import Link
+from kvtransfer.receiver import KvReceiver
+from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
+from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
+from wire.types import KvEndpoint, Ticket
+
+
+def _lanes(rig: Rig) -> list[Link]:
+    return [link for peer in rig.sender._peers.values() for link in peer.links() if link.state == "up"]
+
+
+def _threads(prefix: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
+
+
+@contextmanager
+def _deaf_peers(count: int) -> Iterator[list[KvEndpoint]]:
+    """Peers that take connections and never say a word."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        yield [KvEndpoint("tcp", f"127.0.0.1:{server.getsockname()[1]}") for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _ticket_of(peer_id: str, endpoint: KvEndpoint) -> Ticket:
+    return Ticket(secrets.token_hex(16), 99, peer_id, 20, 0, 30.0, (endpoint,))
+
+
+def test_a_second_lane_is_dialled_beside_a_loaded_one_and_takes_the_next_ticket() -> None:
+    with make_rig("tcp") as rig:
+        one = begin_half(rig, 0)
+        assert len(_lanes(rig)) == 1
+        two = begin_half(rig, 5)
+        until(lambda: len(_lanes(rig)) == 2)
+        three = begin_half(rig, 10)
+        four = begin_half(rig, 15)
+
+        ticket_bytes = 20 * rig.p_pool.layout.token_bytes
+        assert sorted(lane.load for lane in _lanes(rig)) == [2 * ticket_bytes] * 2
+        assert len(rig.receiver._links) == 2
+        assert len(rig.sender.links()) == 1
+        for first_block, ticket in zip((0, 5, 10, 15), (one, two, three, four), strict=True):
+            finish(rig, ticket, first_block)
+        assert [lane.load for lane in _lanes(rig)] == [0, 0]
+        assert rig.sender.bytes_sent == 4 * ticket_bytes
+
+
+def test_an_aborted_and_a_failed_ticket_are_no_load() -> None:
+    with make_rig("tcp") as rig:
+        aborted, failed = begin_half(rig, 0), begin_half(rig, 5)
+
+        rig.sender.abort(aborted.ticket_id, "changed my mind")
+        rig.receiver.abort(failed.ticket_id, "not any more")
+        rig.events.wait("failed", failed.ticket_id)
+
+        until(lambda: [lane.load for lane in _lanes(rig)] == [0] * len(_lanes(rig)))
+
+
+def test_shared_memory_makes_do_with_one_link() -> None:
+    with make_rig("shm") as rig:
+        tickets = [begin_half(rig, 5 * i) for i in range(4)]
+
+        assert len(_lanes(rig)) == len(rig.receiver._links) == 1
+        assert [finish(rig, ticket, 5 * i) for i, ticket in enumerate(tickets)] == ["shm"] * 4
+
+
+def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
+        one = begin_half(rig, 0)
+        made["tcp"].refuses = True
+        two = begin_half(rig, 5)
+        until(lambda: made["tcp"].num_connects == 2)
+        until(lambda: len(_threads("kv-out")) == 1)
+        three = begin_half(rig, 10)
+
+        assert {finish(rig, t, b) for t, b in ((one, 0), (two, 5), (three, 10))} == {"tcp"}
+        assert made["tcp"].num_connects == 2
+
+
+def test_a_slow_dial_of_a_lane_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
+        one = begin_half(rig, 0)
+        made["tcp"].free.clear()
+        two = begin_half(rig, 5)
+        assert made["tcp"].waiting.wait(DEADLINE_S)
+
+        assert [hand_over(rig, 10) for _ in range(3)] == ["tcp"] * 3
+        assert {finish(rig, one, 0), finish(rig, two, 5)} == {"tcp"}
+        assert made["tcp"].num_connects == 2
+
+
+def test_the_loss_of_one_lane_leaves_the_tickets_of_the_other() -> None:
+    with make_rig("tcp") as rig:
+        begin_half(rig, 0)
+        begin_half(rig, 5)
+        until(lambda: len(_lanes(rig)) == 2)
+        other = begin_half(rig, 10)
+        by_load = sorted(_lanes(rig), key=lambda lane: lane.load)
+        assert by_load[1]._stream is not None
+
+        by_load[1]._stream.shutdown()
+        until(lambda: rig.events.count("failed") == 2)
+
+        assert finish(rig, other, 10) == "tcp"
+        assert hand_over(rig, 20) == "tcp"
+        assert rig.sender.links()[0].state == "up"
+
+
+def test_a_peer_that_never_answers_holds_up_no_other_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
+    with _deaf_peers(3) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
+        for number, endpoint in enumerate(endpoints):
+            rig.sender.begin(_ticket_of(f"deaf-{number}", endpoint))
+
+        tokens = fill(rig.p_pool, range(1, 6), 20)
+        assert hand_over(rig) == "tcp"
+
+        assert read(rig.d_pool, range(1, 6), 20) == tokens
+        assert sorted(link.state for link in rig.sender.links()) == ["connecting"] * 3 + ["up"]
+
+
+def test_close_waits_for_all_links_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
+    with _deaf_peers(40) as endpoints, make_rig("tcp", progress_timeout_s=60.0) as rig:
+        for number, endpoint in enumerate(endpoints):
+            rig.sender.begin(_ticket_of(f"deaf-{number}", endpoint))
+        closing = threading.Thread(target=rig.sender.close)
+
+        closing.start()
+        closing.join(DEADLINE_S)  # one after another they would take 32 s
+
+        assert not closing.is_alive()
+        assert _threads("kv-out-deaf") == []
+
+
+def test_a_receiver_that_stalls_in_a_message_keeps_no_thread_of_a_closed_sender() -> None:
+    with make_rig("tcp", progress_timeout_s=60.0) as rig:
+        hand_over(rig)
+        for link in list(rig.receiver._links.values()):
+            link.answer(b"PDKV")
+
+        rig.sender.close()
+
+        assert _threads("kv-out") == _threads("kv-back") == []
+
+
+def test_a_reader_that_is_held_up_closes_the_connection_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard, go_on = threading.Event(), threading.Event()
+
+    def hold_up(*args: object) -> object:
+        heard.set()
+        assert go_on.wait(DEADLINE_S)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("kvtransfer.link._READER_JOIN_S", 0.05)
+    monkeypatch.setattr("kvtransfer.link.decode", hold_up)
+    with make_rig("tcp") as rig:
+        ticket = begin_half(rig)
+        rig.receiver.abort(ticket.ticket_id, "over")
+        assert heard.wait(DEADLINE_S)
+        (lane,) = _lanes(rig)
+        rig.sender.close()
+        assert lane._stream is not None
+        assert lane._stream.socket.fileno() >= 0, "closed under its reader: the number may be another socket's by now"
+
+        go_on.set()
+        until(lambda: lane._stream is not None and lane._stream.socket.fileno() == -1)
+        until(lambda: _threads("kv-back") == [])
+    assert "kv_thread_left" in caplog.text
+
+
+@contextmanager
+def _second_life(rig: Rig, transport: str) -> Iterator[KvReceiver]:
+    """Another process of the same instance id, at another epoch, with blocks of its own."""
+    receiver = KvReceiver(
+        rig.d_pool, instance_id="decode-0", epoch=78, host="127.0.0.1", transports=(transport,), events=rig.events
+    )
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def _open_there(receiver: KvReceiver, blocks: range) -> Ticket:
+    return receiver.open(secrets.token_hex(16), num_tokens=20, first_token=0, block_ids=blocks)
+
+
+@pytest.mark.parametrize("transport", BOTH)
+def test_a_late_ticket_of_an_older_epoch_cuts_no_newer_link(transport: str) -> None:
+    with make_rig(transport) as rig, _second_life(rig, transport) as newer:
+        hand_over(rig)
+        under_way = _open_there(newer, range(20, 25))
+        rig.sender.begin(under_way)
+        until(lambda: len(rig.sender.links()) == 1)
+
+        late = rig.open(20, range(30, 35))
+        rig.hand_over(late, range(30, 35))
+        rig.events.wait("acked", late.ticket_id)
+        rig.put_all(under_way, range(20, 25))
+        rig.sender.commit(under_way.ticket_id, b"")
+        rig.events.wait("acked", under_way.ticket_id)
+        until(lambda: len(rig.sender.links()) == 1)
+
+        assert rig.events.count("failed") == 0
+        assert len(newer._links) == 1
+        until(lambda: not rig.receiver._links)
+        assert rig.sender.bytes_sent == 60 * rig.p_pool.layout.token_bytes
+
+
+def test_an_older_epoch_is_the_newest_again_when_nothing_is_left_of_the_newer() -> None:
+    with make_rig("tcp") as rig:
+        hand_over(rig)
+        with _second_life(rig, "tcp") as newer:
+            ticket = _open_there(newer, range(20, 25))
+            rig.hand_over(ticket, range(20, 25))
+            rig.events.wait("acked", ticket.ticket_id)
+        until(lambda: [link.state for link in rig.sender.links()] == ["down"])
+
+        for _ in range(2):
+            assert hand_over(rig, 30) == "tcp"
+
+        until(lambda: [link.state for link in rig.sender.links()] == ["up"])
+        assert len(rig.receiver._links) == 1
+
+
+def test_a_ticket_begun_while_its_link_drains_goes_over_another() -> None:
+    with make_rig("tcp") as rig:
+        under_way = begin_half(rig)
+        (lane,) = _lanes(rig)
+        lane.drain()
+
+        assert hand_over(rig, 20) == "tcp"
+        assert finish(rig, under_way) == "tcp"
+
+        until(lambda: lane.state == "down")
+        assert rig.sender.links()[0].failures == 0
+
+
+def test_where_no_thread_can_be_had_the_ticket_fails_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_rig("tcp") as rig:
+        ticket = rig.open(20, range(5))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            rig.sender.begin(ticket)
+
+        assert "no thread for a KV link to decode-0" in str(rig.events.failures[ticket.ticket_id])
+        assert hand_over(rig) == "tcp"
+
+
+def _no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_tickets_end_once_while_links_are_cut_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch, num_blocks=512) as (rig, made):
+        tickets = [rig.open(4, (block,)) for block in range(300)]
+        for number, (ticket, transport) in enumerate(zip(tickets, itertools.cycle(made.values()), strict=False)):
+            rig.hand_over(ticket, (number,))
+            if number % 25 == 24:
+                rig.clock.now += 0.5
+                transport.cut()
+        until(lambda: rig.events.count("acked") + rig.events.count("failed") >= 300)
+
+        endings = [ticket_id for kind, ticket_id in rig.events.reports if kind in ("acked", "failed")]
+        assert sorted(endings) == sorted(ticket.ticket_id for ticket in tickets)
+        assert all(lane.load == 0 for lane in _lanes(rig))
+        assert hand_over(rig) in BOTH
+
+
+def test_what_left_before_the_commit_is_counted_as_early() -> None:
+    with make_rig("tcp") as rig:
+        ticket = begin_half(rig)
+        finish(rig, ticket)
+
+        stats, token_bytes = rig.events.acks[ticket.ticket_id], rig.p_pool.layout.token_bytes
+        assert 8 * token_bytes <= stats.early_bytes <= stats.kv_bytes == 20 * token_bytes
