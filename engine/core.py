@@ -67,9 +67,9 @@ class EngineCore:
         return self._model.info
 
     @property
-    def memory(self) -> Memory:
-        """The pool's memory."""
-        return self._model.memory
+    def memories(self) -> Many[Memory]:
+        """The pool of each rank."""
+        return self._model.memories
 
     @property
     def blocks(self) -> BlockPool:

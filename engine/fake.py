@@ -1,28 +1,33 @@
-"""An arithmetic model: real KV bytes in a real pool, and tokens that depend on every one of them. No torch.
+"""An arithmetic model: real KV bytes in real pools, and tokens that depend on every one of them. No torch.
 
-Each computed token leaves in each KV tensor bytes made of (token id, position, tensor, salt of the instance), and the
-next token is a checksum of the KV read back through the block table. So an answer shows which instance computed which
-part, and that the bytes arrived whole: `expected_tokens` says what it must be.
+Each computed token leaves in each head of each KV tensor bytes made of (token id, position, tensor, head, salt of the
+instance), and the next token is a checksum of the KV of all heads, read back through the block table. So an answer
+shows which instance computed which part, and that the bytes arrived whole and each at its place: `expected_tokens`
+says what it must be. With several ranks each has a pool of its heads; where heads repeat, the copies are read in turn.
 """
 
+import itertools
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.counter_hash import hash64, uniform
 from engine.ending import banned_tokens
 from engine.host_pool import HostPool
 from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch
-from wire.kv_layout import KvTensor, PoolLayout
+from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
+
+_HEAD_STEP = 0x9E3779B97F4A7C15  # odd, so heads differ in every byte's low bits and upwards
 
 
 @dataclass(frozen=True, slots=True)
 class FakeConfig:
     """What a fake model looks like. `salt` is the instance's own; all else has to agree between instances.
 
-    A step takes `step_seconds`, and `token_seconds` more for each token in it.
+    A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` are (layer, name, heads,
+    head_dim) of each, in place of k and v of `heads` x `head_dim` in each of the `num_layers`; a layer may have none.
     """
 
     salt: int = 0
@@ -30,6 +35,8 @@ class FakeConfig:
     num_layers: int = 2
     heads: int = 2
     head_dim: int = 4
+    kv_tensors: tuple[tuple[int, str, int, int], ...] = ()
+    ranks: int = 1
     dtype: str = "float32"
     vocab_size: int = 1000
     max_model_len: int = 512
@@ -54,7 +61,9 @@ def fake_info(config: FakeConfig) -> EngineInfo:
 
 
 def fake_tensors(config: FakeConfig) -> tuple[KvTensor, ...]:
-    """Return the KV tensors of a fake: k and v of every layer."""
+    """Return the KV tensors of a fake, of all its ranks together: k and v of every layer, or those it names."""
+    if config.kv_tensors:
+        return tuple(KvTensor(*tensor, config.dtype) for tensor in config.kv_tensors)
     return tuple(
         KvTensor(layer, name, config.heads, config.head_dim, config.dtype)
         for layer in range(config.num_layers)
@@ -62,14 +71,26 @@ def fake_tensors(config: FakeConfig) -> tuple[KvTensor, ...]:
     )
 
 
+def fake_layouts(config: FakeConfig) -> tuple[PoolLayout, ...]:
+    """Return how the pool of each rank lies."""
+    return tuple(
+        PoolLayout(
+            fake_tensors(config), num_blocks=config.num_blocks, block_size=config.block_size,
+            rank=Rank(number, config.ranks),
+        )
+        for number in range(config.ranks)
+    )  # fmt: skip
+
+
 class FakeModel:
-    """The arithmetic `Model`. Owns its pool: close it."""
+    """The arithmetic `Model` of all ranks. Owns their pools: close it."""
 
     def __init__(self, config: FakeConfig, sleep: Callable[[float], None] = time.sleep) -> None:
         self._config = config
         self._sleep = sleep
         self._info = fake_info(config)
-        self._pool = HostPool(self._info.layout)
+        self._pools = [HostPool(layout) for layout in fake_layouts(config)]
+        self._layers = max(config.num_layers, 1 + self._info.layout.layers[-1])
 
     @property
     def info(self) -> EngineInfo:
@@ -77,19 +98,20 @@ class FakeModel:
         return self._info
 
     @property
-    def memory(self) -> HostPool:
-        """The pool's memory."""
-        return self._pool
+    def memories(self) -> tuple[HostPool, ...]:
+        """The pool of each rank."""
+        return tuple(self._pools)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> "Computed":
         """Write the KV of the batch, layer by layer, and choose the tokens."""
         layout = self._info.layout
         seconds = self._config.step_seconds + self._config.token_seconds * len(batch.token_ids)
-        for layer in range(layout.num_layers):
+        for layer in range(self._layers):
             if seconds > 0:
-                self._sleep(seconds / layout.num_layers)
+                self._sleep(seconds / self._layers)
             for tensor in layout.tensors_of(layer):
-                self._write(tensor, batch)
+                for pool in self._pools:
+                    self._write(pool, tensor, batch)
             if layer_done is not None:
                 layer_done(layer)
         ends = _parts_by_last_row(batch.sequences)
@@ -97,22 +119,24 @@ class FakeModel:
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor."""
-        layout, buffer = self._info.layout, self._pool.buffer
-        for tensor in range(len(layout.tensors)):
-            (old,) = layout.runs(tensor, [source], 0, layout.block_size)
-            (new,) = layout.runs(tensor, [target], 0, layout.block_size)
-            buffer[new.offset : new.offset + new.length] = buffer[old.offset : old.offset + old.length]
+        for pool in self._pools:
+            layout, buffer = pool.layout, pool.buffer
+            for tensor in range(len(layout.tensors)):
+                (old,) = layout.runs(tensor, [source], 0, layout.block_size)
+                (new,) = layout.runs(tensor, [target], 0, layout.block_size)
+                buffer[new.offset : new.offset + new.length] = buffer[old.offset : old.offset + old.length]
 
     def close(self) -> None:
-        """Give the pool's memory back. Idempotent."""
-        self._pool.close()
+        """Give the pools' memory back. Idempotent."""
+        for pool in self._pools:
+            pool.close()
 
-    def _write(self, tensor: int, batch: StepBatch) -> None:
-        layout, buffer, salt, row = self._info.layout, self._pool.buffer, self._config.salt, 0
-        size = layout.tensors[tensor].token_bytes
+    def _write(self, pool: HostPool, tensor: int, batch: StepBatch) -> None:
+        layout, buffer, salt, row = pool.layout, pool.buffer, self._config.salt, 0
+        size, heads = layout.tensors[tensor].head_bytes, layout.heads[tensor]
         for part in batch.sequences:
             token_ids = batch.token_ids[row : row + part.count]
-            data = b"".join(kv_bytes(t, part.start + i, tensor, salt, size) for i, t in enumerate(token_ids))
+            data = b"".join(kv_bytes(t, part.start + i, tensor, salt, size, heads) for i, t in enumerate(token_ids))
             written = 0
             for run in layout.runs(tensor, part.block_ids, part.start, part.kv_length):
                 buffer[run.offset : run.offset + run.length] = data[written : written + run.length]
@@ -120,11 +144,29 @@ class FakeModel:
             row += part.count
 
     def _sample(self, part: BatchSequence, sample: SampleRow) -> int:
-        layout, buffer = self._info.layout, self._pool.buffer
-        tensor = tensor_read_at(part.kv_length, len(layout.tensors))
-        runs = layout.runs(tensor, part.block_ids, 0, part.kv_length)
-        checksum = _checksum(buffer[run.offset : run.offset + run.length] for run in runs)
-        return choose_token(checksum, sample, self._config.vocab_size)
+        tensor = tensor_read_at(part.kv_length, len(self._info.layout.tensors))
+        read = self._read_whole if len(self._pools) == 1 else self._read_ranks
+        return choose_token(_checksum(read(tensor, part)), sample, self._config.vocab_size)
+
+    def _read_whole(self, tensor: int, part: BatchSequence) -> Iterator[memoryview]:
+        buffer = self._pools[0].buffer
+        for run in self._info.layout.runs(tensor, part.block_ids, 0, part.kv_length):
+            yield buffer[run.offset : run.offset + run.length]
+
+    def _read_ranks(self, tensor: int, part: BatchSequence) -> Iterator[memoryview]:
+        """Yield the heads of each token in order, each from one of the ranks that hold it."""
+        spec = self._info.layout.tensors[tensor]
+        held_by = [ranks_holding(head, spec.heads, len(self._pools)) for head in range(spec.heads)]
+        turn = part.kv_length // len(self._info.layout.tensors)
+        spans = self._info.layout.slots(part.block_ids, 0, part.kv_length)
+        slots = itertools.chain.from_iterable(range(first, first + count) for first, count in spans)
+        for position, slot in enumerate(slots):
+            for head, ranks in enumerate(held_by):
+                pool = self._pools[ranks[(position + turn) % len(ranks)]]
+                layout = pool.layout
+                at = layout.offsets[tensor] + slot * layout.tensors[tensor].token_bytes
+                at += (head - layout.heads[tensor].start) * spec.head_bytes
+                yield pool.buffer[at : at + spec.head_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +180,13 @@ class Computed:
         return self.token_ids
 
 
-def kv_bytes(token_id: int, position: int, tensor: int, salt: int, size: int) -> bytes:
-    """Return the `size` bytes that instance `salt` leaves for one token in one tensor."""
-    word = hash64(token_id << 40 ^ position << 16 ^ tensor, salt).to_bytes(8, "little")
-    return (word * -(-size // 8))[:size]
+def kv_bytes(token_id: int, position: int, tensor: int, salt: int, head_bytes: int, heads: Heads) -> bytes:
+    """Return what instance `salt` leaves for one token in these heads of one tensor, `head_bytes` in each."""
+    word, parts = hash64(token_id << 40 ^ position << 16 ^ tensor, salt), []
+    for head in range(heads.start, heads.end):
+        own = (word + head * _HEAD_STEP) % (1 << 64)
+        parts.append((own.to_bytes(8, "little") * -(-head_bytes // 8))[:head_bytes])
+    return b"".join(parts)
 
 
 def tensor_read_at(kv_length: int, num_tensors: int) -> int:
@@ -174,9 +219,10 @@ def expected_tokens(
     tensors, token_ids = fake_tensors(config), list(prompt)
     for position in range(count):
         tensor = tensor_read_at(len(token_ids), len(tensors))
-        size = tensors[tensor].token_bytes
+        size, heads = tensors[tensor].head_bytes, Heads(0, tensors[tensor].heads)
         checksum = _checksum(
-            kv_bytes(token_id, i, tensor, salts[min(i, len(salts) - 1)], size) for i, token_id in enumerate(token_ids)
+            kv_bytes(token_id, i, tensor, salts[min(i, len(salts) - 1)], size, heads)
+            for i, token_id in enumerate(token_ids)
         )
         sample = SampleRow(0, params, sequence, position, banned_tokens(params, position))
         token_ids.append(choose_token(checksum, sample, config.vocab_size))

@@ -129,7 +129,9 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def memory(self) -> Memory: ...
+    def memories(self) -> Sequence[Memory]:
+        """The pool of each rank; all have the same blocks."""
+        ...
 
     @property
     def blocks(self) -> Blocks: ...
@@ -228,13 +230,15 @@ class Pending(Protocol):
 
 
 class Model(Protocol):
-    """Weights, KV pool, attention and sampler of one rank."""
+    """Weights, KV pools, attention and sampler of all ranks. `info.layout` is of the whole model, as if of one rank."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
-    def memory(self) -> Memory: ...
+    def memories(self) -> Sequence[Memory]:
+        """The pool of each rank; all have the same blocks."""
+        ...
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         """Start one step. `layer_done(layer)` is called as each layer's KV is written."""

@@ -53,6 +53,11 @@ class TorchModel:
         """The pool."""
         return self._memory
 
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The pools of all ranks: of one."""
+        return (self._memory,)
+
     def close(self) -> None:
         """Give the pool back; no step may follow. Idempotent."""
         self._memory.close()

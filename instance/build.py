@@ -10,11 +10,15 @@ from engine.interface import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
+from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.digest import process_mover
+from kvtransfer.interface import PoolMemory, SenderEvents
+from kvtransfer.quorum import Quorum
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
+from wire.failpoints import process_failpoints
 
 log = EventLogger("instance")
 
@@ -39,30 +43,37 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
     """Open the KV listeners and start the instance's threads, once the native copy is there."""
     log.info("kv_mover", name=process_mover().name)
     clock: Callable[[], float] = time.monotonic
-    receiver = KvReceiver(
-        engine.memory,
-        instance_id=identity.instance_id,
-        epoch=identity.epoch,
-        host=_kv_host(config),
-        transports=config.options.kv_transport,
-        events=host.workers.decode,
-        clock=clock,
-        lease_s=config.ticket_lease_s,
-        port_range=config.port_range(),
-        digests=config.options.kv_digests,
-        trust=config.trust,
-    )
-    sender = KvSender(
-        engine.memory,
-        instance_id=identity.instance_id,
-        epoch=identity.epoch,
-        transports=config.options.kv_transport,
-        events=host.workers.prefill,
-        clock=clock,
-        progress_age=host.loop.progress_age,
-        digests=config.options.kv_digests,
-        trust=config.trust,
-    )
+
+    def receive(memory: PoolMemory, quorum: Quorum) -> KvReceiver:
+        return KvReceiver(
+            memory,
+            instance_id=identity.instance_id,
+            epoch=identity.epoch,
+            host=_kv_host(config),
+            transports=config.options.kv_transport,
+            quorum=quorum,
+            clock=clock,
+            lease_s=config.ticket_lease_s,
+            port_range=config.port_range(),
+            digests=config.options.kv_digests,
+            trust=config.trust,
+        )
+
+    def send(memory: PoolMemory, events: SenderEvents) -> KvSender:
+        return KvSender(
+            memory,
+            instance_id=identity.instance_id,
+            epoch=identity.epoch,
+            transports=config.options.kv_transport,
+            events=events,
+            clock=clock,
+            progress_age=host.loop.progress_age,
+            digests=config.options.kv_digests,
+            trust=config.trust,
+        )
+
+    receiver = make_receiver(engine.memories, host.workers.decode, process_failpoints(), receive)
+    sender = make_sender(engine.memories, host.workers.prefill, send)
     host.start(sender, receiver)
 
 

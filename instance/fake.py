@@ -1,4 +1,7 @@
-"""The fake engine's model from a model folder: `fake.json` there may set any FakeConfig field (delays, sizes)."""
+"""The fake engine's model from a model folder: `fake.json` there may set any FakeConfig field (delays, sizes).
+
+It has a rank for each device of its table entry.
+"""
 
 import dataclasses
 import json
@@ -6,11 +9,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from engine.fake import FakeConfig, FakeModel
+from engine.fake import FakeConfig, FakeModel, fake_layouts, fake_tensors
 from engine.interface import Model
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
-from wire.kv_layout import ITEM_BYTES
 
 DEFAULT_POOL_BYTES = 16 * 2**20
 
@@ -25,8 +27,12 @@ def fake_model(config: InstanceConfig) -> Model:
         values["max_model_len"] = options.max_model_len
     if options.dtype != "auto":
         values["dtype"] = options.dtype
+    values["ranks"] = options.tensor_parallel_size or len(config.device_ids)
     draft = FakeConfig(**values)
-    token_bytes = 2 * draft.num_layers * draft.heads * draft.head_dim * ITEM_BYTES[draft.dtype]
+    try:
+        token_bytes = sum(layout.token_bytes for layout in fake_layouts(draft))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"no fake of {draft.ranks} ranks can be made of {fake_tensors(draft)}: {error}") from error
     num_blocks = (options.kv_cache_memory or DEFAULT_POOL_BYTES) // (token_bytes * draft.block_size)
     return FakeModel(dataclasses.replace(draft, num_blocks=max(1, num_blocks)))
 
@@ -39,4 +45,8 @@ def _read(path: Path, names: dict[str, str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     values = {names[key]: value for key, value in document.items() if key in names}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {key: _frozen(value) for key, value in values.items()}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -57,7 +57,7 @@ class InstanceHost:
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._touch = PoolTouch(engine.memory)
+        self._touches = [PoolTouch(memory) for memory in engine.memories]
 
     def start(self, sender: Sender, receiver: Receiver) -> None:
         """Bind the hand-off, start the engine thread and the session watch. Needs a running event loop."""
@@ -65,7 +65,8 @@ class InstanceHost:
         self.workers.prefill.use(sender)
         self.workers.decode.use(receiver)
         self.loop.start()
-        self._touch.start()
+        for touch in self._touches:
+            touch.start()
         self._watch = asyncio.get_running_loop().create_task(self._watch_session())
 
     async def stop(self) -> None:
@@ -76,7 +77,8 @@ class InstanceHost:
             self._session.lost()
         assert self._sender is not None
         assert self._receiver is not None
-        await asyncio.to_thread(self._touch.stop)
+        for touch in self._touches:
+            await asyncio.to_thread(touch.stop)
         await asyncio.to_thread(self._sender.close)
         await asyncio.to_thread(self._receiver.close)
         if await asyncio.to_thread(self.loop.stop, self.config.drain_s):

@@ -13,8 +13,9 @@ import struct
 from dataclasses import dataclass
 
 from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
+from kvtransfer.inflow import Source
 from wire.errors import Incompatible, InstanceLost
-from wire.kv_layout import KvTensor, PoolLayout, describe_difference
+from wire.kv_layout import KvTensor, PoolLayout, Rank, check_rank, describe_difference
 from wire.types import PROTOCOL_VERSION
 
 _HEAD = struct.Struct("!IQQQ16sIHHHHIQI")
@@ -28,7 +29,7 @@ _MAX_POOL_BYTES = 1 << 46
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a link: who sends, whom it means, and how the sender's pool lies.
+    """The first message of a link: who sends, whom it means, and how the sender's rank's pool lies.
 
     Ranks count from 0; `tensors` are those of the whole model, of which a rank holds its heads. `nonce` is random.
     """
@@ -49,6 +50,18 @@ class Hello:
     sender_ranks: int = 1
     receiver_rank: int = 0
     receiver_ranks: int = 1
+
+    @property
+    def source(self) -> Source:
+        """Who speaks on the link."""
+        return Source(self.sender_id, self.sender_epoch, Rank(self.sender_rank, self.sender_ranks))
+
+    @property
+    def layout(self) -> PoolLayout:
+        """How the sender's rank's pool lies. Raises ValueError for numbers that cannot be."""
+        return PoolLayout(
+            self.tensors, num_blocks=self.num_blocks, block_size=self.block_size, rank=self.source.rank
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +132,20 @@ def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayou
         raise InstanceLost(
             f"{hello.receiver_id} of epoch {hello.receiver_epoch:x} was meant, this is {instance_id} of epoch {epoch:x}"
         )
-    difference = describe_difference(layout.tensors, hello.tensors)
+    meant = Rank(hello.receiver_rank, hello.receiver_ranks)
+    if meant != layout.rank:
+        raise Incompatible(f"{meant} of {instance_id} was meant, this is {layout.rank}")
+    difference = describe_difference(layout.model_tensors, hello.tensors)
     if difference is not None:
         raise Incompatible(f"{difference} ({instance_id} here, {hello.sender_id} there)")
-    pool_bytes = hello.num_blocks * hello.block_size * layout.token_bytes
+    try:
+        check_rank(hello.source.rank)
+    except ValueError as error:
+        raise Incompatible(f"{hello.sender_id} says that it is {error}") from error
+    pool_bytes = hello.num_blocks * hello.block_size * sum(tensor.token_bytes for tensor in layout.model_tensors)
     if not 0 < pool_bytes <= _MAX_POOL_BYTES:
-        raise Incompatible(f"a pool of {hello.num_blocks} blocks of {hello.block_size} is out of bounds")
-    return PoolLayout(hello.tensors, num_blocks=hello.num_blocks, block_size=hello.block_size)
+        raise Incompatible(
+            f"a pool of {hello.num_blocks} blocks of {hello.block_size} has {pool_bytes} bytes, "
+            f"the limit is {_MAX_POOL_BYTES}"
+        )
+    return hello.layout

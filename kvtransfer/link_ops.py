@@ -4,20 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtransfer.frame import Abort, Ack, Nack, Signal
-from kvtransfer.interface import PoolMemory, SenderEvents
+from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.transport import Timeouts, Transport
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
+from wire.kv_layout import ONLY_RANK, Rank
 from wire.trust import Trust
 from wire.types import Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class PeerKey:
-    """One life of one instance's process, as a ticket names it."""
+    """One rank of one life of one instance's process, as a ticket names it."""
 
     instance_id: str
     epoch: int
+    rank: Rank = ONLY_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,18 @@ Op = TicketOp | ProbeOp | Lost | Tend
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of one sender share. `claim(ticket_id)` is True exactly once: the right to report its ending."""
+    """What all links of one sender share.
+
+    `acked(ticket_id, stats)` is told by each link that a ticket went over. `claim(ticket_id)` is True exactly once: the
+    right to report that it failed; the ticket's other links drop it.
+    """
 
     instance_id: str
     epoch: int
     memory: PoolMemory
     transports: tuple[Transport, ...]
     events: SenderEvents
+    acked: Callable[[str, SendStats], None]
     claim: Callable[[str], bool]
     clock: Callable[[], float]
     progress_age: Callable[[], float]

@@ -7,7 +7,7 @@ heads), the D ranks that want the head share them out; a D rank left with severa
                                 P rank 1 (head 2)     -> D rank 3 (2)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wire.kv_layout import Heads, KvTensor, Rank, head_range, ranks_holding
 
@@ -28,20 +28,33 @@ def all_heads_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank)
     return tuple(heads_between(tensor, sender, receiver) for tensor in tensors)
 
 
-def senders_to(tensors: Sequence[KvTensor], num_senders: int, receiver: Rank) -> tuple[int, ...]:
-    """Return the P ranks that send anything to this D rank, ascending: at least one."""
-    return tuple(p for p in range(num_senders) if any(_counts(all_heads_between(tensors, Rank(p, num_senders), receiver))))
-
-
 def receivers_of(tensors: Sequence[KvTensor], sender: Rank, num_receivers: int) -> tuple[int, ...]:
     """Return the D ranks that this P rank sends anything to, ascending; none where other holders of its head do."""
     return tuple(
-        d for d in range(num_receivers) if any(_counts(all_heads_between(tensors, sender, Rank(d, num_receivers))))
+        d for d in range(num_receivers) if any(map(_count, all_heads_between(tensors, sender, Rank(d, num_receivers))))
     )
 
 
-def _counts(ranges: Sequence[Heads]) -> list[int]:
-    return [one.end - one.start for one in ranges]
+class Senders:
+    """Who sends what to one D rank, worked out once for each number of P ranks."""
+
+    def __init__(self, tensors: Sequence[KvTensor], receiver: Rank) -> None:
+        self.tensors, self.receiver = tuple(tensors), receiver
+        self._heads_by_rank: dict[int, dict[int, tuple[Heads, ...]]] = {}
+
+    def of(self, num_senders: int) -> Mapping[int, tuple[Heads, ...]]:
+        """Return the heads of each tensor by P rank, ascending, of those that send anything: at least one."""
+        known = self._heads_by_rank.get(num_senders)
+        if known is None:
+            ranges = {
+                p: all_heads_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)
+            }
+            known = self._heads_by_rank[num_senders] = {p: sent for p, sent in ranges.items() if any(map(_count, sent))}
+        return known
+
+
+def _count(heads: Heads) -> int:
+    return heads.end - heads.start
 
 
 def _is_chosen(tensor: KvTensor, head: int, sender: Rank, receiver: Rank) -> bool:

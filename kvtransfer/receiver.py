@@ -13,6 +13,7 @@ from kvtransfer.frame import TicketMessage, encode
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
+from kvtransfer.quorum import Quorum
 from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
@@ -30,28 +31,42 @@ _ACCEPT_PAUSE_S = 0.1
 
 
 class KvReceiver:
-    """Implements interface.Receiver. Owner of the listening sockets, the connections and the ticket table."""
+    """One rank of D: owner of its listening sockets, its connections and its table of tickets.
+
+    Alone it implements interface.Receiver; several stand together under one `quorum` (all_ranks.py).
+    """
 
     def __init__(
         self, memory: PoolMemory, *, instance_id: str, epoch: int, host: str,
-        transports: Sequence[str] = (), events: ReceiverEvents,
+        transports: Sequence[str] = (), events: ReceiverEvents | None = None,
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
         port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
-        trust: Trust | None = None, failpoints: Failpoints | None = None,
+        trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: Quorum | None = None,
     ) -> None:  # fmt: skip
+        failpoints = failpoints or process_failpoints()
+        if quorum is None:
+            assert events is not None, "a rank that stands alone has an owner to tell"
+            quorum = Quorum(events, failpoints)
+        self._quorum = quorum
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
         self._trust = trust or Trust()
         self._timeouts = Timeouts(progress_s=progress_timeout_s)
         self._transports = make_transports(transports, memory)
         self._table = TicketTable(
-            epoch=epoch, memory=memory, events=events, clock=clock, lease_s=lease_s,
-            failpoints=failpoints or process_failpoints(), answer=self._answer,
+            epoch=epoch, memory=memory, quorum=self._quorum, clock=clock, lease_s=lease_s,
+            failpoints=failpoints, answer=self._answer,
         )  # fmt: skip
+        self._quorum.join(self._table)
         self._links: dict[int, Incoming] = {}
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
         self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}
+        here, rank = shm.host_id(), memory.layout.rank.number
+        self._endpoints = tuple(
+            KvEndpoint(transport.name, self._listeners[transport.over_unix][1], here, rank)
+            for transport in self._transports
+        )
         self._threads = [
             threading.Thread(target=self._accept, name="kv-accept", daemon=True),
             threading.Thread(target=self._sweep_often, name="kv-sweep", daemon=True),
@@ -62,10 +77,7 @@ class KvReceiver:
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
         """Where senders reach it, best first."""
-        return tuple(
-            KvEndpoint(transport.name, self._listeners[transport.over_unix][1], shm.host_id())
-            for transport in self._transports
-        )
+        return self._endpoints
 
     @property
     def counts(self) -> ReceiverCounts:
@@ -79,7 +91,7 @@ class KvReceiver:
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
         """Make a ticket whose frames go into `block_ids`. Raises ValueError for numbers that do not fit together."""
-        self._table.reserve(ticket_id, num_tokens, first_token, block_ids)
+        self._quorum.reserve(ticket_id, num_tokens, first_token, block_ids)
         return Ticket(
             ticket_id=ticket_id, epoch=self._epoch, instance_id=self._instance_id, num_tokens=num_tokens,
             first_token=first_token, lease_s=self._lease_s, endpoints=self.endpoints,
@@ -87,7 +99,7 @@ class KvReceiver:
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End a ticket; a sender that is on it hears it. Silent for a ticket that is over or being committed."""
-        self._table.abort(ticket_id, reason)
+        self._quorum.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:
         """End the tickets whose lease ran out; a thread does this all the time."""
@@ -96,7 +108,7 @@ class KvReceiver:
     def close(self) -> None:
         """Abort everything, stop listening, join the threads."""
         self._closing.set()
-        self._table.abort_all("the receiver is shutting down")
+        self._quorum.abort_all("the receiver is shutting down")
         for sock, _ in self._listeners.values():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread

@@ -1,36 +1,61 @@
-"""Which links each open ticket goes over, and who may report its ending."""
+"""Which links each open ticket goes over, one to each rank of D that is sent to, and who may report its ending."""
 
 import threading
+from dataclasses import dataclass, field
 
+from kvtransfer.interface import SendStats
 from kvtransfer.link import Link
+from kvtransfer.totals import merge_stats
+
+
+@dataclass(slots=True)
+class _Route:
+    """`num_links` it is to go over, those it does, and what was acked on each."""
+
+    num_links: int
+    links: tuple[Link, ...] = ()
+    acked: list[SendStats] = field(default_factory=list)
 
 
 class Routes:
     """Owner of the tickets that have not ended. Whoever takes one out reports its ending: nobody else can."""
 
     def __init__(self) -> None:
-        self._links: dict[str, tuple[Link, ...]] = {}
+        self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
 
-    def open(self, ticket_id: str) -> bool:
+    def open(self, ticket_id: str, num_links: int = 1) -> bool:
         """Make a ticket known before any link hears of it, so that one which ends at once can claim it."""
         with self._lock:
-            if ticket_id in self._links:
+            if ticket_id in self._routes:
                 return False
-            self._links[ticket_id] = ()
+            self._routes[ticket_id] = _Route(num_links)
             return True
 
     def add(self, ticket_id: str, link: Link) -> bool:
         """The ticket goes over `link` too; False for one that has ended meanwhile."""
         with self._lock:
-            if ticket_id not in self._links:
+            route = self._routes.get(ticket_id)
+            if route is None:
                 return False
-            self._links[ticket_id] += (link,)
+            route.links += (link,)
             return True
 
     def links(self, ticket_id: str) -> tuple[Link, ...]:
         """The links of a ticket; none for one that has ended."""
-        return self._links.get(ticket_id, ())
+        route = self._routes.get(ticket_id)
+        return () if route is None else route.links
+
+    def acked(self, ticket_id: str, stats: SendStats) -> SendStats | None:
+        """One link's part was acked. After the last one the ticket is out: return the figures of all to be reported."""
+        with self._lock:
+            route = self._routes.get(ticket_id)
+            if route is None:
+                return None
+            route.acked.append(stats)
+            if len(route.acked) < route.num_links:
+                return None
+        return merge_stats(route.acked) if self.claim(ticket_id) else None
 
     def claim(self, ticket_id: str) -> bool:
         """Take the ticket out: True exactly once, the right to report its ending."""
@@ -39,12 +64,14 @@ class Routes:
     def take(self, ticket_id: str) -> tuple[Link, ...] | None:
         """Take the ticket out and return its links, whose load it is no more; None for one that has ended."""
         with self._lock:
-            links = self._links.pop(ticket_id, None)
-        for link in links or ():
+            route = self._routes.pop(ticket_id, None)
+        if route is None:
+            return None
+        for link in route.links:
             link.ended(ticket_id)
-        return links
+        return route.links
 
     def clear(self) -> None:
         """End all tickets without a report."""
         with self._lock:
-            self._links.clear()
+            self._routes.clear()

@@ -6,17 +6,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from kvtransfer.interface import PoolMemory, SenderEvents
+from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.link import join_all
 from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
 from kvtransfer.peer import Peer
 from kvtransfer.probe import check_num_bytes
+from kvtransfer.ranks import receivers_of
 from kvtransfer.routes import Routes
+from kvtransfer.totals import Life, merge_links
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from wire.errors import DeadlineExceeded, Draining, PdserveError, Unavailable
 from wire.failpoints import Failpoints, process_failpoints
+from wire.kv_layout import Rank
 from wire.trust import Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
@@ -25,7 +29,10 @@ _REMEMBERED_EPOCHS = 8
 
 
 class KvSender:
-    """Implements interface.Sender. Owner of the peers, one per (instance, epoch), and of the tickets' routes."""
+    """One rank of P: owner of its peers, one per (instance, epoch, rank of D), and of the tickets' routes.
+
+    Alone it implements interface.Sender; several stand together under a RanksSender (all_ranks.py).
+    """
 
     def __init__(
         self, memory: PoolMemory, *, instance_id: str, epoch: int, transports: Sequence[str] = (),
@@ -37,13 +44,14 @@ class KvSender:
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
-            transports=make_transports(transports, memory), events=events, claim=self._routes.claim,
+            transports=make_transports(transports, memory), events=events, acked=self._acked, claim=self._claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip
         self._peers: dict[PeerKey, Peer] = {}
         self._epochs: dict[str, deque[int]] = {}  # of each instance, by the time they were first seen; newest last
+        self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D sent to, by how many it has
         self._link_epochs = itertools.count(1)
         self._bytes_of_gone = self._resent_of_gone = 0
         self._closed = False
@@ -51,18 +59,13 @@ class KvSender:
 
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
+        num_receivers = 1 + max((endpoint.rank for endpoint in ticket.endpoints), default=0)
+        ranks = self._receivers_of(num_receivers)
         with self._lock:
-            if self._closed or not self._routes.open(ticket.ticket_id):
+            if self._closed or not self._routes.open(ticket.ticket_id, len(ranks)):
                 return
-            try:
-                link, error = self._peer(PeerKey(ticket.instance_id, ticket.epoch)).begin(ticket), None
-            except Unavailable as reason:
-                link, error = None, reason
-        if link is not None and not self._routes.add(ticket.ticket_id, link):
-            link.ended(ticket.ticket_id)
-            link.post(Drop(ticket.ticket_id, "aborted while it was begun"))
-        if error is not None and self._routes.claim(ticket.ticket_id):
-            self._settings.events.failed(ticket.ticket_id, error)
+        for rank in ranks:
+            self._begin(ticket, PeerKey(ticket.instance_id, ticket.epoch, Rank(rank, num_receivers)))
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
@@ -72,7 +75,8 @@ class KvSender:
     def commit(self, ticket_id: str, description: bytes) -> None:
         """After the last frame: tell the receiver what the prompt is."""
         for link in self._routes.links(ticket_id):
-            link.post(Finish(ticket_id, description, link.announced(ticket_id)))
+            told = description if link.rank == 0 else b""  # the receiver's first rank alone asks what it is
+            link.post(Finish(ticket_id, told, link.announced(ticket_id)))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket; the receiver is told. Reports no event."""
@@ -81,9 +85,13 @@ class KvSender:
 
     def links(self) -> tuple[LinkStatus, ...]:
         """The links as they are now, one status a peer."""
+        return merge_links(self.links_of_ranks())
+
+    def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
+        """The links to each rank of each peer as they are now, and to which of its lives."""
         with self._lock:
             self._forget_gone()
-            return tuple(peer.status() for peer in self._peers.values())
+            return [((key.instance_id, key.epoch), peer.status()) for key, peer in self._peers.items()]
 
     def measure(
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
@@ -115,7 +123,8 @@ class KvSender:
         with self._lock:
             if self._closed:
                 raise Draining("the KV sender is closed")
-            self._peer(PeerKey(peer_id, epoch)).measure(endpoints, num_bytes, deadline, done)
+            rank = Rank(0, 1 + max((endpoint.rank for endpoint in endpoints), default=0))
+            self._peer(PeerKey(peer_id, epoch, rank)).measure(endpoints, num_bytes, deadline, done)
 
     @property
     def bytes_sent(self) -> int:
@@ -145,6 +154,41 @@ class KvSender:
             peer.end()
         join_all([link for peer in peers for link in peer.links()], _JOIN_S)
 
+    def _begin(self, ticket: Ticket, key: PeerKey) -> None:
+        link, error = None, None
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                link = self._peer(key).begin(ticket)
+            except Unavailable as reason:
+                error = reason
+        if link is not None and not self._routes.add(ticket.ticket_id, link):
+            link.ended(ticket.ticket_id)
+            link.post(Drop(ticket.ticket_id, "ended while it was begun"))
+        if error is not None and self._claim(ticket.ticket_id):
+            self._settings.events.failed(ticket.ticket_id, error)
+
+    def _acked(self, ticket_id: str, stats: SendStats) -> None:
+        whole = self._routes.acked(ticket_id, stats)
+        if whole is not None:
+            self._settings.events.acked(ticket_id, whole)
+
+    def _claim(self, ticket_id: str) -> bool:
+        """Take a ticket that failed out; every link it went over drops it, whichever it failed on."""
+        links = self._routes.take(ticket_id)
+        for link in links or ():
+            link.post(Drop(ticket_id, "the hand-off failed on another link"))
+        return links is not None
+
+    def _receivers_of(self, num_receivers: int) -> tuple[int, ...]:
+        known = self._receivers.get(num_receivers)
+        if known is None:
+            layout = self._settings.memory.layout
+            known = receivers_of(layout.model_tensors, layout.rank, num_receivers)
+            self._receivers[num_receivers] = known
+        return known
+
     def _peer(self, key: PeerKey) -> Peer:
         """Return the peer, and let the other lives of its instance end when their tickets have.
 
@@ -157,7 +201,7 @@ class KvSender:
         epochs = self._epochs.setdefault(key.instance_id, deque(maxlen=_REMEMBERED_EPOCHS))
         if epochs and epochs[-1] == key.epoch:
             return peer
-        newest = self._peers.get(PeerKey(key.instance_id, epochs[-1])) if epochs else None
+        newest = self._peers.get(replace(key, epoch=epochs[-1])) if epochs else None
         if key.epoch in epochs and newest is not None and not newest.lost:
             peer.retire()
             return peer
@@ -166,7 +210,7 @@ class KvSender:
         epochs.append(key.epoch)
         peer.revive()
         for other in self._peers.values():
-            if other.key.instance_id == key.instance_id and other is not peer:
+            if other.key.instance_id == key.instance_id and other.key.epoch != key.epoch:
                 other.retire()
         return peer
 

@@ -9,11 +9,14 @@ from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encod
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
+from kvtransfer.ranks import all_heads_between
 from kvtransfer.slots import SlotMap, Window, window
 from kvtransfer.stream import LinkLost
+from kvtransfer.terms import Terms
 from kvtransfer.ticket import SenderTicket
 from kvtransfer.transport import Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
+from wire.kv_layout import ONLY_RANK, Rank
 from wire.types import Ticket
 
 _FRAME_BYTES = 4 << 20
@@ -24,23 +27,38 @@ _FRAME_TOKENS = 32_768
 class _Sending:
     ticket: SenderTicket
     started: float | None = None
+    early_bytes: int = 0
 
 
 class Sendings:
-    """Owner of the tickets of one connection. Used by the link's writer thread only, but for `bytes_sent`."""
+    """Owner of the tickets of one connection. Used by the link's writer thread only, but for what it counts."""
 
     def __init__(
-        self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool
+        self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool,
+        receiver: Rank = ONLY_RANK,
     ) -> None:  # fmt: skip
+        """`receiver` is the rank of D at the other end: it is sent its heads."""
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, settings.memory.buffer)
         self._mover = process_mover()
-        layers = {tensor.layer for tensor in self._slots.layout.tensors}
-        self._tensors_of = {layer: self._slots.layout.tensors_of(layer) for layer in layers}
+        self._layout = layout = settings.memory.layout
+        self._heads = all_heads_between(layout.model_tensors, layout.rank, receiver)
+        self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
         self._sendings: dict[str, _Sending] = {}
         self._tended = settings.clock()
         self.bytes_sent = 0
+        self.frames_resent = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no ticket is under way."""
+        return not self._sendings
+
+    def announced(self, ticket_id: str) -> int:
+        """KV bytes of a ticket that have gone out so far. Any thread."""
+        sending = self._sendings.get(ticket_id)
+        return 0 if sending is None else sending.ticket.kv_bytes
 
     def handle(self, op: TicketOp) -> None:
         """Apply one op; what goes wrong with a ticket ends that ticket only. Raises LinkLost."""
@@ -86,10 +104,9 @@ class Sendings:
     def _begin(self, ticket: Ticket) -> None:
         if ticket.ticket_id in self._sendings:
             return
-        sending = SenderTicket(
-            ticket.ticket_id, ticket.epoch, self._slots.layout.tensors, num_tokens=ticket.num_tokens,
-            first_token=ticket.first_token, lease_s=ticket.lease_s, now=self._settings.clock(),
-        )  # fmt: skip
+        terms = Terms(self._layout.model_tensors, self._heads, ticket.first_token, ticket.num_tokens)
+        now = self._settings.clock()
+        sending = SenderTicket(ticket.ticket_id, ticket.epoch, terms, lease_s=ticket.lease_s, now=now)
         self._sendings[ticket.ticket_id] = _Sending(sending)
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
         self._outbox.flush()  # from here on the receiver ends the ticket when this process dies
@@ -101,6 +118,7 @@ class Sendings:
             case Finish():
                 commit = sending.ticket.commit(op.description, digest_of([op.description]))
                 if commit is not None:
+                    sending.early_bytes = op.early_bytes
                     self._commit(commit)
             case Drop():
                 self._tell_abort(sending.ticket, HandoffFailed(op.reason))
@@ -121,13 +139,10 @@ class Sendings:
             failpoints.hit("kv.after_send_commit")
 
     def _put(self, sending: _Sending, put: Put) -> None:
-        if put.layer not in self._tensors_of:
-            raise HandoffFailed(f"layer {put.layer} is put, the pool has {len(self._tensors_of)} layers")
         if sending.started is None:
             sending.started = self._settings.clock()
-        for tensor in self._tensors_of[put.layer]:
-            token_bytes = self._slots.layout.tensors[tensor].token_bytes
-            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // token_bytes))
+        for tensor in self._tensors_of.get(put.layer, ()):  # a layer may hold no KV
+            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // self._layout.tensors[tensor].token_bytes))
             for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
                 for start in range(gap_start, gap_end, most):
                     if sending.ticket.over:
@@ -135,7 +150,7 @@ class Sendings:
                     self._send(sending.ticket, tensor, start, min(gap_end, start + most), put.block_ids)
 
     def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
-        where = window(block_ids, self._slots.layout.block_size, start, end)
+        where = window(block_ids, self._layout.block_size, start, end)
         source = self._place(tensor, where)
         digest = self._mover.digest(source) if self._digests else 0
         frame = ticket.send(tensor, start, end, digest, where.block_ids)
@@ -143,15 +158,16 @@ class Sendings:
 
     def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
         frame = ticket.resend(nack.number)
-        start = frame.start % self._slots.layout.block_size
+        start = frame.start % self._layout.block_size
         source = self._place(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
         if self._digests and self._mover.digest(source) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
+        self.frames_resent += 1
         self._announce(frame, source)
 
     def _place(self, tensor: int, where: Window) -> Place:
         try:
-            return self._slots.place(tensor, where)
+            return self._slots.place(tensor, where, self._heads[tensor])
         except IndexError as error:
             raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
 
@@ -169,9 +185,8 @@ class Sendings:
             raise HandoffFailed("the receiver acked what was not committed")
         del self._sendings[ticket.ticket_id]
         started = now if sending.started is None else sending.started
-        stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames)
-        if self._settings.claim(ticket.ticket_id):
-            self._settings.events.acked(ticket.ticket_id, stats)
+        stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames, sending.early_bytes)
+        self._settings.acked(ticket.ticket_id, stats)
 
     def _fail(self, sending: _Sending, error: PdserveError) -> None:
         self._tell_abort(sending.ticket, error)

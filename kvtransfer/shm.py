@@ -22,7 +22,7 @@ from kvtransfer.staging import move
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
 from wire.errors import HandoffFailed, Unavailable
-from wire.kv_layout import PoolLayout
+from wire.kv_layout import Heads
 from wire.types import KvEndpoint
 
 F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python's fcntl has no name for it
@@ -104,7 +104,7 @@ class ShmInlet:
     """The receiver's side of one connection: owner of the mapping of the sender's pool."""
 
     def __init__(self, fd: int, hello: Hello) -> None:
-        layout = PoolLayout(hello.tensors, num_blocks=hello.num_blocks, block_size=hello.block_size)
+        layout = hello.layout
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size = os.fstat(fd).st_size
@@ -126,7 +126,8 @@ class ShmInlet:
         start = frame.start % self._slots.layout.block_size
         where = Window(frame.block_ids, start, start + frame.end - frame.start)
         try:
-            return move(self._slots.place(frame.tensor, where), target, stop, digests=self._digests)
+            source = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
+            return move(source, target, stop, digests=self._digests)
         except (IndexError, ValueError) as error:
             raise HandoffFailed(
                 f"frame {frame.number} names {len(frame.block_ids)} blocks for tokens "

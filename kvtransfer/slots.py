@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtransfer.digest import Place, Region, Runs
-from wire.kv_layout import PoolLayout
+from wire.kv_layout import Heads, PoolLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,22 @@ class SlotMap:
         self._spans = functools.lru_cache(maxsize=64)(self._find_spans)
         self._runs = functools.lru_cache(maxsize=256)(self._make_runs)
 
-    def place(self, tensor: int, where: Window) -> Place:
-        """Return where one tensor's tokens lie, in order. Raises IndexError for a block past the pool."""
-        runs = self._runs(where, self.layout.tensors[tensor].token_bytes)
-        return Place(self._region, self.layout.offsets[tensor], runs)
+    def place(self, tensor: int, where: Window, heads: Heads | None = None) -> Place:
+        """Return where these heads (None: all held) of one tensor's tokens lie, in order: [token][head][dim].
 
-    def _make_runs(self, where: Window, slot_bytes: int) -> Runs:
-        return Runs.of_slots(self._spans(where), slot_bytes)
+        Raises IndexError for a block past the pool, ValueError for heads that are not held here.
+        """
+        slot_bytes, held = self.layout.tensors[tensor].token_bytes, self.layout.heads[tensor]
+        if heads is None or heads == held:
+            return Place(self._region, self.layout.offsets[tensor], self._runs(where, slot_bytes, 0, slot_bytes))
+        if not held.start <= heads.start < heads.end <= held.end:
+            raise ValueError(f"heads {heads} of tensor {tensor} are named, {held} are held")
+        head_bytes = self.layout.tensors[tensor].head_bytes
+        skip, row_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
+        return Place(self._region, self.layout.offsets[tensor], self._runs(where, slot_bytes, skip, row_bytes))
+
+    def _make_runs(self, where: Window, slot_bytes: int, skip: int, row_bytes: int) -> Runs:
+        return Runs.of_slots(self._spans(where), slot_bytes, skip=skip, row_bytes=row_bytes)
 
     def _find_spans(self, where: Window) -> tuple[tuple[int, int], ...]:
-        size = self.layout.tensors[0].token_bytes
-        runs = self.layout.runs(0, where.block_ids, where.start, where.end)
-        return tuple((run.offset // size, run.length // size) for run in runs)
+        return tuple(self.layout.slots(where.block_ids, where.start, where.end))

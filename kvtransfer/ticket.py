@@ -3,19 +3,22 @@
     receiver  RESERVED -> RECEIVING -> COMMITTED            (the first two also -> ABORTED | EXPIRED)
     sender    HELD -> SENDING -> SENT -> ACKED              (the first three also -> ABORTED | EXPIRED)
 
-Everything is idempotent by (ticket id, epoch, frame number). Each side counts its lease on its own clock.
+Everything is idempotent by (ticket id, epoch, frame number). Each side counts its lease on its own clock. With several
+ranks each rank of D has its share of a ticket, rank 0 settles them together (quorum.py), and each rank of P has one
+half for each rank of D that it sends to.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+from collections.abc import Mapping
+from enum import StrEnum
 
 from kvtransfer.coverage import Coverage
 from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.terms import check_frame, in_words, same_place
+from kvtransfer.inflow import Inflow, Progress, Source, Verdict
+from kvtransfer.ranks import Senders
+from kvtransfer.terms import Terms
 from wire.errors import HandoffFailed
-from wire.kv_layout import KvTensor
+from wire.kv_layout import Heads
 
 _DIGEST_MODULUS = 1 << 64
 
@@ -41,60 +44,26 @@ class SenderState(StrEnum):
     EXPIRED = "expired"
 
 
-class Verdict(Enum):
-    """What the receiver does with an announced frame."""
-
-    MOVE = "move"
-    DUPLICATE = "duplicate"
-    DROP = "drop"
-
-
-class Progress(Enum):
-    """What a finished move means."""
-
-    VERIFIED = "verified"
-    REPEAT = "repeat"
-    OVER = "over"
-
-
-class _FrameState(Enum):
-    MOVING = "moving"
-    REPEAT = "repeat"
-    REPEATING = "repeating"
-    VERIFIED = "verified"
-
-
-@dataclass(slots=True)
-class _Expected:
-    frame: Frame
-    state: _FrameState
-
-
 class ReceiverTicket:
-    """The receiver's half of one ticket, of one link once it is opened.
+    """The receiver's half of one ticket on one rank: what each rank of P that sends to it has sent over its link.
 
     A move runs outside every lock, so the ticket may end under it: `take_release` then says False until the move is
     finished, and True exactly once after that. `stop` cuts such a move short.
     """
 
     def __init__(
-        self, ticket_id: str, epoch: int, tensors: Sequence[KvTensor], *,
+        self, ticket_id: str, epoch: int, senders: Senders, *,
         num_tokens: int, first_token: int, block_ids: tuple[int, ...], lease_s: float, now: float,
     ) -> None:  # fmt: skip
         self.ticket_id, self.epoch, self.block_ids = ticket_id, epoch, block_ids
         self.num_tokens, self.first_token = num_tokens, first_token
         self.state = ReceiverState.RESERVED
-        self.link: int | None = None
         self.reason = ""
         self.stop = StopFlag()
-        self.kv_bytes = 0
-        self._tensors = tensors
-        self._coverage = [Coverage() for _ in tensors]
-        self._frames: dict[int, _Expected] = {}
-        self._verified_tokens = 0
-        self._digest_sum = 0
+        self._senders = senders
+        self._owed: Mapping[int, tuple[Heads, ...]] = {}  # by P rank, known from the first opening on
+        self._inflows: dict[int, Inflow] = {}  # by link
         self._moving = 0
-        self._commit: Commit | None = None
         self._committing = False
         self._released = False
         self._lease_s = lease_s
@@ -106,93 +75,85 @@ class ReceiverTicket:
         return self.state not in (ReceiverState.RESERVED, ReceiverState.RECEIVING)
 
     @property
-    def description(self) -> bytes:
-        """What the accepted commit says the prompt is."""
-        assert self._commit is not None
-        return self._commit.description
+    def committing(self) -> bool:
+        """Whether everything is in and rank 0 has not settled yet: it cannot end by itself."""
+        return self._committing
 
-    def open(self, link: int, num_tokens: int, first_token: int, now: float) -> None:
-        """Bind the ticket to a link. Raises HandoffFailed if it has another or means other tokens."""
-        if self.over or self.link not in (None, link):
-            raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here")
+    @property
+    def links(self) -> tuple[int, ...]:
+        """The links it was opened on."""
+        return tuple(self._inflows)
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV bytes in and verified."""
+        return sum(inflow.kv_bytes for inflow in self._inflows.values())
+
+    @property
+    def description(self) -> bytes:
+        """What the accepted commits say the prompt is: the first of P's ranks that send here tells."""
+        return min(self._inflows.values(), key=lambda inflow: inflow.source.rank).description
+
+    def listens_to(self, link: int) -> bool:
+        """Whether what comes over `link` may concern it: before it is opened any link may speak."""
+        return link in self._inflows or not self._inflows
+
+    def open(self, link: int, source: Source, num_tokens: int, first_token: int, now: float) -> None:
+        """Bind one rank of P to its link. Raises HandoffFailed for a stranger and for other tokens."""
+        known = self._inflows.get(link)
+        if self.over or (known is None and not self._is_awaited(source)):
+            raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here by {source}")
         if (num_tokens, first_token) != (self.num_tokens, self.first_token):
             raise HandoffFailed(
                 f"tokens [{self.first_token}, {self.num_tokens}) are wanted, [{first_token}, {num_tokens}) are offered"
             )
-        self.link, self.state = link, ReceiverState.RECEIVING
-        self.renew(now)
-
-    def renew(self, now: float) -> None:
-        """Start the lease anew."""
+        if known is None:
+            self._owed = self._senders.of(source.rank.of)
+            terms = Terms(self._senders.tensors, self._owed[source.rank.number], first_token, num_tokens)
+            self._inflows[link] = Inflow(source, terms, now + self._lease_s)
+        self.state = ReceiverState.RECEIVING
         self._lease_end = max(self._lease_end, now + self._lease_s)
+        self.renew(link, now)
+
+    def renew(self, link: int, now: float) -> None:
+        """Start the lease anew for what comes over one link; for the whole ticket before it is opened."""
+        inflow = self._inflows.get(link)
+        if inflow is not None:
+            inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
+        elif not self._inflows:
+            self._lease_end = max(self._lease_end, now + self._lease_s)
 
     def accept(self, frame: Frame, link: int) -> Verdict:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the ticket's terms."""
-        if self.state is not ReceiverState.RECEIVING or frame.epoch != self.epoch or link != self.link:
-            return Verdict.DROP
-        known = self._frames.get(frame.number)
-        if known is None:
-            self._check(frame)
-            self._coverage[frame.tensor].add(frame.start, frame.end)
-            self._frames[frame.number] = _Expected(frame, _FrameState.MOVING)
-        elif known.state is not _FrameState.REPEAT:
-            return Verdict.DUPLICATE
-        elif not same_place(known.frame, frame):
-            raise HandoffFailed(
-                f"frame {frame.number} came again as another: {in_words(known.frame)}, {in_words(frame)}"
-            )
-        else:
-            known.frame, known.state = frame, _FrameState.REPEATING
-        self._moving += 1
-        return Verdict.MOVE
+        inflow = self._speaks(link, frame.epoch)
+        verdict = Verdict.DROP if inflow is None else inflow.accept(frame)
+        self._moving += verdict is Verdict.MOVE
+        return verdict
 
-    def finish(self, number: int, digest: int | None, now: float) -> Progress:
+    def finish(self, link: int, number: int, digest: int | None, now: float) -> Progress:
         """Take the digest of a moved frame (None: the move was cut short). Raises HandoffFailed at the second miss."""
         self._moving -= 1
-        expected = self._frames[number]
         if self.over or digest is None:
             return Progress.OVER
-        frame = expected.frame
-        if digest == frame.digest:
-            expected.state = _FrameState.VERIFIED
-            self._verified_tokens += frame.end - frame.start
-            self._digest_sum = (self._digest_sum + digest) % _DIGEST_MODULUS
-            self.kv_bytes += frame.num_bytes
-            self.renew(now)
-            return Progress.VERIFIED
-        if expected.state is _FrameState.REPEATING:
-            raise HandoffFailed(
-                f"KV of {in_words(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} received"
-            )
-        expected.state = _FrameState.REPEAT
-        return Progress.REPEAT
+        progress = self._inflows[link].finish(number, digest)
+        if progress is Progress.VERIFIED:
+            self.renew(link, now)
+        return progress
 
     def propose(self, commit: Commit, link: int) -> Verdict:
         """Take the sender's commit; `ready` tells when it is granted. Raises HandoffFailed if frames are missing."""
-        if self.state is not ReceiverState.RECEIVING or commit.epoch != self.epoch or link != self.link:
-            return Verdict.DROP
-        if self._commit is not None:
-            return Verdict.DUPLICATE
-        claimed = sum(known.frame.end - known.frame.start for known in self._frames.values())
-        if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
-            raise HandoffFailed(
-                f"commit of {commit.num_frames} frames: {len(self._frames)} came with {claimed} of "
-                f"{self._wanted_tokens} tensor tokens"
-            )
-        self._commit = commit
-        return Verdict.MOVE
+        inflow = self._speaks(link, commit.epoch)
+        return Verdict.DROP if inflow is None else inflow.propose(commit)
 
     def ready(self) -> bool:
-        """Tell whether a commit is proposed and every frame is in and verified. Raises HandoffFailed on other sums."""
-        commit = self._commit
-        if self.over or self._committing or commit is None or self._verified_tokens != self._wanted_tokens:
+        """Tell whether every rank of P that sends here has committed and every frame is in and verified.
+
+        Raises HandoffFailed when the sums of one differ.
+        """
+        if self.over or self._committing or not self._inflows:
             return False
-        if (commit.kv_bytes, commit.digest_sum) != (self.kv_bytes, self._digest_sum):
-            raise HandoffFailed(
-                f"commit of {commit.kv_bytes} bytes, digests {commit.digest_sum:016x}: "
-                f"{self.kv_bytes} bytes, {self._digest_sum:016x} came"
-            )
-        return True
+        complete = [inflow.check_complete() for inflow in self._inflows.values()]
+        return all(complete) and len(complete) == len(self._owed)
 
     def begin_commit(self) -> None:
         """From here until `settle` the ticket can neither end nor expire."""
@@ -211,8 +172,11 @@ class ReceiverTicket:
         return self._end(ReceiverState.ABORTED, reason)
 
     def expire(self, now: float) -> bool:
-        """End the ticket if its lease ran out."""
-        if now < self._lease_end:
+        """End the ticket if a lease ran out: of a rank of P that still owes something, or that never came."""
+        ends = [inflow.lease_end for inflow in self._inflows.values() if not inflow.complete]
+        if not self._inflows or len(self._inflows) < len(self._owed):
+            ends.append(self._lease_end)
+        if all(now < end for end in ends):
             return False
         return self._end(ReceiverState.EXPIRED, f"no renewal within the lease of {self._lease_s:g} s")
 
@@ -223,9 +187,17 @@ class ReceiverTicket:
         self._released = True
         return True
 
-    @property
-    def _wanted_tokens(self) -> int:
-        return len(self._tensors) * (self.num_tokens - self.first_token)
+    def _is_awaited(self, source: Source) -> bool:
+        """Whether this rank of P sends here, and the ticket is no other sender's."""
+        if source.rank.number not in self._senders.of(source.rank.of):
+            return False
+        others = [inflow.source for inflow in self._inflows.values()]
+        life = source.sender_id, source.epoch, source.rank.of
+        return all((one.sender_id, one.epoch, one.rank.of) == life and one.rank != source.rank for one in others)
+
+    def _speaks(self, link: int, epoch: int) -> Inflow | None:
+        mine = self.state is ReceiverState.RECEIVING and epoch == self.epoch
+        return self._inflows.get(link) if mine else None
 
     def _end(self, state: ReceiverState, reason: str) -> bool:
         if self.over or self._committing:
@@ -234,27 +206,20 @@ class ReceiverTicket:
         self.stop.set()
         return True
 
-    def _check(self, frame: Frame) -> None:
-        check_frame(frame, self._tensors, first_token=self.first_token, num_tokens=self.num_tokens)
-        if self._commit is not None or self._coverage[frame.tensor].overlaps(frame.start, frame.end):
-            raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")
-
 
 class SenderTicket:
     """The sender's half of one ticket: which frames went out, and until when the blocks are held."""
 
     def __init__(
-        self, ticket_id: str, epoch: int, tensors: Sequence[KvTensor], *,
-        num_tokens: int, first_token: int, lease_s: float, now: float,
+        self, ticket_id: str, epoch: int, terms: Terms, *, lease_s: float, now: float,
     ) -> None:  # fmt: skip
         self.ticket_id, self.epoch = ticket_id, epoch
-        self.num_tokens, self.first_token = num_tokens, first_token
         self.state = SenderState.HELD
         self.kv_bytes = 0
         self.resent_frames = 0
         self.lease_s = lease_s
-        self._tensors = tensors
-        self._coverage = [Coverage() for _ in tensors]
+        self._terms = terms
+        self._coverage = [Coverage() for _ in terms.tensors]
         self._frames: list[Frame] = []
         self._resent: set[int] = set()
         self._digest_sum = 0
@@ -267,20 +232,23 @@ class SenderTicket:
 
     def wanted(self, tensor: int, start: int, end: int) -> list[tuple[int, int]]:
         """Return the parts of [start, end) that the receiver wants and that were not sent. Raises HandoffFailed."""
+        terms = self._terms
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return []
-        if not 0 <= start < end <= self.num_tokens:
-            raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {self.num_tokens} tokens")
-        return self._coverage[tensor].missing(max(start, self.first_token), end)
+        if not 0 <= start < end <= terms.num_tokens:
+            raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {terms.num_tokens} tokens")
+        if terms.heads[tensor].start == terms.heads[tensor].end:
+            return []
+        return self._coverage[tensor].missing(max(start, terms.first_token), end)
 
     def send(self, tensor: int, start: int, end: int, digest: int, block_ids: tuple[int, ...]) -> Frame:
         """Make the next frame."""
         assert self.state in (SenderState.HELD, SenderState.SENDING)
-        spec = self._tensors[tensor]
+        terms = self._terms
         self._coverage[tensor].add(start, end)
         frame = Frame(
-            self.ticket_id, self.epoch, len(self._frames), spec.layer, tensor, start, end, 0, spec.heads,
-            (end - start) * spec.token_bytes, digest, block_ids,
+            self.ticket_id, self.epoch, len(self._frames), terms.tensors[tensor].layer, tensor, start, end,
+            *terms.heads[tensor], terms.num_bytes(tensor, end - start), digest, block_ids,
         )  # fmt: skip
         self._frames.append(frame)
         self.kv_bytes += frame.num_bytes
@@ -302,8 +270,10 @@ class SenderTicket:
         """Make the commit, once. Raises HandoffFailed if tokens that the receiver wants were not put."""
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return None
-        for tensor, coverage in zip(self._tensors, self._coverage, strict=True):
-            for start, end in coverage.missing(self.first_token, self.num_tokens):
+        terms = self._terms
+        for tensor, heads, coverage in zip(terms.tensors, terms.heads, self._coverage, strict=True):
+            missing = coverage.missing(terms.first_token, terms.num_tokens) if heads.start < heads.end else ()
+            for start, end in missing:
                 raise HandoffFailed(f"tokens [{start}, {end}) of layer {tensor.layer} {tensor.name} were never put")
         self.state = SenderState.SENT
         return Commit(

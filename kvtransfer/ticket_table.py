@@ -1,4 +1,4 @@
-"""The receiver's tickets: applies what links announce to their state machines and moves frames into the slots."""
+"""One rank's shares of the tickets: applies what links announce to their state machines and moves frames into slots."""
 
 import threading
 from collections import OrderedDict
@@ -7,13 +7,17 @@ from dataclasses import dataclass, fields
 
 from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, TicketMessage
-from kvtransfer.interface import PoolMemory, ReceiverEvents
+from kvtransfer.inflow import Progress, Source, Verdict
+from kvtransfer.interface import PoolMemory
+from kvtransfer.quorum import ShareReports
+from kvtransfer.ranks import Senders
 from kvtransfer.slots import SlotMap, window
-from kvtransfer.ticket import Progress, ReceiverTicket, Verdict
+from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.transport import Inlet
 from telemetry.logs import EventLogger
-from wire.errors import HandoffFailed, InternalError, PdserveError, to_name
+from wire.errors import HandoffFailed, PdserveError, to_name
 from wire.failpoints import Failpoints
+from wire.kv_layout import Heads
 
 _log = EventLogger("kvtransfer")
 _REMEMBERED_COMMITS = 4_096
@@ -32,18 +36,22 @@ class ReceiverCounts:
 
 
 class TicketTable:
-    """Owner of all receiver tickets, under one lock that no I/O and no callback runs in.
+    """Owner of this rank's half of every ticket, under one lock that no I/O and no callback runs in.
 
-    `answer(link, message)` reaches the sender on a link without ever waiting.
+    `answer(link, message)` reaches the sender on a link without ever waiting. Implements quorum.Shares: tickets are
+    made and settled by rank 0, which hears of each mishap in `quorum`.
     """
 
     def __init__(
-        self, *, epoch: int, memory: PoolMemory, events: ReceiverEvents, clock: Callable[[], float],
+        self, *, epoch: int, memory: PoolMemory, quorum: ShareReports, clock: Callable[[], float],
         lease_s: float, failpoints: Failpoints, answer: Callable[[int, TicketMessage], None],
     ) -> None:  # fmt: skip
-        self._epoch, self._events, self._clock, self._lease_s = epoch, events, clock, lease_s
+        self._epoch, self._quorum, self._clock, self._lease_s = epoch, quorum, clock, lease_s
         self._failpoints, self._answer = failpoints, answer
         self._slots = SlotMap(memory.layout, memory.buffer)
+        self._rank = memory.layout.rank
+        self._senders = Senders(memory.layout.model_tensors, self._rank)
+        self._sources: dict[int, Source] = {}
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
@@ -55,21 +63,50 @@ class TicketTable:
         with self._lock:
             return ReceiverCounts(**self._counts)
 
+    def check(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+        """Raise ValueError for numbers that do not fit together."""
+        layout = self._slots.layout
+        if not 0 <= first_token <= num_tokens or len(block_ids) < layout.num_blocks_for(num_tokens):
+            raise ValueError(f"tokens [{first_token}, {num_tokens}) do not fit {len(block_ids)} blocks")
+        if any(not 0 <= block < layout.num_blocks for block in block_ids):
+            raise ValueError(
+                f"blocks {min(block_ids)}..{max(block_ids)} are outside the pool of {layout.num_blocks} blocks"
+            )
+
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make a ticket. Raises ValueError for numbers that do not fit together."""
-        layout, blocks = self._slots.layout, tuple(block_ids)
-        if not 0 <= first_token <= num_tokens or len(blocks) < layout.num_blocks_for(num_tokens):
-            raise ValueError(f"tokens [{first_token}, {num_tokens}) do not fit {len(blocks)} blocks")
-        if any(not 0 <= block < layout.num_blocks for block in blocks):
-            raise ValueError(f"blocks {min(blocks)}..{max(blocks)} are outside the pool of {layout.num_blocks}")
+        """Make this rank's share of a ticket. Raises ValueError for an id in use."""
         ticket = ReceiverTicket(
-            ticket_id, self._epoch, layout.tensors, num_tokens=num_tokens, first_token=first_token,
-            block_ids=blocks, lease_s=self._lease_s, now=self._clock(),
+            ticket_id, self._epoch, self._senders, num_tokens=num_tokens, first_token=first_token,
+            block_ids=tuple(block_ids), lease_s=self._lease_s, now=self._clock(),
         )  # fmt: skip
         with self._lock:
             if ticket_id in self._tickets or ticket_id in self._committed:
                 raise ValueError(f"ticket {ticket_id} exists")
             self._tickets[ticket_id] = ticket
+
+    def settle(self, ticket_id: str, error: PdserveError | None) -> None:
+        """Rank 0 has decided: committed (None) or ended. The senders hear it; idempotent."""
+        ticket = self._tickets.get(ticket_id)
+        if ticket is None:
+            return
+        with self._lock:
+            if ticket.committing:
+                ticket.settle(None if error is None else str(error))
+                settled = True
+                if error is None:
+                    self._remember(ticket_id)
+            else:
+                settled = error is not None and ticket.abort(str(error))
+        if error is not None:
+            if settled:
+                self._tell_end(ticket, error)
+            self._release(ticket)
+        elif settled:
+            self._tell_commit(ticket)
+
+    def meet(self, link: int, source: Source) -> None:
+        """A link is ready; this is who speaks on it."""
+        self._sources[link] = source
 
     def handle(self, link: int, message: TicketMessage, inlet: Inlet) -> None:
         """Apply one message of a link, on that link's thread. Raises LinkLost, WireError."""
@@ -81,21 +118,16 @@ class TicketTable:
             case Commit():
                 self._commit(link, message)
             case Renew():
-                self._with_ticket(link, message, self._renew)
+                self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
             case Abort():
-                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, tell=False))
-
-    def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket from this side; its sender hears it."""
-        ticket = self._tickets.get(ticket_id)
-        if ticket is not None:
-            self._end(ticket, reason)
+                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, but=link))
 
     def lost(self, link: int, reason: str) -> None:
         """End all tickets of a link that is gone."""
+        self._sources.pop(link, None)
         for ticket in self._all():
-            if ticket.link == link:
-                self._end(ticket, reason, tell=False)
+            if link in ticket.links:
+                self._end(ticket, reason, but=link)
 
     def sweep(self, now: float) -> None:
         """End the tickets whose lease ran out."""
@@ -103,13 +135,7 @@ class TicketTable:
             with self._lock:
                 expired = ticket.expire(now)
             if expired:
-                self._tell_end(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
-                self._release(ticket)
-
-    def abort_all(self, reason: str) -> None:
-        """End every ticket."""
-        for ticket in self._all():
-            self._end(ticket, reason)
+                self._ended(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
 
     def count(self, **added: int) -> None:
         """Add to the counts."""
@@ -118,20 +144,21 @@ class TicketTable:
                 self._counts[name] += number
 
     def _open(self, link: int, message: Open) -> None:
-        ticket = self._tickets.get(message.ticket_id)
+        ticket, source = self._tickets.get(message.ticket_id), self._sources[link]
         if ticket is None or message.epoch != self._epoch:
             self._answer_unknown(link, message)
             return
         try:
             with self._lock:
-                ticket.open(link, message.num_tokens, message.first_token, self._clock())
+                ticket.open(link, source, message.num_tokens, message.first_token, self._clock())
         except HandoffFailed as error:
-            if ticket.link in (None, link):
-                self._end(ticket, str(error), tell=False)
+            if ticket.listens_to(link):
+                self._end(ticket, str(error), but=link)
             self._answer(link, _abort(message, error))
 
-    def _renew(self, ticket: ReceiverTicket) -> None:
-        ticket.renew(self._clock())
+    def _renew(self, ticket: ReceiverTicket, link: int) -> None:
+        with self._lock:
+            ticket.renew(link, self._clock())
         self.count(renewals=1)
 
     def _frame(self, link: int, frame: Frame, inlet: Inlet) -> None:
@@ -143,30 +170,31 @@ class TicketTable:
             except HandoffFailed as error:
                 self._end(ticket, str(error))
         if ticket is not None and verdict is Verdict.MOVE:
-            self._move(ticket, frame, inlet)
+            self._move(ticket, frame, link, inlet)
             return
         self.count(**{"duplicate_frames" if verdict is Verdict.DUPLICATE else "dropped_frames": 1})
         inlet.skip(frame)
 
-    def _move(self, ticket: ReceiverTicket, frame: Frame, inlet: Inlet) -> None:
+    def _move(self, ticket: ReceiverTicket, frame: Frame, link: int, inlet: Inlet) -> None:
         digest = None
         where = window(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
         try:
-            digest = inlet.move(frame, self._slots.place(frame.tensor, where), ticket.stop)
+            target = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
+            digest = inlet.move(frame, target, ticket.stop)
         except HandoffFailed as error:
             self._end(ticket, str(error))
         finally:
-            self._finish(ticket, frame, digest)
+            self._finish(ticket, frame, link, digest)
         if digest is None:
             inlet.skip(frame)
             return
         self.count(bytes_received=frame.num_bytes)
         self._try_commit(ticket)
 
-    def _finish(self, ticket: ReceiverTicket, frame: Frame, digest: int | None) -> None:
+    def _finish(self, ticket: ReceiverTicket, frame: Frame, link: int, digest: int | None) -> None:
         try:
             with self._lock:
-                progress = ticket.finish(frame.number, digest, self._clock())
+                progress = ticket.finish(link, frame.number, digest, self._clock())
         except HandoffFailed as error:
             self.count(corrupt_frames=1)
             self._end(ticket, str(error))
@@ -174,7 +202,7 @@ class TicketTable:
         if progress is Progress.REPEAT:
             self.count(corrupt_frames=1)
             _log.warning("kv_frame_corrupt", ticket=ticket.ticket_id, frame=frame.number)
-            self._answer(ticket.link or 0, Nack(ticket.ticket_id, ticket.epoch, frame.number))
+            self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
         elif progress is Progress.OVER:
             self._release(ticket)
 
@@ -183,7 +211,7 @@ class TicketTable:
         if commit.epoch == self._epoch and commit.ticket_id in self._committed:
             self._answer(link, Ack(commit.ticket_id, commit.epoch))
             return
-        if ticket is None or commit.epoch != self._epoch or ticket.link != link:
+        if ticket is None or commit.epoch != self._epoch or link not in ticket.links:
             self._answer_unknown(link, commit)
             return
         try:
@@ -205,29 +233,13 @@ class TicketTable:
         except HandoffFailed as error:
             self._end(ticket, str(error))
             return
-        refusal = self._offer(ticket)
-        with self._lock:
-            ticket.settle(None if refusal is None else str(refusal))
-            if refusal is None:
-                self._remember(ticket.ticket_id)
-        if refusal is not None:
-            self._tell_end(ticket, refusal)
-            self._release(ticket)
-            return
-        named = ticket.ticket_id[::-1] if self._failpoints.hit("kv.before_ack") else ticket.ticket_id
-        self._answer(ticket.link or 0, Ack(named, ticket.epoch))
-        self._failpoints.hit("kv.after_ack")
+        self._quorum.share_ready(self._rank.number, ticket.ticket_id, ticket.description, ticket.kv_bytes)
 
-    def _offer(self, ticket: ReceiverTicket) -> PdserveError | None:
-        try:
-            description = ticket.description[:-1] if self._failpoints.hit("kv.before_commit") else ticket.description
-            self._events.committed(ticket.ticket_id, description, ticket.block_ids, ticket.kv_bytes)
-        except PdserveError as error:
-            return error
-        except Exception as error:  # noqa: BLE001  a defect of the owner ends this ticket only
-            _log.error("kv_commit_failed", exc=error, ticket=ticket.ticket_id)
-            return InternalError(f"the commit of ticket {ticket.ticket_id} failed: {error}")
-        return None
+    def _tell_commit(self, ticket: ReceiverTicket) -> None:
+        named = ticket.ticket_id[::-1] if self._failpoints.hit("kv.before_ack") else ticket.ticket_id
+        for link in ticket.links:
+            self._answer(link, Ack(named, ticket.epoch))
+        self._failpoints.hit("kv.after_ack")
 
     def _remember(self, ticket_id: str) -> None:
         del self._tickets[ticket_id]
@@ -235,11 +247,21 @@ class TicketTable:
         if len(self._committed) > _REMEMBERED_COMMITS:
             self._committed.popitem(last=False)
 
-    def _end(self, ticket: ReceiverTicket, reason: str, *, tell: bool = True) -> None:
+    def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
+        """End a share and so the ticket; every sender hears it `but` the one it comes from."""
+        error = HandoffFailed(reason)
         with self._lock:
-            ended = ticket.abort(reason)
-        if ended and tell:
-            self._tell_end(ticket, HandoffFailed(reason))
+            ended, waits = ticket.abort(reason), ticket.committing
+        if ended:
+            self._ended(ticket, error, but)
+            return
+        if waits:
+            self._quorum.share_ended(ticket.ticket_id, error)
+        self._release(ticket)
+
+    def _ended(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
+        self._tell_end(ticket, error, but)
+        self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
 
     def _release(self, ticket: ReceiverTicket) -> None:
@@ -247,15 +269,12 @@ class TicketTable:
             if not ticket.take_release():
                 return
             del self._tickets[ticket.ticket_id]
-        _log.info("kv_ticket_ended", ticket=ticket.ticket_id, state=ticket.state, reason=ticket.reason)
-        try:
-            self._events.ended(ticket.ticket_id, ticket.block_ids, ticket.reason)
-        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets from ending
-            _log.error("kv_ended_failed", exc=error, ticket=ticket.ticket_id)
+        self._quorum.share_released(ticket.ticket_id)
 
-    def _tell_end(self, ticket: ReceiverTicket, error: PdserveError) -> None:
-        if ticket.link is not None:
-            self._answer(ticket.link, Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))
+    def _tell_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
+        for link in ticket.links:
+            if link != but:
+                self._answer(link, Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))
 
     def _answer_unknown(self, link: int, message: TicketMessage) -> None:
         error = HandoffFailed(f"ticket {message.ticket_id} of epoch {message.epoch:x} is unknown or over")
@@ -263,7 +282,7 @@ class TicketTable:
 
     def _with_ticket(self, link: int, message: TicketMessage, act: Callable[[ReceiverTicket], None]) -> None:
         ticket = self._tickets.get(message.ticket_id)
-        if ticket is not None and message.epoch == self._epoch and ticket.link in (None, link):
+        if ticket is not None and message.epoch == self._epoch and ticket.listens_to(link):
             act(ticket)
 
     def _all(self) -> list[ReceiverTicket]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ALIGNMENT = 4096
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-MAX_RANKS = 1_024
+MAX_RANKS = 256
 
 
 class Rank(NamedTuple):
@@ -39,6 +39,9 @@ class Heads(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.end})"
+
+
+ONLY_RANK = Rank()
 
 
 def check_rank(rank: Rank) -> None:
@@ -107,7 +110,7 @@ class PoolLayout:
     """
 
     def __init__(
-        self, tensors: Sequence[KvTensor], *, num_blocks: int, block_size: int, rank: Rank = Rank()
+        self, tensors: Sequence[KvTensor], *, num_blocks: int, block_size: int, rank: Rank = ONLY_RANK
     ) -> None:  # fmt: skip
         """`tensors` are the model's. Raises ValueError for sizes and ranks that cannot be."""
         if not tensors or num_blocks <= 0 or block_size <= 0:
@@ -189,6 +192,9 @@ def describe_difference(mine: Sequence[KvTensor], theirs: Sequence[KvTensor]) ->
     counts = f"KV tensors: {len(mine)} here, {len(theirs)} there; " if len(mine) != len(theirs) else ""
     for layer in sorted({tensor.layer for tensor in (*mine, *theirs)}):
         here, there = ([tensor for tensor in side if tensor.layer == layer] for side in (mine, theirs))
+        if [one.name for one in here] == [one.name for one in there]:  # the first that differs will do
+            pairs = [(a, b) for a, b in zip(here, there, strict=True) if a != b][:1]
+            here, there = [a for a, _ in pairs], [b for _, b in pairs]
         if here != there:
             return f"{counts}KV of layer {layer}: {_words(here)} here, {_words(there)} there"
     if [*mine] != [*theirs]:

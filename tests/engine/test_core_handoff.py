@@ -21,11 +21,11 @@ def hand_over(
     for chunk in chunks:
         for tensor in range(len(to.info.layout.tensors)):
             data = b"".join(
-                bytes(source.memory.buffer[piece.offset : piece.offset + piece.length])
+                bytes(source.memories[0].buffer[piece.offset : piece.offset + piece.length])
                 for piece in source.info.layout.runs(tensor, chunk.block_ids, chunk.start, chunk.end)
             )
             for piece in to.info.layout.runs(tensor, target, chunk.start, chunk.end):
-                to.memory.buffer[piece.offset : piece.offset + piece.length] = data[: piece.length]
+                to.memories[0].buffer[piece.offset : piece.offset + piece.length] = data[: piece.length]
                 data = data[piece.length :]
     return list(target)
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.fake import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
 from engine.interface import BatchSequence, SampleRow, StepBatch
+from wire.kv_layout import Heads
 from wire.types import SamplingParams
 
 CONFIG = FakeConfig(salt=5, block_size=4, num_blocks=8)
@@ -34,8 +35,8 @@ def test_every_token_of_every_tensor_lies_in_its_slot(model: FakeModel) -> None:
     for tensor, spec in enumerate(layout.tensors):
         for position, token_id in enumerate(PROMPT):
             (run,) = layout.runs(tensor, (6, 2), position, position + 1)
-            stored = bytes(model.memory.buffer[run.offset : run.offset + run.length])
-            assert stored == kv_bytes(token_id, position, tensor, CONFIG.salt, spec.token_bytes)
+            stored = bytes(model.memories[0].buffer[run.offset : run.offset + run.length])
+            assert stored == kv_bytes(token_id, position, tensor, CONFIG.salt, spec.head_bytes, Heads(0, spec.heads))
 
 
 def test_the_first_token_is_the_expected_one(model: FakeModel) -> None:
@@ -58,7 +59,7 @@ def test_the_token_depends_on_the_bytes_in_the_pool(model: FakeModel) -> None:
     layout = model.info.layout
     for tensor in range(len(layout.tensors)):
         (run,) = layout.runs(tensor, (2,), 1, 2)
-        model.memory.buffer[run.offset] ^= 1
+        model.memories[0].buffer[run.offset] ^= 1
     row = StepBatch((), (BatchSequence(6, 0, (6, 2)),), (SampleRow(-1, GREEDY, 0, 0),))
 
     assert model.launch(row).collect() != [good]
@@ -69,7 +70,7 @@ def test_layers_are_announced_in_order_after_their_bytes(model: FakeModel) -> No
 
     def layer_done(layer: int) -> None:
         firsts = [next(layout.runs(tensor, (6,), 0, 1)).offset for tensor in range(len(layout.tensors))]
-        seen.append((layer, [any(model.memory.buffer[at : at + 8]) for at in firsts]))
+        seen.append((layer, [any(model.memories[0].buffer[at : at + 8]) for at in firsts]))
 
     model.launch(whole_prompt((6, 2)), layer_done)
 

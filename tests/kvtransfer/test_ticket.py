@@ -5,39 +5,52 @@ import dataclasses
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.ticket import Progress, ReceiverState, ReceiverTicket, SenderState, SenderTicket, Verdict
+from kvtransfer.inflow import Progress, Source, Verdict
+from kvtransfer.ranks import Senders
+from kvtransfer.terms import Terms
+from kvtransfer.ticket import ReceiverState, ReceiverTicket, SenderState, SenderTicket
 from wire.errors import HandoffFailed
-from wire.kv_layout import KvTensor
+from wire.kv_layout import ONLY_RANK, Heads, KvTensor, Rank
 
-TENSORS = (KvTensor(0, "k", 1, 2, "float16"), KvTensor(0, "v", 1, 4, "float16"), KvTensor(1, "k", 1, 2, "float16"))
+TENSORS = (KvTensor(0, "k", 3, 2, "float16"), KvTensor(0, "v", 3, 4, "float16"), KvTensor(1, "k", 1, 2, "float16"))
+HEADS = tuple(Heads(0, tensor.heads) for tensor in TENSORS)
 ID, EPOCH, LINK = "ab" * 16, 7, 3
 FIRST, TOTAL = 2, 10
 LEASE_S = 10.0
 BAD_ENDINGS = (ReceiverState.ABORTED, ReceiverState.EXPIRED)
+SENDER = Source("prefill-0", 5, ONLY_RANK)
 
 
 def receiver(now: float = 0.0) -> ReceiverTicket:
     return ReceiverTicket(
-        ID, EPOCH, TENSORS, num_tokens=TOTAL, first_token=FIRST, block_ids=(1, 2), lease_s=LEASE_S, now=now
-    )
+        ID, EPOCH, Senders(TENSORS, ONLY_RANK), num_tokens=TOTAL, first_token=FIRST, block_ids=(1, 2),
+        lease_s=LEASE_S, now=now,
+    )  # fmt: skip
+
+
+def opened() -> ReceiverTicket:
+    ticket = receiver()
+    ticket.open(LINK, SENDER, TOTAL, FIRST, 0.0)
+    return ticket
 
 
 def sender(now: float = 0.0) -> SenderTicket:
-    return SenderTicket(ID, EPOCH, TENSORS, num_tokens=TOTAL, first_token=FIRST, lease_s=LEASE_S, now=now)
+    return SenderTicket(ID, EPOCH, Terms(TENSORS, HEADS, FIRST, TOTAL), lease_s=LEASE_S, now=now)
 
 
-def frame(number: int, tensor: int = 0, start: int = FIRST, end: int = TOTAL, digest: int = 1) -> Frame:
-    spec = TENSORS[tensor]
-    return Frame(
-        ID, EPOCH, number, spec.layer, tensor, start, end, 0, spec.heads, (end - start) * spec.token_bytes, digest
-    )
+def frame(
+    number: int, tensor: int = 0, start: int = FIRST, end: int = TOTAL, digest: int = 1, heads: Heads | None = None
+) -> Frame:
+    spec, (first, last) = TENSORS[tensor], heads or HEADS[tensor]
+    num_bytes = (end - start) * (last - first) * spec.head_dim * 2
+    return Frame(ID, EPOCH, number, spec.layer, tensor, start, end, first, last, num_bytes, digest)
 
 
 class ReceiverMachine(RuleBasedStateMachine):
-    """Random announcements, moves, commits, endings and clock jumps."""
+    """Random openings, announcements, moves, commits, endings and clock jumps, from one to four ranks of P."""
 
     frames = Bundle("frames")
 
@@ -46,92 +59,194 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.ticket = receiver()
         self.lease_end = LEASE_S
-        self.claimed: dict[int, set[tuple[int, int]]] = {}
-        self.verified: set[tuple[int, int]] = set()
-        self.misses: dict[int, int] = {}
-        self.moving: list[Frame] = []
-        self.proposed = self.committing = False
+        self.lease_ends: dict[int, float] = {}
+        self.num_frames: dict[int, int] = {}
+        self.claimed: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        self.verified: dict[int, set[tuple[int, int]]] = {}
+        self.misses: dict[tuple[int, int], int] = {}
+        self.made: dict[tuple[int, int], Frame] = {}
+        self.moving: list[tuple[int, Frame]] = []
+        self.proposed: set[int] = set()
         self.releases = 0
         self.state = ReceiverState.RESERVED
 
-    @rule(target=frames, tensor=st.integers(0, 2), start=st.integers(FIRST, TOTAL - 1), length=st.integers(1, 8))
-    def make_frame(self, tensor: int, start: int, length: int) -> Frame:
-        number = len(self.misses)
-        self.misses[number] = 0
-        return frame(number, tensor, start, min(TOTAL, start + length), digest=number + 1)
+    @initialize(num_senders=st.integers(1, 4))
+    def choose_ranks(self, num_senders: int) -> None:
+        self.num_senders = num_senders
+        self.owed = dict(Senders(TENSORS, ONLY_RANK).of(num_senders))
+        self.num_frames = dict.fromkeys(self.owed, 0)
+        self.verified = {p: set() for p in self.owed}
 
-    @rule()
-    def open(self) -> None:
+    def source(self, p: int, epoch: int = 5) -> Source:
+        return Source("prefill-0", epoch, Rank(p, self.num_senders))
+
+    def wanted(self, p: int) -> set[tuple[int, int]]:
+        tensors = [tensor for tensor, heads in enumerate(self.owed[p]) if heads.start < heads.end]
+        return {(tensor, token) for tensor in tensors for token in range(FIRST, TOTAL)}
+
+    def taken(self, p: int) -> set[tuple[int, int]]:
+        return set().union(*(cells for (rank, _), cells in self.claimed.items() if rank == p))
+
+    def is_complete(self, p: int) -> bool:
+        return p in self.proposed and self.verified[p] == self.wanted(p)
+
+    @property
+    def speaks(self) -> bool:
+        return self.state is ReceiverState.RECEIVING
+
+    @rule(target=frames, data=st.data(), start=st.integers(FIRST, TOTAL - 1), length=st.integers(1, 8))
+    def make_frame(self, data: st.DataObject, start: int, length: int) -> tuple[int, Frame]:
+        p = data.draw(st.sampled_from(sorted(self.owed)))
+        tensor = data.draw(st.sampled_from(sorted({tensor for tensor, _ in self.wanted(p)})))
+        return p, self.make(p, tensor, start, min(TOTAL, start + length))
+
+    @rule(data=st.data())
+    def open(self, data: st.DataObject) -> None:
+        self.open_from(data.draw(st.sampled_from(sorted(self.owed))))
+
+    def open_from(self, p: int) -> None:
         if self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING):
-            self.ticket.open(LINK, TOTAL, FIRST, self.now)
+            self.ticket.open(10 + p, self.source(p), TOTAL, FIRST, self.now)
             self.state, self.lease_end = ReceiverState.RECEIVING, self.now + LEASE_S
+            self.lease_ends[p] = max(self.lease_ends.get(p, 0.0), self.now + LEASE_S)
         else:
             with pytest.raises(HandoffFailed):
-                self.ticket.open(LINK, TOTAL, FIRST, self.now)
+                self.ticket.open(10 + p, self.source(p), TOTAL, FIRST, self.now)
 
-    @rule(one=frames, link=st.sampled_from([LINK, LINK, LINK, 4]), old=st.booleans())
-    def announce(self, one: Frame, link: int, old: bool) -> None:
-        if old:
-            assert self.ticket.accept(dataclasses.replace(one, epoch=EPOCH - 1), link) is Verdict.DROP
+    @rule(data=st.data(), how=st.sampled_from(["reborn", "second link", "other ranks", "not of these ranks"]))
+    def a_stranger_opens(self, data: st.DataObject, how: str) -> None:
+        if not self.lease_ends:
             return
-        cells = {(one.tensor, token) for token in range(one.start, one.end)}
-        taken = set().union(*self.claimed.values()) if self.claimed else set()
-        if self.state is not ReceiverState.RECEIVING or link != LINK:
-            assert self.ticket.accept(one, link) is Verdict.DROP
-        elif one.number in self.claimed:
-            repeat = self.misses[one.number] == 1 and one not in self.moving and not cells <= self.verified
-            assert self.ticket.accept(one, link) is (Verdict.MOVE if repeat else Verdict.DUPLICATE)
+        p = data.draw(st.sampled_from(sorted(self.lease_ends)))
+        free = sorted(set(self.owed) - set(self.lease_ends)) or [p]
+        stranger = {
+            "reborn": self.source(free[0], epoch=6),
+            "second link": self.source(p),
+            "other ranks": Source("prefill-0", 5, Rank(0, self.num_senders + 1)),
+            "not of these ranks": Source("prefill-0", 5, Rank(self.num_senders, self.num_senders)),
+        }[how]
+        with pytest.raises(HandoffFailed, match="cannot be opened here"):
+            self.ticket.open(99, stranger, TOTAL, FIRST, self.now)
+        assert 99 not in self.ticket.links
+
+    @rule(one=frames, stray=st.sampled_from(["", "", "", "other link", "old epoch"]))
+    def announce(self, one: tuple[int, Frame], stray: str) -> None:
+        p, made = one
+        if stray == "old epoch":
+            assert self.ticket.accept(dataclasses.replace(made, epoch=EPOCH - 1), 10 + p) is Verdict.DROP
+            return
+        cells = {(made.tensor, token) for token in range(made.start, made.end)}
+        if stray or not self.speaks or p not in self.lease_ends:
+            assert self.ticket.accept(made, 50 if stray else 10 + p) is Verdict.DROP
+        elif (p, made.number) in self.claimed:
+            repeat = self.misses[p, made.number] == 1 and one not in self.moving and not cells <= self.verified[p]
+            assert self.ticket.accept(made, 10 + p) is (Verdict.MOVE if repeat else Verdict.DUPLICATE)
             if repeat:
                 self.moving.append(one)
-        elif self.proposed or cells & taken:
+        elif p in self.proposed or cells & self.taken(p):
             with pytest.raises(HandoffFailed):
-                self.ticket.accept(one, link)
+                self.ticket.accept(made, 10 + p)
         else:
-            assert self.ticket.accept(one, link) is Verdict.MOVE
-            self.claimed[one.number] = cells
+            assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+            self.claimed[p, made.number] = cells
             self.moving.append(one)
 
-    @rule(good=st.booleans(), cut=st.booleans())
-    def finish_a_move(self, good: bool, cut: bool) -> None:
+    @rule(one=frames)
+    def announce_the_heads_of_another_rank(self, one: tuple[int, Frame]) -> None:
+        p, made = one
+        others = [q for q in self.lease_ends if self.owed[q][made.tensor] != self.owed[p][made.tensor]]
+        fresh = dataclasses.replace(made, number=1_000)
+        if self.speaks and others:
+            with pytest.raises(HandoffFailed, match=r"heads .* sent, .* are wanted"):
+                self.ticket.accept(fresh, 10 + others[0])
+
+    @rule(good=st.booleans(), cut=st.booleans(), last=st.booleans())
+    def finish_a_move(self, good: bool, cut: bool, last: bool) -> None:
         if not self.moving:
             return
-        one = self.moving.pop(0)
-        digest = None if cut and self.state in BAD_ENDINGS else one.digest if good else one.digest + 1
+        p, made = self.moving.pop(-1 if last else 0)
+        digest = None if cut and self.state in BAD_ENDINGS else made.digest if good else made.digest + 1
         if self.state is not ReceiverState.RECEIVING:
-            assert self.ticket.finish(one.number, digest, self.now) is Progress.OVER
+            assert self.ticket.finish(10 + p, made.number, digest, self.now) is Progress.OVER
         elif good:
-            assert self.ticket.finish(one.number, digest, self.now) is Progress.VERIFIED
-            self.verified |= self.claimed[one.number]
-            self.lease_end = max(self.lease_end, self.now + LEASE_S)
-        elif self.misses[one.number] == 0:
-            assert self.ticket.finish(one.number, digest, self.now) is Progress.REPEAT
-            self.misses[one.number] = 1
+            self.verify(p, made)
+        elif self.misses[p, made.number] == 0:
+            assert self.ticket.finish(10 + p, made.number, digest, self.now) is Progress.REPEAT
+            self.misses[p, made.number] = 1
         else:
             with pytest.raises(HandoffFailed, match="twice"):
-                self.ticket.finish(one.number, digest, self.now)
+                self.ticket.finish(10 + p, made.number, digest, self.now)
             assert self.ticket.abort("corrupt")
             self.state = ReceiverState.ABORTED
 
-    @rule()
-    def propose(self) -> None:
-        digest_sum = sum(number + 1 for number in self.claimed)
-        claimed = sum(len(cells) for cells in self.claimed.values())
-        kv_bytes = sum(TENSORS[tensor].token_bytes for cells in self.claimed.values() for tensor, _ in cells)
-        commit = Commit(ID, EPOCH, len(self.claimed), kv_bytes, digest_sum, 0, b"d")
-        if self.state is not ReceiverState.RECEIVING:
-            assert self.ticket.propose(commit, LINK) is Verdict.DROP
-        elif self.proposed:
-            assert self.ticket.propose(commit, LINK) is Verdict.DUPLICATE
-        elif claimed != 3 * (TOTAL - FIRST):
+    @rule(data=st.data(), ranks=st.sampled_from([1, 2, 4, 4]), accepted=st.booleans(), interrupted=st.booleans())
+    def deliver(self, data: st.DataObject, ranks: int, accepted: bool, interrupted: bool) -> None:
+        """Some ranks send and commit all that they have left, in any order: else few runs would come to a commit."""
+        for p in data.draw(st.permutations(sorted(self.owed)))[:ranks]:
+            if self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING):
+                self.open_from(p)
+                self.deliver_from(p, data)
+                self.propose_from(p)
+        self.settle_if_ready(accepted, interrupted)
+
+    def deliver_from(self, p: int, data: st.DataObject) -> None:
+        for one in [one for one in self.moving if one[0] == p]:
+            self.moving.remove(one)
+            self.verify(p, one[1])
+        for (rank, number), cells in self.claimed.items():
+            if rank == p and not cells <= self.verified[p]:
+                made = self.made[p, number]
+                assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+                self.verify(p, made)
+        if p not in self.proposed:
+            for tensor, token in data.draw(st.permutations(sorted(self.wanted(p) - self.taken(p)))):
+                made = self.make(p, tensor, token, token + 1)
+                self.claimed[p, made.number] = {(tensor, token)}
+                assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+                self.verify(p, made)
+
+    def verify(self, p: int, made: Frame) -> None:
+        assert self.ticket.finish(10 + p, made.number, made.digest, self.now) is Progress.VERIFIED
+        self.verified[p] |= self.claimed[p, made.number]
+        self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
+
+    def make(self, p: int, tensor: int, start: int, end: int) -> Frame:
+        number = self.num_frames[p]
+        self.num_frames[p] += 1
+        self.misses[p, number] = 0
+        self.made[p, number] = frame(number, tensor, start, end, digest=number + 1, heads=self.owed[p][tensor])
+        return self.made[p, number]
+
+    @rule(data=st.data())
+    def propose(self, data: st.DataObject) -> None:
+        self.propose_from(data.draw(st.sampled_from(sorted(self.owed))))
+
+    def propose_from(self, p: int) -> None:
+        numbers = [number for rank, number in self.claimed if rank == p]
+        cells = [cell for (rank, _), those in self.claimed.items() if rank == p for cell in those]
+        kv_bytes = sum(
+            (self.owed[p][tensor].end - self.owed[p][tensor].start) * TENSORS[tensor].head_dim * 2
+            for tensor, _ in cells
+        )
+        digests = sum(number + 1 for number in numbers)
+        commit = Commit(ID, EPOCH, len(numbers), kv_bytes, digests, 0, b"of %d" % p)
+        if not self.speaks or p not in self.lease_ends:
+            assert self.ticket.propose(commit, 10 + p) is Verdict.DROP
+        elif p in self.proposed:
+            assert self.ticket.propose(commit, 10 + p) is Verdict.DUPLICATE
+        elif len(cells) != len(self.wanted(p)):
             with pytest.raises(HandoffFailed, match="tensor tokens"):
-                self.ticket.propose(commit, LINK)
+                self.ticket.propose(commit, 10 + p)
         else:
-            assert self.ticket.propose(commit, LINK) is Verdict.MOVE
-            self.proposed = True
+            assert self.ticket.propose(commit, 10 + p) is Verdict.MOVE
+            self.proposed.add(p)
 
     @rule(accepted=st.booleans(), interrupted=st.booleans())
     def commit(self, accepted: bool, interrupted: bool) -> None:
-        ready = self.state is ReceiverState.RECEIVING and self.proposed and len(self.verified) == 3 * (TOTAL - FIRST)
+        self.settle_if_ready(accepted, interrupted)
+
+    def settle_if_ready(self, accepted: bool, interrupted: bool) -> None:
+        ready = self.speaks and set(self.lease_ends) == set(self.owed) and all(map(self.is_complete, self.owed))
         assert self.ticket.ready() is ready
         if not ready:
             return
@@ -139,6 +254,8 @@ class ReceiverMachine(RuleBasedStateMachine):
         if interrupted:
             assert not self.ticket.abort("too late")
             assert not self.ticket.expire(self.now + 1e9)
+            assert self.ticket.committing
+        assert self.ticket.description == b"of %d" % min(self.owed)
         self.ticket.settle(None if accepted else "no room")
         self.state = ReceiverState.COMMITTED if accepted else ReceiverState.ABORTED
 
@@ -149,10 +266,18 @@ class ReceiverMachine(RuleBasedStateMachine):
         if living:
             self.state = ReceiverState.ABORTED
 
-    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
-    def time_passes(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]), renewed=st.sets(st.integers(0, 3)))
+    def time_passes(self, seconds: float, renewed: set[int]) -> None:
+        self.ticket.ready()  # as the table asks after every commit and move
+        for p in renewed & set(self.lease_ends):
+            self.ticket.renew(10 + p, self.now)
+            self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
         self.now += seconds
-        runs_out = self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING) and self.now >= self.lease_end
+        ends = [end for p, end in self.lease_ends.items() if not self.is_complete(p)]
+        if set(self.lease_ends) != set(self.owed):
+            ends.append(self.lease_end)
+        living = self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING)
+        runs_out = living and any(self.now >= end for end in ends)
         assert self.ticket.expire(self.now) is runs_out
         if runs_out:
             self.state = ReceiverState.EXPIRED
@@ -265,34 +390,31 @@ TestSenderMachine.settings = settings(max_examples=100, stateful_step_count=30, 
 
 
 def test_the_blocks_are_not_free_while_a_move_is_under_way() -> None:
-    ticket = receiver()
-    ticket.open(LINK, TOTAL, FIRST, 0.0)
+    ticket = opened()
     assert ticket.accept(frame(0), LINK) is Verdict.MOVE
 
     assert ticket.abort("cancelled")
     assert not ticket.take_release()
-    assert ticket.finish(0, None, 1.0) is Progress.OVER
+    assert ticket.finish(LINK, 0, None, 1.0) is Progress.OVER
 
     assert ticket.take_release()
     assert not ticket.take_release()
 
 
 def test_the_same_number_for_other_tokens_is_refused() -> None:
-    ticket = receiver()
-    ticket.open(LINK, TOTAL, FIRST, 0.0)
+    ticket = opened()
     ticket.accept(frame(0, end=6), LINK)
-    assert ticket.finish(0, 999, 0.0) is Progress.REPEAT
+    assert ticket.finish(LINK, 0, 999, 0.0) is Progress.REPEAT
 
     with pytest.raises(HandoffFailed, match="came again as another"):
         ticket.accept(frame(0, end=7), LINK)
 
 
 def test_a_commit_with_another_digest_sum_is_refused() -> None:
-    ticket = receiver()
-    ticket.open(LINK, TOTAL, FIRST, 0.0)
+    ticket = opened()
     for tensor in range(3):
         ticket.accept(frame(tensor, tensor), LINK)
-        ticket.finish(tensor, 1, 0.0)
+        ticket.finish(LINK, tensor, 1, 0.0)
 
     ticket.propose(Commit(ID, EPOCH, 3, ticket.kv_bytes, 4, 0, b""), LINK)
 
@@ -302,4 +424,4 @@ def test_a_commit_with_another_digest_sum_is_refused() -> None:
 
 def test_opening_for_other_tokens_is_refused_with_both_ranges() -> None:
     with pytest.raises(HandoffFailed, match=r"\[2, 10\) are wanted, \[0, 10\) are offered"):
-        receiver().open(LINK, TOTAL, 0, 0.0)
+        receiver().open(LINK, SENDER, TOTAL, 0, 0.0)

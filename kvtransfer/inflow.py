@@ -1,0 +1,143 @@
+"""What one rank of P has sent for one ticket, over one link. Pure.
+
+announced -> moving -> verified            (a digest that differs: -> repeat -> moving -> verified, once)
+complete: the commit is proposed, everything owed is in and verified, and the sums agree
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtransfer.coverage import Coverage
+from kvtransfer.frame import Commit, Frame
+from kvtransfer.terms import Terms, check_frame, in_words, same_place
+from wire.errors import HandoffFailed
+from wire.kv_layout import Rank
+
+_DIGEST_MODULUS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who speaks on a link: one rank of one life of the sending instance's process."""
+
+    sender_id: str
+    epoch: int
+    rank: Rank
+
+    def __str__(self) -> str:
+        return f"{self.sender_id} of epoch {self.epoch:x}, {self.rank}"
+
+
+class Verdict(Enum):
+    """What the receiver does with an announced frame."""
+
+    MOVE = "move"
+    DUPLICATE = "duplicate"
+    DROP = "drop"
+
+
+class Progress(Enum):
+    """What a finished move means."""
+
+    VERIFIED = "verified"
+    REPEAT = "repeat"
+    OVER = "over"
+
+
+class _FrameState(Enum):
+    MOVING = "moving"
+    REPEAT = "repeat"
+    REPEATING = "repeating"
+    VERIFIED = "verified"
+
+
+@dataclass(slots=True)
+class _Expected:
+    frame: Frame
+    state: _FrameState
+
+
+class Inflow:
+    """Owner of the frames of one link for one ticket. `lease_end` is when the sender will have been silent too long."""
+
+    def __init__(self, source: Source, terms: Terms, lease_end: float) -> None:
+        self.source, self.lease_end = source, lease_end
+        self.kv_bytes = 0
+        self.complete = False
+        self._terms, self._wanted_tokens = terms, terms.tensor_tokens
+        self._coverage = [Coverage() for _ in terms.tensors]
+        self._frames: dict[int, _Expected] = {}
+        self._verified_tokens = 0
+        self._digest_sum = 0
+        self._commit: Commit | None = None
+
+    @property
+    def description(self) -> bytes:
+        """What the commit says the prompt is."""
+        assert self._commit is not None
+        return self._commit.description
+
+    def accept(self, frame: Frame) -> Verdict:
+        """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the terms."""
+        known = self._frames.get(frame.number)
+        if known is None:
+            self._check(frame)
+            self._coverage[frame.tensor].add(frame.start, frame.end)
+            self._frames[frame.number] = _Expected(frame, _FrameState.MOVING)
+        elif known.state is not _FrameState.REPEAT:
+            return Verdict.DUPLICATE
+        elif not same_place(known.frame, frame):
+            raise HandoffFailed(
+                f"frame {frame.number} came again as another: {in_words(known.frame)}, {in_words(frame)}"
+            )
+        else:
+            known.frame, known.state = frame, _FrameState.REPEATING
+        return Verdict.MOVE
+
+    def finish(self, number: int, digest: int) -> Progress:
+        """Take the digest of a moved frame. Raises HandoffFailed at the second miss."""
+        expected = self._frames[number]
+        frame = expected.frame
+        if digest == frame.digest:
+            expected.state = _FrameState.VERIFIED
+            self._verified_tokens += frame.end - frame.start
+            self._digest_sum = (self._digest_sum + digest) % _DIGEST_MODULUS
+            self.kv_bytes += frame.num_bytes
+            return Progress.VERIFIED
+        if expected.state is _FrameState.REPEATING:
+            raise HandoffFailed(
+                f"KV of {in_words(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} received"
+            )
+        expected.state = _FrameState.REPEAT
+        return Progress.REPEAT
+
+    def propose(self, commit: Commit) -> Verdict:
+        """Take the sender's commit. Raises HandoffFailed if frames are missing."""
+        if self._commit is not None:
+            return Verdict.DUPLICATE
+        claimed = sum(known.frame.end - known.frame.start for known in self._frames.values())
+        if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
+            raise HandoffFailed(
+                f"commit of {commit.num_frames} frames: {len(self._frames)} came with {claimed} of "
+                f"{self._wanted_tokens} tensor tokens"
+            )
+        self._commit = commit
+        return Verdict.MOVE
+
+    def check_complete(self) -> bool:
+        """Look whether everything owed is in, and note it in `complete`. Raises HandoffFailed on other sums."""
+        commit = self._commit
+        if self.complete or commit is None or self._verified_tokens != self._wanted_tokens:
+            return self.complete
+        if (commit.kv_bytes, commit.digest_sum) != (self.kv_bytes, self._digest_sum):
+            raise HandoffFailed(
+                f"commit of {commit.kv_bytes} bytes, digests {commit.digest_sum:016x}: "
+                f"{self.kv_bytes} bytes, {self._digest_sum:016x} came"
+            )
+        self.complete = True
+        return True
+
+    def _check(self, frame: Frame) -> None:
+        check_frame(frame, self._terms)
+        if self._commit is not None or self._coverage[frame.tensor].overlaps(frame.start, frame.end):
+            raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")

@@ -1,0 +1,182 @@
+"""Rank 0's book of the tickets: every rank reports how its share goes, and this alone settles them, all alike.
+
+    each rank -> quorum    share_ready, share_ended, share_released
+    quorum -> each rank    reserve, settle(None) = committed | settle(error) = ended
+
+A share that was reported ready waits for `settle`; until then its own mishaps are reported, not acted upon. What is
+decided first holds: committed when the last share is ready and the owner took the prompt, ended at the first mishap.
+The owner hears of an ending when no rank moves bytes of the ticket any more. With one rank it is the same with one.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvtransfer.interface import ReceiverEvents
+from telemetry.logs import EventLogger
+from wire.errors import HandoffFailed, InternalError, PdserveError
+from wire.failpoints import Failpoints
+
+_log = EventLogger("kvtransfer")
+
+
+class ShareReports(Protocol):
+    """What a rank says to rank 0, each at most once a ticket but for `share_ended`. None of its locks is held."""
+
+    def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
+        """Everything of this rank's share is in and verified."""
+        ...
+
+    def share_ended(self, ticket_id: str, error: PdserveError) -> None:
+        """A share ended, or lost what it needs after it was ready."""
+        ...
+
+    def share_released(self, ticket_id: str) -> None:
+        """A share has ended and nothing is moved for it any more."""
+        ...
+
+
+class Shares(Protocol):
+    """What rank 0 says to a rank (ticket_table.TicketTable)."""
+
+    def check(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+        """Raise ValueError for numbers that do not fit together."""
+        ...
+
+    def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+        """Make this rank's share of a ticket, of numbers that were checked."""
+        ...
+
+    def settle(self, ticket_id: str, error: PdserveError | None) -> None:
+        """The ticket is committed (None) or has ended, on every rank; the senders hear it. Idempotent."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    block_ids: tuple[int, ...]
+    kv_bytes: int = 0
+    description: bytes = b""
+    num_ready: int = 0
+    num_released: int = 0
+    settled: bool = False
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class Quorum:
+    """Owner of what is decided about each ticket, under a lock that nothing is called in."""
+
+    events: ReceiverEvents
+    failpoints: Failpoints
+    shares: list[Shares] = field(default_factory=list)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def join(self, shares: Shares) -> None:
+        """Add a rank, in the order of ranks and before the first ticket."""
+        self.shares.append(shares)
+
+    def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+        """Make a ticket on every rank. Raises ValueError for numbers that do not fit together, or an id in use."""
+        blocks = tuple(block_ids)
+        for share in self.shares:
+            share.check(num_tokens, first_token, blocks)
+        with self._lock:
+            if ticket_id in self._entries:
+                raise ValueError(f"ticket {ticket_id} exists")
+            self._entries[ticket_id] = _Entry(blocks)
+        try:
+            for share in self.shares:
+                share.reserve(ticket_id, num_tokens, first_token, blocks)
+        except BaseException:
+            with self._lock:
+                del self._entries[ticket_id]
+            for share in self.shares:
+                share.settle(ticket_id, HandoffFailed("the ticket could not be made on every rank"))
+            raise
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """End a ticket from this side. Silent for one that is settled."""
+        self.share_ended(ticket_id, HandoffFailed(reason))
+
+    def abort_all(self, reason: str) -> None:
+        """End every ticket."""
+        with self._lock:
+            ticket_ids = list(self._entries)
+        for ticket_id in ticket_ids:
+            self.abort(ticket_id, reason)
+
+    def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
+        """See ShareReports; the last one commits."""
+        with self._lock:
+            entry = self._entries.get(ticket_id)
+            if entry is None or entry.settled:
+                return
+            entry.num_ready += 1
+            entry.kv_bytes += kv_bytes
+            if rank == 0:
+                entry.description = description
+            if entry.num_ready < len(self.shares):
+                return
+            entry.settled = True
+        refusal = self._offer(ticket_id, entry)
+        if refusal is None:
+            with self._lock:
+                del self._entries[ticket_id]
+        self._settle(ticket_id, entry, refusal)
+
+    def share_ended(self, ticket_id: str, error: PdserveError) -> None:
+        """See ShareReports; the first one ends the ticket on every rank."""
+        with self._lock:
+            entry = self._entries.get(ticket_id)
+            if entry is None or entry.settled:
+                return
+            entry.settled = True
+        self._settle(ticket_id, entry, error)
+
+    def share_released(self, ticket_id: str) -> None:
+        """See ShareReports; after the last one the blocks are the owner's again."""
+        with self._lock:
+            entry = self._entries.get(ticket_id)
+            if entry is None:
+                return
+            entry.num_released += 1
+        self._end_if_free(ticket_id, entry)
+
+    def _offer(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
+        try:
+            description = entry.description[:-1] if self.failpoints.hit("kv.before_commit") else entry.description
+            self.events.committed(ticket_id, description, entry.block_ids, entry.kv_bytes)
+        except PdserveError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  a defect of the owner ends this ticket only
+            _log.error("kv_commit_failed", exc=error, ticket=ticket_id)
+            return InternalError(f"the commit of ticket {ticket_id} failed: {error}")
+        return None
+
+    def _settle(self, ticket_id: str, entry: _Entry, error: PdserveError | None) -> None:
+        mishap: Exception | None = None
+        for share in self.shares:
+            try:
+                share.settle(ticket_id, error)
+            except Exception as reason:  # noqa: BLE001  what goes wrong at one rank must not keep the others waiting
+                mishap = mishap or reason
+        if error is not None:
+            entry.reason = str(error)
+            self._end_if_free(ticket_id, entry)
+        if mishap is not None:
+            raise mishap
+
+    def _end_if_free(self, ticket_id: str, entry: _Entry) -> None:
+        with self._lock:
+            if entry.reason is None or entry.num_released < len(self.shares):
+                return
+            if self._entries.pop(ticket_id, None) is None:
+                return
+        _log.info("kv_ticket_ended", ticket=ticket_id, reason=entry.reason)
+        try:
+            self.events.ended(ticket_id, entry.block_ids, entry.reason)
+        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets from ending
+            _log.error("kv_ended_failed", exc=error, ticket=ticket_id)

@@ -1,0 +1,59 @@
+"""Figures of several links or ranks as those of one instance. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+
+from kvtransfer.interface import SendStats
+from kvtransfer.ticket_table import ReceiverCounts
+from wire.types import LinkStatus
+
+Life = tuple[str, int]
+"""A peer's id and its process's epoch."""
+
+
+def merge_stats(parts: Sequence[SendStats]) -> SendStats:
+    """Return the parts of one ticket as one: bytes together, the longest time, every transport."""
+    if len(parts) == 1:
+        return parts[0]
+    return SendStats(
+        transport=_names(part.transport for part in parts),
+        kv_bytes=sum(part.kv_bytes for part in parts),
+        seconds=max(part.seconds for part in parts),
+        resent_frames=sum(part.resent_frames for part in parts),
+        early_bytes=sum(part.early_bytes for part in parts),
+    )
+
+
+def merge_links(parts: Iterable[tuple[Life, LinkStatus]]) -> tuple[LinkStatus, ...]:
+    """Return one status a life of a peer: bytes and losses together, the worst state, the slowest measurement."""
+    by_life: dict[Life, LinkStatus] = {}
+    for life, part in parts:
+        known = by_life.get(life)
+        by_life[life] = part if known is None else _both(known, part)
+    return tuple(by_life.values())
+
+
+def add_counts(parts: Sequence[ReceiverCounts]) -> ReceiverCounts:
+    """Return the sum of all counts."""
+    return ReceiverCounts(*(sum(getattr(part, one.name) for part in parts) for one in fields(ReceiverCounts)))
+
+
+def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
+    measured = [status for status in (one, other) if status.bytes_per_s > 0]
+    return replace(
+        one,
+        transport=_names((one.transport, other.transport)),
+        state=other.state if one.state == "up" else one.state,
+        epoch=max(one.epoch, other.epoch),
+        bytes_sent=one.bytes_sent + other.bytes_sent,
+        failures=one.failures + other.failures,
+        fallbacks=one.fallbacks + other.fallbacks,
+        round_trip_s=max((status.round_trip_s for status in measured), default=0.0),
+        bytes_per_s=min((status.bytes_per_s for status in measured), default=0.0),
+        passed_over=tuple(dict.fromkeys((*one.passed_over, *other.passed_over))),
+    )
+
+
+def _names(transports: Iterable[str]) -> str:
+    """Join the names that differ."""
+    return "+".join(dict.fromkeys(name for text in transports for name in text.split("+") if name))
