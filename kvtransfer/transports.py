@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kvtransfer.interface import PoolMemory
+from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.shm import ShmTransport
 from kvtransfer.tcp import TcpTransport
 from kvtransfer.transport import Transport
@@ -10,6 +11,7 @@ from wire.errors import ConfigError
 
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
     "shm": ShmTransport,
+    "process_group": ProcessGroupTransport,
     "tcp": TcpTransport,
 }
 NAMES = tuple(_MAKERS)

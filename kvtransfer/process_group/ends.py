@@ -3,6 +3,7 @@
 Every frame announced is received once and in order, also one that nobody wants: it goes into staging and no further.
 """
 
+import contextlib
 import select
 import time
 from collections import deque
@@ -26,6 +27,7 @@ MAX_PAYLOAD_BYTES = 4 << 20
 OUTLET_BYTES = 3 * MAX_PAYLOAD_BYTES
 _MAX_UNDER_WAY = 1_024
 _POLL_S = 0.1
+_LINGER_S = 1.0
 _NEVER = StopFlag()
 
 
@@ -51,7 +53,12 @@ class GroupOutlet:
         """Nothing is lent."""
 
     def close(self) -> None:
-        """Free or abandon the group."""
+        """Let the peer take what was announced, for a moment; then free or abandon the group."""
+        deadline = time.monotonic() + _LINGER_S
+        with contextlib.suppress(LinkLost, TimeoutError):
+            while self._under_way:
+                self._under_way[0].result(max(0.0, deadline - time.monotonic()))
+                self._under_way.popleft()
         self._group.close()
 
     def _room(self, num_bytes: int) -> int:

@@ -44,6 +44,7 @@ class Group:
         self._group, self._backend, self._lease, self._keep = group, backend, lease, keep
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
+        self._stuck: list[Any] = []  # the waiter's: works that failed and may still touch the memory
         self._fault: str | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -71,7 +72,7 @@ class Group:
             self._abort()
         self._waiter.join(_LEAVE_S)
         if self._waiter.is_alive():
-            _log.warning("kv_group_parked", group=self._name, backend=self._backend.name, operations=self._under_way)
+            _log.warning("kv_group_parked", group=self._name, backend=self._backend.name, operations=len(self._stuck))
 
     @property
     def parked(self) -> bool:
@@ -93,7 +94,6 @@ class Group:
             self._lease.device.issue(lambda: abort(group, peer))
 
     def _wait(self) -> None:
-        stuck: list[Any] = []
         while (item := self._works.get()) is not None:
             issued, done = item
             work = None
@@ -102,14 +102,14 @@ class Group:
                 self._await(work)
             except Exception as error:  # noqa: BLE001  torch raises what it likes; the caller hears LinkLost
                 self._break(error)
-                stuck += [] if work is None else [work]
+                self._stuck += [] if work is None else [work]
                 done.set_exception(LinkLost(f"the group broke: {self._fault}"))
             else:
                 done.set_result(None)
             with self._lock:
                 self._under_way -= 1
             del item, issued, done, work
-        self._free(stuck)
+        self._free()
 
     def _await(self, work: Any) -> None:
         if self._fault is not None:
@@ -139,13 +139,13 @@ class Group:
             _log.warning("kv_group_broken", group=self._name, backend=self._backend.name, reason=self._fault)
             self._abort()
 
-    def _free(self, stuck: list[Any]) -> None:
+    def _free(self) -> None:
         """Wait until nothing can touch the memory any more, then give up the group on the issuing thread."""
         if self._backend.abort is None:
             pause = threading.Event()
-            while not all(work.is_completed() for work in stuck):
+            while not all(work.is_completed() for work in self._stuck):
                 pause.wait(_PARKED_POLL_S)
-        stuck.clear()
+        self._stuck.clear()
         holder = [self._group]
         self._group = None
         with contextlib.suppress(TimeoutError):

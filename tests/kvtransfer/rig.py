@@ -20,7 +20,7 @@ from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import Outlet, Timeouts
 from kvtransfer.transports import make_transports
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
@@ -151,6 +151,7 @@ class Rig:
         self.p_pool = Pool(PoolLayout(sender_tensors, num_blocks=num_blocks, block_size=sender_block), sender_seals)
         self.d_pool = Pool(PoolLayout(tensors, num_blocks=num_blocks, block_size=receiver_block))
         self.events, points = Recorder(), Failpoints.parse(failpoints)
+        self.outlets: list[Outlet] = []  # of raw senders, which nobody else closes
         self.receiver = KvReceiver(
             self.d_pool, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
             transports=receiver_transports or (transport,), events=self.events, clock=self.clock,
@@ -179,6 +180,8 @@ class Rig:
     def close(self) -> None:
         self.sender.close()
         self.receiver.close()
+        for outlet in self.outlets:
+            outlet.close()
         self.p_pool.close()
         self.d_pool.close()
 
@@ -205,6 +208,7 @@ class RawSender:
             make_transports((rig.transport,), rig.p_pool), rig.receiver.endpoints, hello, Timeouts(5, DEADLINE_S)
         )
         self.stream, self._outlet = dialled.stream, dialled.outlet
+        rig.outlets.append(self._outlet)
 
     def say(self, message: TicketMessage) -> None:
         self.stream.send([encode(message)])

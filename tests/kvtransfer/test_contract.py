@@ -17,7 +17,7 @@ P_BLOCKS = (3, 9, 4, 5, 20, 1)
 D_BLOCKS = (7, 8, 30, 2, 11, 50)
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "process_group", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -1,0 +1,137 @@
+"""Links over process_group without the rest of the hand-off: both ends in this process, over loopback TCP."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvtransfer.digest import Place, Region, Runs, StopFlag, digest_of
+from kvtransfer.frame import Frame
+from kvtransfer.hello import Hello
+from kvtransfer.process_group.ends import GroupInlet, GroupOutlet
+from kvtransfer.process_group.transport import ProcessGroupTransport
+from kvtransfer.stream import Stream
+from kvtransfer.transport import Timeouts
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool
+from wire.kv_layout import PoolLayout
+from wire.types import PROTOCOL_VERSION
+
+LAYOUT = PoolLayout(TENSORS, num_blocks=4, block_size=4)
+NEVER = StopFlag()
+
+
+class DevicePool(Pool):
+    """A pool of host memory that says it lies on a device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(LAYOUT)
+        self.device = device
+
+
+@dataclass
+class Node:
+    """One instance: a pool and the transport over it."""
+
+    name: str
+    pool: Pool
+    transport: ProcessGroupTransport
+
+
+def make_node(name: str, device: str | None = None) -> Node:
+    pool = Pool(LAYOUT) if device is None else DevicePool(device)
+    return Node(name, pool, ProcessGroupTransport(pool))
+
+
+@dataclass
+class Ends:
+    """Both ends of one link."""
+
+    outlet: GroupOutlet
+    inlet: GroupInlet
+    streams: tuple[Stream, Stream]
+
+    def send(self, payload: bytes, number: int = 0) -> Frame:
+        """Announce `payload`; the header that would cross is returned."""
+        frame = frame_of(payload, number)
+        self.outlet.announce(frame, place_of(bytearray(payload)))
+        return frame
+
+    def receive(self, frame: Frame) -> bytes:
+        """Move a frame into memory of its own; its digest is checked."""
+        target = bytearray(frame.num_bytes)
+        assert self.inlet.move(frame, place_of(target), NEVER) == frame.digest
+        return bytes(target)
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.shutdown()
+        self.outlet.close()
+        self.inlet.close()
+        for stream in self.streams:
+            stream.close()
+
+
+def frame_of(payload: bytes, number: int = 0) -> Frame:
+    return Frame("ab" * 16, 1, number, 0, 0, 0, 1, 0, 2, len(payload), digest_of([payload]))
+
+
+def place_of(memory: bytearray) -> Place:
+    return Place(Region(memory), 0, Runs([(0, len(memory), 0, 1)]))
+
+
+def hello_of(sender: Node, receiver: Node, link_epoch: int = 1) -> Hello:
+    return Hello(
+        PROTOCOL_VERSION, sender.name, 5, link_epoch, receiver.name, 5, "process_group", 4, 4, TENSORS,
+        nonce=link_epoch.to_bytes(16, "big"),
+    )  # fmt: skip
+
+
+def stream_pair(progress_s: float) -> tuple[Stream, Stream]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        two, _ = listener.accept()
+    return Stream(one, progress_timeout_s=progress_s), Stream(two, progress_timeout_s=progress_s)
+
+
+def link(sender: Node, receiver: Node, link_epoch: int = 1, timeouts: Timeouts | None = None) -> Ends:
+    """Set up a link, both ends at once. Raises what the receiver raised, else what the sender did."""
+    timeouts = timeouts or Timeouts(5.0, DEADLINE_S)
+    streams, hello = stream_pair(timeouts.progress_s), hello_of(sender, receiver, link_epoch)
+    with ThreadPoolExecutor(2) as threads:
+        outlet: Future[GroupOutlet] = threads.submit(
+            _cut_on_error, sender.transport.outlet, streams[0], hello, timeouts
+        )
+        inlet: Future[GroupInlet] = threads.submit(_cut_on_error, receiver.transport.inlet, streams[1], hello, timeouts)
+        failure = inlet.exception(DEADLINE_S) or outlet.exception(DEADLINE_S)
+    if failure is not None:
+        for one in (inlet, outlet):
+            if one.exception() is None:
+                one.result().close()
+        for stream in streams:
+            stream.close()
+        raise failure
+    return Ends(outlet.result(), inlet.result(), streams)
+
+
+def _cut_on_error(make, stream, hello, timeouts):  # type: ignore[no-untyped-def]
+    try:
+        return make(stream, hello, timeouts)
+    except BaseException:
+        stream.shutdown()
+        raise
+
+
+@contextmanager
+def linked(sender: Node, receiver: Node, link_epoch: int = 1, timeouts: Timeouts | None = None) -> Iterator[Ends]:
+    ends = link(sender, receiver, link_epoch, timeouts)
+    try:
+        yield ends
+    finally:
+        ends.close()
+
+
+def group_threads() -> list[str]:
+    """The threads that links over groups left running."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("kv-group", "kv-issue"))]

@@ -1,0 +1,215 @@
+"""Links over process_group: what listens, what is refused, what stalls, and that links never wait in a circle."""
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from kvtransfer.frame import WireError
+from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
+from kvtransfer.process_group import ends as ends_module
+from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
+from kvtransfer.stream import LinkLost
+from kvtransfer.transport import Timeouts
+from tests.kvtransfer.groups import (
+    NEVER,
+    frame_of,
+    group_threads,
+    hello_of,
+    link,
+    linked,
+    make_node,
+    place_of,
+    stream_pair,
+)
+from tests.kvtransfer.rig import DEADLINE_S, until
+from wire.errors import HandoffFailed, Unavailable
+
+
+def _listening() -> set[tuple[str, int]]:
+    connections = psutil.Process().net_connections(kind="inet")
+    return {tuple(one.laddr) for one in connections if one.status == psutil.CONN_LISTEN}  # type: ignore[misc]
+
+
+def test_frames_arrive_in_order_and_whole() -> None:
+    source = random.Random(3)
+    payloads = [source.randbytes(size) for size in (1, 6_144, 1 << 20, MAX_PAYLOAD_BYTES, 77)]
+    with linked(make_node("p"), make_node("d")) as ends:
+        frames = [ends.send(payload, number) for number, payload in enumerate(payloads[:4])]
+        arrived = [ends.receive(frame) for frame in frames]
+        arrived.append(ends.receive(ends.send(payloads[4])))
+
+        assert arrived == payloads
+
+
+def test_a_group_listens_on_the_links_address_only_and_on_none_afterwards() -> None:
+    before = _listening()
+    with linked(make_node("p"), make_node("d")) as ends:
+        during = _listening() - before
+        assert ends.receive(ends.send(b"x" * 100)) == b"x" * 100
+
+    assert len(during) == 2
+    assert {address for address, _ in during} == {"127.0.0.1"}
+    until(lambda: _listening() == before)
+
+
+def test_a_closed_link_leaves_no_thread() -> None:
+    with linked(make_node("p"), make_node("d")) as ends:
+        ends.receive(ends.send(b"payload"))
+        assert len(group_threads()) == 4
+
+    until(lambda: not group_threads())
+
+
+def test_a_frame_nobody_wants_is_received_and_dropped() -> None:
+    with linked(make_node("p"), make_node("d")) as ends:
+        unwanted, wanted = ends.send(b"u" * 5_000), ends.send(b"w" * 3_000)
+
+        ends.inlet.skip(unwanted)
+
+        assert ends.receive(wanted) == b"w" * 3_000
+
+
+def test_a_move_that_is_stopped_is_finished_by_skip() -> None:
+    with linked(make_node("p"), make_node("d")) as ends:
+        late, target = frame_of(b"l" * 5_000), bytearray(5_000)
+        stop = type(NEVER)()
+        stop.set()
+
+        assert ends.inlet.move(late, place_of(target), stop) is None
+        assert ends.send(b"l" * 5_000) == late
+        ends.inlet.skip(late)
+
+        assert target == bytes(5_000)
+        assert ends.receive(ends.send(b"next")) == b"next"
+
+
+def test_a_payload_past_the_limit_is_refused_on_both_sides() -> None:
+    with linked(make_node("p"), make_node("d")) as ends:
+        big = bytearray(MAX_PAYLOAD_BYTES + 1)
+        frame = frame_of(bytes(big))
+
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+            ends.outlet.announce(frame, place_of(big))
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+            ends.inlet.move(frame, place_of(big), NEVER)
+        with pytest.raises(WireError, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+            ends.inlet.skip(frame)
+
+
+def test_a_sender_runs_ahead_by_its_room_and_then_waits_for_the_receiver() -> None:
+    payload, room = os.urandom(MAX_PAYLOAD_BYTES), OUTLET_BYTES // MAX_PAYLOAD_BYTES
+    with linked(make_node("p"), make_node("d")) as ends, ThreadPoolExecutor(1) as sender:
+        frames = [ends.send(payload, number) for number in range(room)]
+        assert ends.outlet._ring.take(1) is None
+
+        more = sender.submit(ends.send, payload, room)
+        assert ends.receive(frames[0]) == payload
+        assert more.result(DEADLINE_S).number == room
+        for frame in [*frames[1:], more.result()]:
+            assert ends.receive(frame) == payload
+
+
+def test_headers_that_wait_in_the_outbox_never_keep_a_frame_from_its_room() -> None:
+    assert OUTLET_BYTES >= 2 * MAX_PAYLOAD_BYTES + _BATCH_BYTES
+    assert ends_module._MAX_UNDER_WAY >= 2 * _BATCH_PIECES
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_peer_that_goes_away_in_the_middle_of_a_frame_ends_the_link_at_once(side: str) -> None:
+    ends = link(make_node("p"), make_node("d"), timeouts=Timeouts(5.0, 60.0))
+    frame, outcome = frame_of(b"x" * 4_000), []
+
+    def wait() -> None:
+        try:
+            if side == "sender":
+                ends.inlet.move(frame, place_of(bytearray(4_000)), NEVER)
+            else:
+                for number in range(OUTLET_BYTES // MAX_PAYLOAD_BYTES + 1):
+                    ends.send(bytes(MAX_PAYLOAD_BYTES), number)
+        except LinkLost as error:
+            outcome.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    (ends.outlet if side == "sender" else ends.inlet).close()
+    waiting.join(DEADLINE_S)
+    ends.close()
+
+    assert len(outcome) == 1
+    until(lambda: not group_threads())
+
+
+def test_a_peer_that_never_receives_ends_its_link_within_the_progress_timeout_and_stalls_no_other() -> None:
+    p, deaf, hearing = make_node("p"), make_node("deaf"), make_node("hearing")
+    with linked(p, deaf, 1, Timeouts(5.0, 1.0)) as stalled, linked(p, hearing, 2) as moving:
+        stalled.send(b"s" * 1_000)
+        lost, moved = [], 0
+        while not lost:
+            assert moving.receive(moving.send(b"m" * 1_000, moved)) == b"m" * 1_000
+            moved += 1
+            try:
+                stalled.outlet._room(1)
+            except LinkLost as error:
+                lost.append(str(error))
+
+        assert "nothing moved for 1 s" in lost[0]
+        assert moved > 100
+        assert moving.receive(moving.send(b"after")) == b"after"
+
+
+def test_a_pair_is_rebuilt_with_a_new_epoch_after_its_link_broke() -> None:
+    p, d = make_node("p"), make_node("d")
+    with linked(p, d, 1) as first, linked(p, d, 2) as second:
+        first.inlet.close()
+        with pytest.raises(LinkLost):
+            for number in range(5):
+                first.send(bytes(MAX_PAYLOAD_BYTES), number)
+
+        assert second.receive(second.send(b"again")) == b"again"
+
+
+def test_links_of_three_instances_in_a_circle_are_made_at_once_many_times() -> None:
+    nodes = [make_node(name) for name in "abc"]
+    pairs = [(one, two) for one in nodes for two in nodes if one is not two]
+    with ThreadPoolExecutor(len(pairs)) as makers:
+        for round_number in range(10):
+            made = [makers.submit(link, *pair, 10 * round_number + i) for i, pair in enumerate(pairs)]
+            links = [one.result(DEADLINE_S) for one in made]
+            frames = [ends.send(bytes([i]) * 100) for i, ends in enumerate(links)]
+            for i, (ends, frame) in enumerate(zip(links, frames, strict=True)):
+                assert ends.receive(frame) == bytes([i]) * 100
+            for closed in [makers.submit(ends.close) for ends in links]:
+                closed.result(DEADLINE_S)
+
+    until(lambda: not group_threads())
+
+
+def test_an_instance_makes_no_group_with_itself() -> None:
+    same = make_node("same")
+    with pytest.raises(Unavailable, match="same cannot make a group with itself"):
+        link(same, same)
+
+
+def test_another_kind_of_group_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = iter(["2.13", "2.12"])
+    monkeypatch.setattr("kvtransfer.process_group.making.torch_version", lambda: next(versions))
+
+    with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, by gloo of torch 2\.1\d there"):
+        link(make_node("p"), make_node("d"))
+    until(lambda: not group_threads())
+
+
+def test_a_peer_that_never_comes_to_its_set_up_costs_the_connect_timeout() -> None:
+    p, d, other = make_node("p"), make_node("d"), make_node("other")
+    streams = stream_pair(DEADLINE_S)
+    with pytest.raises(LinkLost):
+        p.transport.outlet(streams[0], hello_of(p, d), Timeouts(0.2, 0.5))
+    for stream in streams:
+        stream.close()
+
+    with linked(p, other) as ends:
+        assert ends.receive(ends.send(b"free again")) == b"free again"

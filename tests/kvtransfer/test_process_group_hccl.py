@@ -1,0 +1,175 @@
+"""The same links under HCCL's rules: one issuing thread a device, creation in turn, nothing to abort with."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kvtransfer.process_group.backends import BACKENDS
+from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
+from kvtransfer.stream import LinkLost
+from kvtransfer.transport import Timeouts
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.groups import Node, group_threads, link, linked, make_node
+from tests.kvtransfer.hccl_rules import HcclRules, RuleBroken
+from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read, until
+from wire.errors import Unavailable
+
+P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
+    made = HcclRules()
+    monkeypatch.setitem(BACKENDS, "hccl", made.backend())
+    yield made
+    assert made.broken == []
+    until(lambda: not group_threads())
+
+
+@pytest.fixture
+def npu_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pool of the rig lies on an NPU of its own."""
+    numbers = itertools.count()
+
+    class NpuPool(Pool):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            self.device = f"npu:{next(numbers)}"
+
+    monkeypatch.setattr(rigs, "Pool", NpuPool)
+
+
+def _nodes(names: str) -> list[Node]:
+    return [make_node(name, f"npu:{number}") for number, name in enumerate(names)]
+
+
+@pytest.mark.usefixtures("npu_pools")
+def test_whole_hand_offs_keep_the_rules(rules: HcclRules) -> None:
+    with make_rig("process_group", num_blocks=256) as rig:
+        tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
+        tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
+        for i, ticket in enumerate(tickets):
+            rig.hand_over(ticket, range(4 * i, 4 * i + 4))
+        for ticket in tickets:
+            rig.events.wait("acked", ticket.ticket_id)
+
+        assert all(read(rig.d_pool, range(252 - 4 * i, 256 - 4 * i), 15) == tokens[i] for i in range(32))
+        assert rules.made == 2
+
+
+@pytest.mark.usefixtures("npu_pools")
+def test_a_corrupt_frame_is_sent_once_more(rules: HcclRules) -> None:
+    with make_rig("process_group", failpoints="kv.send.mid=corrupt@3") as rig:
+        tokens = fill(rig.p_pool, P_BLOCKS, 20)
+        ticket = rig.open(20, D_BLOCKS)
+
+        rig.hand_over(ticket, P_BLOCKS)
+        rig.events.wait("acked", ticket.ticket_id)
+
+        assert read(rig.d_pool, D_BLOCKS, 20) == tokens
+        assert rig.receiver.counts.corrupt_frames == 1
+
+
+def test_links_in_a_circle_are_made_in_turn_on_every_device(rules: HcclRules) -> None:
+    nodes = _nodes("abc")
+    pairs = [(one, two) for one in nodes for two in nodes if one is not two]
+    with ThreadPoolExecutor(len(pairs)) as makers:
+        for round_number in range(5):
+            links = [
+                made.result(DEADLINE_S)
+                for made in [makers.submit(link, *pair, 10 * round_number + i) for i, pair in enumerate(pairs)]
+            ]
+            for i, ends in enumerate(links):
+                assert ends.receive(ends.send(bytes([i]) * 100)) == bytes([i]) * 100
+            for closed in [makers.submit(ends.close) for ends in links]:
+                closed.result(DEADLINE_S)
+
+    assert rules.made == 5 * len(pairs) * 2
+
+
+def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_ends(rules: HcclRules) -> None:
+    p, d = _nodes("pd")
+    hung = link(p, d, 1, Timeouts(5.0, 0.5))
+    hung.send(b"never taken")
+    with pytest.raises(LinkLost, match=r"nothing moved for 0\.5 s"):
+        for number in range(4):
+            hung.send(bytes(MAX_PAYLOAD_BYTES), number)
+
+    hung.outlet.close()
+    assert hung.outlet._group.parked
+    with linked(p, d, 2) as rebuilt:
+        assert rebuilt.receive(rebuilt.send(b"a new epoch")) == b"a new epoch"
+    assert hung.outlet._group.parked
+    with pytest.raises(LinkLost):
+        hung.send(b"more")
+
+    hung.close()
+    until(lambda: not hung.outlet._group.parked)
+
+
+def test_a_link_that_hangs_holds_up_no_other_of_its_device(rules: HcclRules) -> None:
+    p, deaf, hearing = _nodes("pde")
+    with linked(p, deaf, 1, Timeouts(5.0, 1.0)) as stalled, linked(p, hearing, 2) as moving:
+        stalled.send(b"never taken")
+        for number in range(200):
+            assert moving.receive(moving.send(b"m" * 1_000, number)) == b"m" * 1_000
+
+
+@pytest.mark.parametrize("full", ["p", "d"])
+def test_a_link_that_does_not_fit_is_refused_with_both_values_before_it_is_made(
+    full: str, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, d = _nodes("pd")
+    monkeypatch.setenv("P2P_HCCL_BUFFSIZE", "64")
+    rules.free_bytes = 100 << 20
+
+    with pytest.raises((Unavailable, LinkLost)):
+        link(p, d)
+    assert rules.made == 0
+
+    rules.free_bytes = 128 << 20
+    with linked(p, d) as ends:
+        assert ends.receive(ends.send(b"fits")) == b"fits"
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_bytes"),
+    [
+        ({}, 2 * 20 << 20),
+        ({"P2P_HCCL_BUFFSIZE": "64"}, 2 * 64 << 20),
+        ({"P2P_HCCL_BUFFSIZE": "0"}, 2 * 200 << 20),
+        ({"P2P_HCCL_BUFFSIZE": "0", "HCCL_BUFFSIZE": "120"}, 2 * 120 << 20),
+    ],
+)
+def test_a_link_costs_two_buffers(environ: dict[str, str], num_bytes: int) -> None:
+    assert BACKENDS["hccl"].link_bytes(environ) == num_bytes
+
+
+def test_nccls_cost_follows_its_channels() -> None:
+    assert 90 << 20 < BACKENDS["nccl"].link_bytes({}) < 110 << 20
+    assert BACKENDS["nccl"].link_bytes({"NCCL_MAX_NCHANNELS": "8"}) == BACKENDS["nccl"].link_bytes({}) // 2
+
+
+def test_the_rules_are_enforced() -> None:
+    rules, entered, leave = HcclRules(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with rules.issuing("npu:0", "creation"):
+            entered.set()
+            leave.wait(DEADLINE_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert entered.wait(DEADLINE_S)
+    with pytest.raises(RuleBroken, match="which Thread"), rules.issuing("npu:0", "send"):
+        pass
+    leave.set()
+    holder.join()
+    with pytest.raises(RuleBroken, match="float8"):
+        rules.check("npu:0", [torch.zeros(1, dtype=torch.float8_e5m2)])
+
+    assert len(rules.broken) == 2

@@ -1,0 +1,126 @@
+"""Links over process_group between real processes: one that is stopped or killed harms its own link only."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvtransfer.process_group.ends import GroupOutlet
+from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.transport import Timeouts
+from tests.kvtransfer.groups import Node, frame_of, group_threads, hello_of, make_node, place_of
+from tests.kvtransfer.rig import DEADLINE_S, until
+
+pytestmark = pytest.mark.cluster
+PAYLOAD = bytes(range(256)) * 256
+
+_RECEIVER = """
+import socket, sys
+from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.transport import Timeouts
+from tests.kvtransfer.groups import NEVER, frame_of, hello_of, make_node, place_of
+
+name, port = sys.argv[1], int(sys.argv[2])
+stream = Stream(socket.create_connection(("127.0.0.1", port)), progress_timeout_s=20.0)
+sender, receiver = make_node("p"), make_node(name)
+inlet = receiver.transport.inlet(stream, hello_of(sender, receiver), Timeouts(5.0, 20.0))
+print("ready", flush=True)
+payload = bytes(range(256)) * 256
+frame = frame_of(payload)
+try:
+    while True:
+        target = bytearray(len(payload))
+        assert inlet.move(frame, place_of(target), NEVER) == frame.digest
+        stream.send([b"."])
+except LinkLost:
+    inlet.close()
+    stream.close()
+"""
+
+
+@dataclass
+class Far:
+    """A link to a receiver in a process of its own, which says "." for every frame it got."""
+
+    process: "subprocess.Popen[str]"
+    outlet: GroupOutlet
+    stream: Stream
+    number: int = 0
+
+    def send(self) -> None:
+        self.outlet.announce(frame_of(PAYLOAD, self.number), place_of(bytearray(PAYLOAD)))
+        self.number += 1
+
+    def send_and_hear(self) -> None:
+        self.send()
+        answer = bytearray(1)
+        self.stream.receive_into(memoryview(answer))
+        assert answer == b"."
+
+
+@contextmanager
+def _far(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Iterator[Far]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _RECEIVER, name, str(listener.getsockname()[1])], text=True,
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        listener.settimeout(DEADLINE_S)
+        stream = Stream(listener.accept()[0], progress_timeout_s=progress_s)
+    outlet = None
+    try:
+        outlet = sender.transport.outlet(stream, hello_of(sender, make_node(name)), Timeouts(5.0, progress_s))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Far(process, outlet, stream)
+    finally:
+        stream.shutdown()
+        if outlet is not None:
+            outlet.close()
+        stream.close()
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(DEADLINE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_stopped_receiver_ends_its_link_within_the_progress_timeout_and_stalls_no_other() -> None:
+    p = make_node("p")
+    with _far(p, "stopped", progress_s=2.0) as stopped, _far(p, "alive") as alive:
+        stopped.send_and_hear()
+        stopped.process.send_signal(signal.SIGSTOP)
+        lost = ""
+        stopped.send()  # the receive for it was issued before, and the kernel takes it
+        stopped.send()
+        while not lost:
+            alive.send_and_hear()
+            try:
+                stopped.outlet._room(1)
+            except LinkLost as error:
+                lost = str(error)
+        alive.send_and_hear()
+
+        assert "nothing moved for 2 s" in lost
+        assert alive.number > 100
+    until(lambda: not group_threads())
+
+
+def test_a_killed_receiver_ends_its_link_and_a_new_one_takes_its_place() -> None:
+    p = make_node("p")
+    with _far(p, "killed") as killed:
+        killed.send_and_hear()
+        killed.process.kill()
+        with pytest.raises(LinkLost):
+            for _ in range(2_000):
+                killed.send()
+    with _far(p, "killed") as reborn:
+        reborn.send_and_hear()
+
+    until(lambda: not group_threads())
