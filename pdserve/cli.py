@@ -13,6 +13,7 @@ COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
     "down": "stop what `up` started",
     "status": "show the instances of the running cluster",
+    "links": "measure the KV link of every prefill-decode pair, and say why it is not a better one",
     "logs": "show or follow what its processes log",
     "serve": "serve one model from one process (the combined instance)",
     "verify": "prove that P/D, combined and transformers give the same tokens",

@@ -1,97 +1,97 @@
-"""`pdserve status`: one line an instance, from the run folder and from what the scheduler says on /metrics."""
+"""`pdserve status`: one line an instance, from what the scheduler says on /metrics and, for `up`'s, the run folder."""
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import argparse
+from collections.abc import Sequence
 
-from pdserve.client import Client, Sample
+from pdserve.client import Client
+from pdserve.cluster_page import Instance, Link, read_page
+from pdserve.question import served_model
 from pdserve.readiness import ask
-from pdserve.run_folder import ClusterState, RunFolder, default_run_dir
+from pdserve.run_folder import ClusterState
+from pdserve.text_table import printable, text_table
+from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
 from wire.options import Parser
 
 _TIMEOUT_S = 3.0
 _HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "LINKS")
+_MAX_REASON_CHARS = 80
+EPILOG = """\
+LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that is not in
+use. `pdserve links` measures them. Exit status: 0 when a request would be served now, else 1.
 
-
-@dataclass(slots=True)
-class Figures:
-    """What /metrics says of one instance; figures it does not give are None."""
-
-    state: str = ""
-    used: float | None = None
-    total: float | None = None
-    running: float | None = None
-    links: list[str] = field(default_factory=list)
+examples:
+  pdserve status                               the cluster of `pdserve up`, else what serves on port 9000
+  pdserve status --url http://10.0.0.18:9000   any cluster, however it was started
+"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when the cluster is ready, 1 when it is not or nothing runs."""
-    parser = Parser(prog="pdserve status", description="Show the instances of the running cluster.")
-    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
-    folder = RunFolder(Path(parser.parse_args(argv).run_dir).absolute())
-    state = folder.read()
-    if state is None or not state.living():
-        print(
-            "no cluster of `pdserve up` runs here (start_servers.sh's are not listed): `pdserve up --detach` starts one"
-        )
-        return 1
-    client = Client(state.base_url, timeout_s=_TIMEOUT_S)
+    parser = Parser(
+        prog="pdserve status", description="Show the instances of a running cluster and the links between them.",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_where(parser)
+    arguments = parser.parse_args(argv)
+    where = find(arguments.url, arguments.run_dir)
+    client = Client(where.base_url, timeout_s=_TIMEOUT_S)
     ready, words = ask(client)
+    instances = _instances(client, where)
     condition = "ready" if ready else f"not ready: {words or 'no answer'}"
-    print(f"{state.base_url}  {condition}  model {state.model}")
-    for line in table(state, figures(_samples(client))):
+    print(printable(f"{where.base_url}  {condition}  model {_model(client, where)}"))
+    for line in table(where.state, instances):
         print(line)
     return 0 if ready else 1
 
 
-def table(state: ClusterState, by_address: Mapping[str, Figures]) -> list[str]:
-    """Return the lines of the table, header first."""
-    rows = [_HEADER]
+def table(state: ClusterState | None, instances: Sequence[Instance]) -> list[str]:
+    """Return the lines of the table, header first: the processes of `state`, without one the instances."""
+    if state is None:
+        return text_table(_HEADER, [_row(one.name, one.role, one.address, "-", one.state, one) for one in instances])
+    by_address = {one.address: one for one in instances}
+    rows = []
     for process in state.processes:
-        seen = by_address.get(process.address, Figures())
-        condition = (seen.state or "running") if process.alive else "gone"
-        blocks = "-" if seen.used is None else f"{seen.used:.0f}/{seen.total or 0:.0f}"
-        running = "-" if seen.running is None else f"{seen.running:.0f}"
-        links = ", ".join(seen.links) or "-"
-        pid = str(process.pid)
-        rows.append((process.name, process.role, process.address, pid, condition, blocks, running, links))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        seen = by_address.get(process.address)
+        condition = "gone" if not process.alive else "running" if seen is None else seen.state
+        rows.append(_row(process.name, process.role, process.address, str(process.pid), condition, seen))
+    return text_table(_HEADER, rows)
 
 
-def figures(samples: Sequence[Sample]) -> dict[str, Figures]:
-    """Return what a metrics page says of each instance, by its address."""
-    by_id: dict[str, Figures] = {}
-    id_by_address: dict[str, str] = {}
-    for sample in samples:
-        instance = sample.labels.get("instance")
-        if instance is None:
-            continue
-        seen = by_id.setdefault(instance, Figures())
-        match sample.name:
-            case "pdserve_instance_info":
-                id_by_address[sample.labels["address"]] = instance
-                seen.state = sample.labels["state"]
-            case "pdserve_kv_blocks_used":
-                seen.used = sample.value
-            case "pdserve_kv_blocks_total":
-                seen.total = sample.value
-            case "pdserve_running":
-                seen.running = sample.value
-            case "pdserve_link_up":
-                seen.links.append(_link(sample))
-    return {address: by_id[instance] for address, instance in id_by_address.items()}
+def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Instance | None) -> tuple[str, ...]:
+    if seen is None:
+        return (name, role, address, pid, condition, "-", "-", "-")
+    blocks = "-" if seen.used is None else f"{seen.used:.0f}/{seen.total or 0:.0f}"
+    running = "-" if seen.running is None else f"{seen.running:.0f}"
+    return (name, role, address, pid, condition, blocks, running, ", ".join(map(_link, seen.links.values())) or "-")
 
 
-def _link(sample: Sample) -> str:
-    peer, transport = sample.labels.get("peer", "?"), sample.labels.get("transport", "?")
-    return f"{transport} to {peer} {'up' if sample.value else 'down'}"
+def _link(link: Link) -> str:
+    shown = f"{link.transport or 'no link'} to {link.peer} {'up' if link.up else 'down'}"
+    if not link.passed_over:
+        return shown
+    reasons = "; ".join(link.passed_over)
+    short = reasons if len(reasons) <= _MAX_REASON_CHARS else reasons[: _MAX_REASON_CHARS - 3] + "..."
+    return f"{shown} (fallback: {short})"
 
 
-def _samples(client: Client) -> Sequence[Sample]:
+def _instances(client: Client, where: Where) -> tuple[Instance, ...]:
+    """Return what the scheduler says. Raises Unavailable when it says nothing and no run folder knows more."""
     try:
-        return client.metrics()
-    except Unavailable:
+        instances = read_page(client.metrics())
+    except (Unavailable, UnicodeDecodeError) as error:
+        if where.state is None:
+            raise Unavailable(where.nothing_there) from error
         return ()
+    if not instances and where.state is None:
+        raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
+    return instances
+
+
+def _model(client: Client, where: Where) -> str:
+    if where.state is not None:
+        return where.state.model
+    try:
+        return served_model(client)
+    except Unavailable:
+        return "?"

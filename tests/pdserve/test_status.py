@@ -1,15 +1,21 @@
-"""The table of instances, from a state and a metrics page."""
+"""The table of instances, from a metrics page and, where `up` started them, its run folder."""
 
 import os
+from pathlib import Path
 
+import pytest
+
+from pdserve import cli
 from pdserve.client import parse_metrics
-from pdserve.run_folder import ClusterState, ProcessRecord, start_time
-from pdserve.status import figures, table
+from pdserve.cluster_page import read_page
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
+from pdserve.status import table
+from tests.pdserve.scheduler_page import PAGE, served_page
 
 
-def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
+def _state() -> ClusterState:
     started = start_time(os.getpid()) or 0
-    state = ClusterState(
+    return ClusterState(
         "http://127.0.0.1:9000",
         "m",
         (
@@ -17,6 +23,9 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
             ProcessRecord("decode-0", "decode", os.getpid(), started + 1, "127.0.0.1:2", "/l"),
         ),
     )
+
+
+def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
     page = (
         'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
@@ -24,8 +33,91 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
         'pdserve_running{instance="p"} 2\n'
     )
 
-    lines = table(state, figures(parse_metrics(page)))
+    lines = table(_state(), read_page(parse_metrics(page)))
 
     assert lines[0].split()[:4] == ["NAME", "ROLE", "ADDRESS", "PID"]
     assert lines[1].split()[4:] == ["living", "3/64", "2", "shm", "to", "d", "up"]
     assert lines[2].split()[4:6] == ["gone", "-"]
+
+
+def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
+    lines = table(None, read_page(parse_metrics(PAGE)))
+
+    assert [line.split()[:5] for line in lines[1:]] == [
+        ["prefill-0", "prefill", "10.0.0.18:8088", "-", "living"],
+        ["decode-0", "decode", "10.0.0.19:8089", "-", "living"],
+        ["decode-1", "decode", "10.0.0.20:8089", "-", "lost"],
+    ]
+
+
+def test_a_fallback_is_told_with_its_reason_and_control_characters_do_not_reach_the_terminal() -> None:
+    lines = table(None, read_page(parse_metrics(PAGE)))
+
+    assert 'tcp to decode-0 up (fallback: shm: the peer said "no?[31m")' in lines[1]
+    assert lines[1].endswith("shm to decode-1 down")
+
+
+def test_a_long_reason_is_cut() -> None:
+    page = PAGE + (
+        'pdserve_link_passed_over{instance="P",peer="E",reason="' + "x" * 150 + '",transport="process_group"} 1\n'
+    )
+
+    assert table(None, read_page(parse_metrics(page)))[1].endswith("xxx...)")
+
+
+def test_any_cluster_is_shown_by_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
+    with served_page(PAGE) as url:
+        status = cli.main(["status", "--url", url])
+
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert (status, first) == (0, f"{url}  ready  model m")
+        assert len(lines) == 4
+
+
+def test_nobody_there_is_one_line_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr("pdserve.where.DEFAULT_URL", "http://127.0.0.1:1")
+
+    assert cli.main(["status"]) == 1
+    assert "nothing answers at http://127.0.0.1:1: `pdserve up --detach` starts" in capsys.readouterr().err
+    assert cli.main(["status", "--run-dir", str(tmp_path)]) == 1
+    assert f"no cluster of `pdserve up` runs in {tmp_path}" in capsys.readouterr().err
+
+
+def test_another_server_is_not_taken_for_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    with served_page("process_cpu_seconds_total 3\n") as url:
+        assert cli.main(["status", "--url", url]) == 1
+
+    assert "is no pdserve scheduler" in capsys.readouterr().err
+
+
+def test_a_cluster_of_up_that_does_not_answer_is_shown_by_its_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first, *_) = _state().processes
+    RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", (first,)))
+
+    assert cli.main(["status", "--run-dir", str(tmp_path)]) == 1
+
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "http://127.0.0.1:1  not ready: no answer  model m"
+    assert out[2].split()[:5] == ["prefill-0", "prefill", "127.0.0.1:1", str(os.getpid()), "running"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--url", "https://h:1"], "write http://HOST:PORT"),
+        (["--url", "http://h:port"], "--url 'http://h:port'"),
+        (["--url", "http://h:1/other"], "write http://HOST:PORT"),
+        (["--url", "http://h:1", "--run-dir", "/x"], "give one of them"),
+    ],
+)
+def test_a_wrong_address_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", *flags]) == 2
+    assert words in capsys.readouterr().err

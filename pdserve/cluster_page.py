@@ -1,0 +1,89 @@
+"""What a scheduler's metrics page says of its instances and links."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pdserve.client import Sample
+
+_ESCAPED = re.compile(r"\\(.)")
+
+
+@dataclass(slots=True)
+class Link:
+    """The links of one instance to one peer, as the sender sees them; figures it does not give are None."""
+
+    peer: str
+    transport: str = ""
+    up: bool = False
+    round_trip_s: float | None = None
+    bytes_per_s: float | None = None
+    failures: int = 0
+    fallbacks: int = 0
+    passed_over: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance of the table; `name` is its role and its place among those of that role, as `prefill-0`."""
+
+    name: str
+    role: str
+    address: str
+    state: str
+    used: float | None = None
+    total: float | None = None
+    running: float | None = None
+    links: dict[str, Link] = field(default_factory=dict)
+
+    def link(self, peer: str) -> Link:
+        """Return the entry of a peer's link, made at its first sample."""
+        return self.links.setdefault(peer, Link(peer))
+
+
+def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
+    """Return the instances in the table's order; peers of links are called by name where they are in it."""
+    seen: Counter[str] = Counter()
+    by_id: dict[str, Instance] = {}
+    for sample in samples:
+        if sample.name == "pdserve_instance_info":
+            role = sample.labels["role"]
+            name = f"{role}-{seen[role]}"
+            by_id[sample.labels["instance"]] = Instance(name, role, sample.labels["address"], sample.labels["state"])
+            seen[role] += 1
+    for sample in samples:
+        instance = by_id.get(sample.labels.get("instance", ""))
+        if instance is not None:
+            _take(instance, sample, by_id)
+    return tuple(by_id.values())
+
+
+def _take(instance: Instance, sample: Sample, by_id: Mapping[str, Instance]) -> None:
+    peer_id = _unescaped(sample.labels.get("peer", ""))
+    peer = by_id[peer_id].name if peer_id in by_id else peer_id
+    match sample.name:
+        case "pdserve_kv_blocks_used":
+            instance.used = sample.value
+        case "pdserve_kv_blocks_total":
+            instance.total = sample.value
+        case "pdserve_running":
+            instance.running = sample.value
+        case "pdserve_link_up":
+            instance.link(peer).transport = sample.labels.get("transport", "")
+            instance.link(peer).up = bool(sample.value)
+        case "pdserve_link_round_trip_seconds":
+            instance.link(peer).round_trip_s = sample.value
+        case "pdserve_link_bandwidth_bytes_per_second":
+            instance.link(peer).bytes_per_s = sample.value
+        case "pdserve_link_failures_total":
+            instance.link(peer).failures = int(sample.value)
+        case "pdserve_link_fallbacks_total":
+            instance.link(peer).fallbacks = int(sample.value)
+        case "pdserve_link_passed_over":
+            reason = _unescaped(sample.labels.get("reason", ""))
+            instance.link(peer).passed_over.append(f"{sample.labels.get('transport', '?')}: {reason}")
+
+
+def _unescaped(label: str) -> str:
+    return _ESCAPED.sub(lambda match: " " if match[1] == "n" else match[1], label)

@@ -1,0 +1,200 @@
+"""`pdserve links`: how each P-D pair's KV link is, measured now, and why it is not a better one."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdserve.client import Client
+from pdserve.cluster_page import Instance, Link, read_page
+from pdserve.door_client import NoDoor, ask_links, open_door
+from pdserve.text_table import printable, text_table
+from pdserve.where import Where, add_where, find
+from scheduler.link_probe import MAX_MEASURE_BYTES
+from wire.errors import ConfigError, Unavailable
+from wire.options import Parser
+
+_TIMEOUT_S = 3.0
+_MIB = 2**20
+_HEADER = (
+    "PREFILL", "DECODE", "TRANSPORT", "STATE", "ROUND TRIP", "BANDWIDTH", "FAILURES", "FALLBACKS", "WHY NOT BETTER",
+)  # fmt: skip
+EPILOG = """\
+Every prompt's KV goes from a prefill to a decode instance over a link. For each pair this measures the link that a
+prompt would take now, with bytes that reach no KV pool, one pair after another; prompts go on meanwhile, and share the
+link with it. A link that does not stand yet is made.
+
+  TRANSPORT       the one in use: the best that both ends have and that works (best first: shm, process_group, tcp)
+  ROUND TRIP      the shortest of five
+  BANDWIDTH       of --mib MiB, the way KV goes: digests included where they are on
+  FAILURES        links of this pair that were lost; FALLBACKS: times that a worse transport had to do
+  WHY NOT BETTER  for each better transport, why it is not in use; or why the pair could not be measured
+
+The scheduler measures, and only for its own user and root on its own host. Elsewhere, --url shows the figures of the
+last measurement. Exit status: 0 when every pair was measured, else 1.
+
+examples:
+  pdserve links                                 the cluster of `pdserve up`, else what serves on port 9000
+  pdserve links --url http://10.0.0.18:9000 --mib 256
+  pdserve links --mib 0                         only look: nothing is sent
+  pdserve links --json | jq '.links[] | {prefill, decode, transport, bytes_per_s}'
+"""
+
+
+@dataclass(slots=True)
+class Report:
+    """What is known of all links; `note` says why they were not measured now, empty when they were."""
+
+    links: list[dict[str, Any]] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every pair has what was asked for."""
+        return not self.note and not any(link["error"] for link in self.links)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0 when every pair was measured, 1 when one was not."""
+    parser = Parser(
+        prog="pdserve links", description="Measure the KV link of every prefill-decode pair.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_where(parser)
+    most = MAX_MEASURE_BYTES // _MIB
+    parser.add_argument(
+        "--mib", type=int, default=64, help=f"MiB sent over each link, 0 to {most}; 0 only looks (default: 64)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args(argv)
+    if not 0 <= arguments.mib <= most:
+        raise ConfigError(f"--mib {arguments.mib} is not in 0..{most}")
+    where = find(arguments.url, arguments.run_dir)
+    report = _report(where, arguments.mib * _MIB)
+    if arguments.json:
+        told = {"url": where.base_url, "mib": arguments.mib, "note": report.note, "links": report.links}
+        print(json.dumps(told, indent=2))
+    else:
+        _print(where, report, arguments.mib)
+    return 0 if report.whole else 1
+
+
+def _report(where: Where, num_bytes: int) -> Report:
+    """Measure, or show what /metrics has where this process may not. Raises Unavailable when nobody answers."""
+    try:
+        door = open_door(where.base_url)
+    except NoDoor as error:
+        return Report(_from_page(where), "" if num_bytes == 0 else str(error))
+    report = Report()
+    with door, contextlib.closing(_Progress(num_bytes)) as progress:
+        for told in ask_links(door, num_bytes):
+            if "measuring" in told:
+                progress.show(told)
+            elif "link" in told:
+                report.links.append(told["link"])
+    return report
+
+
+class _Progress:
+    """One line on stderr that says what is measured: overwritten on a terminal, and gone at the end."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._what = f"with {num_bytes // _MIB} MiB" if num_bytes else ""
+        self._shown = False
+
+    def show(self, told: dict[str, Any]) -> None:
+        """A pair is measured from now on."""
+        pair = told["measuring"]
+        if self._what:
+            line = f"measuring {told['number']} of {told['of']} {self._what}: {pair['prefill']} to {pair['decode']}"
+            self._write(printable(line))
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._shown and sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _write(self, line: str) -> None:
+        self._shown = True
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _from_page(where: Where) -> list[dict[str, Any]]:
+    try:
+        instances = read_page(Client(where.base_url, timeout_s=_TIMEOUT_S).metrics())
+    except (Unavailable, UnicodeDecodeError) as error:
+        raise Unavailable(where.nothing_there) from error
+    if not instances:
+        raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
+    return list(_pairs(instances))
+
+
+def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
+    for prefill in (one for one in instances if one.role == "prefill"):
+        for decode in (one for one in instances if one.role == "decode"):
+            lost = [one for one in (prefill, decode) if one.state != "living"]
+            link = prefill.links.get(decode.name, Link(decode.name))
+            yield {
+                "prefill": prefill.name,
+                "prefill_address": prefill.address,
+                "decode": decode.name,
+                "decode_address": decode.address,
+                "transport": link.transport or None,
+                "state": "up" if link.up else "down" if link.transport else None,
+                "round_trip_s": link.round_trip_s,
+                "bytes_per_s": link.bytes_per_s,
+                "bytes_sent": None,
+                "failures": link.failures,
+                "fallbacks": link.fallbacks,
+                "passed_over": link.passed_over,
+                "error": "; ".join(f"{one.address} is {one.state}" for one in lost),
+            }
+
+
+def _print(where: Where, report: Report, mib: int) -> None:
+    print(f"{where.base_url}  " + (f"{mib} MiB over each link" if mib and not report.note else "as last measured"))
+    if report.links:
+        for line in text_table(_HEADER, [_row(link) for link in report.links]):
+            print(line)
+    else:
+        print("no pair of a prefill and a decode instance: no KV crosses a link here")
+    if report.note:
+        sys.stdout.flush()
+        print(f"not measured now: {printable(report.note)}", file=sys.stderr)
+
+
+def _row(link: dict[str, Any]) -> tuple[str, ...]:
+    why = [*([f"not measured: {link['error']}"] if link["error"] else []), *link["passed_over"]]
+    return (
+        f"{link['prefill']} {link['prefill_address']}",
+        f"{link['decode']} {link['decode_address']}",
+        link["transport"] or "-",
+        link["state"] or "-",
+        _time(link["round_trip_s"]),
+        _rate(link["bytes_per_s"]),
+        _count(link["failures"]),
+        _count(link["fallbacks"]),
+        "; ".join(why) or "-",
+    )
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    if bytes_per_s is None:
+        return "-"
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.1f} MB/s"

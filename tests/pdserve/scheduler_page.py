@@ -1,0 +1,48 @@
+"""A scheduler's metrics page, and a server that shows it."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PAGE = """\
+# HELP pdserve_instance_info Instances of the table
+pdserve_instance_info{address="10.0.0.18:8088",instance="P",role="prefill",state="living"} 1.0
+pdserve_instance_info{address="10.0.0.19:8089",instance="D",role="decode",state="living"} 1.0
+pdserve_instance_info{address="10.0.0.20:8089",instance="E",role="decode",state="lost"} 1.0
+pdserve_link_up{instance="P",peer="D",transport="tcp"} 1.0
+pdserve_link_up{instance="P",peer="E",transport="shm"} 0.0
+pdserve_link_round_trip_seconds{instance="P",peer="D",transport="tcp"} 0.00025
+pdserve_link_bandwidth_bytes_per_second{instance="P",peer="D",transport="tcp"} 1.17e+08
+pdserve_link_failures_total{instance="P",peer="D"} 2.0
+pdserve_link_fallbacks_total{instance="P",peer="D"} 1.0
+pdserve_link_passed_over{instance="P",peer="D",reason="the peer said \\"no\x1b[31m\\"",transport="shm"} 1.0
+"""
+
+
+@contextmanager
+def served_page(page: str) -> Iterator[str]:
+    """Serve a ready scheduler with this page; yield its base URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            bodies = {"/metrics": page, "/ready": '{"ready": true}', "/v1/models": json.dumps({"data": [{"id": "m"}]})}
+            content = bodies.get(self.path, "").encode()
+            self.send_response(200 if content else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -1,0 +1,225 @@
+"""`pdserve links` against a scheduler's door over fake instances, and where it may not use one."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import cli, door_client
+from pdserve.ports import free_ports
+from scheduler.door import door_name, keep_door
+from scheduler.link_probe import LinkProbe
+from tests.pdserve.scheduler_page import PAGE, served_page
+from tests.scheduler.fake_cluster import FakeCluster
+from tests.scheduler.virtual_time import until
+from wire.fake_instance import FakeInstance
+from wire.types import LinkStatus
+
+WAIT_S = 30.0
+
+
+class _Fallen(FakeInstance):
+    """Its links fell back."""
+
+    def _measured(self, peer_id: str) -> tuple[LinkStatus | None, str]:
+        if peer_id == "decode-2":
+            return LinkStatus(peer_id, "", "lost", 0, 0, 4), "decode-2 took no link"
+        over = ("shm: \x1b[31mmapping failed",)
+        return LinkStatus(peer_id, "tcp", "up", 3, 9, 2, 1, 0.00125, 117.25e6, over), ""
+
+
+class Door:
+    """A scheduler's door in a thread of its own. Owner of the loop, its cluster and what it is told."""
+
+    def __init__(self, roles: str, kind: type[FakeInstance] = FakeInstance) -> None:
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.cluster: FakeCluster
+        self._roles, self._kind = roles, kind
+        self._open, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._main: asyncio.Task[None]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._open.wait(WAIT_S)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the door's loop."""
+
+        async def run() -> None:
+            action()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(WAIT_S)
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        make_loop = lambda: self._loop  # noqa: E731
+        with asyncio.Runner(loop_factory=make_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = task
+        self.cluster = FakeCluster(self._roles)
+        self.cluster.kind = self._kind
+        async with self.cluster.serving():
+            name = door_name("127.0.0.1", self.port)
+            keeping = asyncio.create_task(keep_door(name, LinkProbe(self.cluster.control.registry)))
+            await until(lambda: f"@{name}\n" in Path("/proc/net/unix").read_text())
+            self._open.set()
+            try:
+                await keeping
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+
+
+def _words(row: str, first: int = 4) -> str:
+    """Return a row's words from this one on, without the columns' padding."""
+    return " ".join(row.split()[first:])
+
+
+@pytest.fixture
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    made = Door(*getattr(request, "param", ("PDD",)))
+    yield made
+    made.close()
+
+
+def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", door.url, "--mib", "1"]) == 0
+
+    out, err = capsys.readouterr()
+    first, header, *rows = out.splitlines()
+    assert first == f"{door.url}  1 MiB over each link"
+    assert header.split()[:4] == ["PREFILL", "DECODE", "TRANSPORT", "STATE"]
+    assert [_words(row, 0) for row in rows] == [
+        f"prefill-0 10.0.0.1:8000 {decode} fake up 100 us 1.00 GB/s 0 0 -"
+        for decode in ("decode-0 10.0.0.1:8001", "decode-1 10.0.0.1:8002")
+    ]
+    assert err.splitlines() == [
+        "measuring 1 of 2 with 1 MiB: prefill-0 to decode-0",
+        "measuring 2 of 2 with 1 MiB: prefill-0 to decode-1",
+    ]
+
+
+@pytest.mark.parametrize("door", [("PDD", _Fallen)], indirect=True)
+def test_fallbacks_and_failures_are_told_with_their_reasons(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", door.url]) == 1
+
+    fallen, failed = capsys.readouterr().out.splitlines()[2:]
+    assert _words(fallen) == "tcp up 1.25 ms 117.2 MB/s 2 1 shm: ?[31mmapping failed"
+    assert _words(failed) == "- lost - - 4 0 not measured: decode-2 took no link"
+
+
+def test_as_json_it_is_one_object(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", door.url, "--mib", "2", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert (told["url"], told["mib"], told["note"]) == (door.url, 2, "")
+    assert [(link["prefill"], link["decode"], link["bytes_per_s"]) for link in told["links"]] == [
+        ("prefill-0", "decode-0", 1e9), ("prefill-0", "decode-1", 1e9),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", [("C",)], indirect=True)
+def test_a_combined_instance_has_no_link(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", door.url]) == 0
+    assert "no pair of a prefill and a decode instance" in capsys.readouterr().out
+
+
+def test_zero_mib_sends_nothing(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", door.url, "--mib", "0"]) == 0
+
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].endswith("as last measured")
+    assert err == ""
+
+
+def test_ctrl_c_is_quiet_and_ends_the_measurement(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    def deaf(is_deaf: bool) -> None:
+        door.cluster.instances[0].behaviour.deaf = is_deaf
+
+    door.call(lambda: deaf(True))
+    command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", door.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stderr is not None
+        first = asking.stderr.readline()
+        asking.send_signal(signal.SIGINT)
+        out, err = asking.communicate(timeout=WAIT_S)
+    door.call(lambda: deaf(False))
+
+    assert first.startswith("measuring 1 of 2")
+    assert (asking.returncode, out, err) == (130, "", "")
+    while cli.main(["links", "--url", door.url]) != 0:
+        assert "one measurement at a time" in capsys.readouterr().err
+
+
+def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with served_page(PAGE) as url:
+        assert cli.main(["links", "--url", url]) == 1
+
+        out, err = capsys.readouterr()
+        found, lost = out.splitlines()[2:]
+        assert _words(found) == 'tcp up 250 us 117.0 MB/s 2 1 shm: the peer said "no?[31m"'
+        assert lost.split()[4:8] == ["shm", "down", "-", "-"]
+        assert "links are measured on the scheduler's own host" in err
+        assert cli.main(["links", "--url", url, "--mib", "0"]) == 1  # one instance is lost
+        assert capsys.readouterr().err == ""
+
+
+def test_another_users_scheduler_is_not_trusted(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(door_client, "is_same_user", lambda sock: False)
+
+    assert cli.main(["links", "--url", door.url]) == 1
+    assert f"nothing answers at {door.url}" in capsys.readouterr().err
+
+
+def test_the_door_of_a_wildcard_is_found_by_an_address_of_this_host_and_by_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def door_name(host: str, port: int) -> str:
+        tried.append(host)
+        return f"none-{os.getpid()}-{port}"
+
+    monkeypatch.setattr(door_client, "door_name", door_name)
+    for host in ("127.0.0.1", "192.0.2.1"):
+        tried.append(host)
+        with pytest.raises(door_client.NoDoor):
+            door_client.open_door(f"http://{host}:9000")
+
+    assert tried == ["127.0.0.1", "127.0.0.1", "0.0.0.0", "::", "192.0.2.1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--mib", "257"], 2, "--mib 257 is not in 0..256"),
+        (["--mib", "-1"], 2, "--mib -1 is not in 0..256"),
+        (["--url", "http://127.0.0.1:1"], 1, "nothing answers at http://127.0.0.1:1: `pdserve up --detach`"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    flags: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["links", *flags]) == status
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
