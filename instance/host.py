@@ -16,12 +16,12 @@ from engine.interface import Chunk, Engine, StepResult
 from engine.pool_touch import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
+from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_links
 from instance.session import InstanceSession
 from instance.workers import Workers
-from kvtransfer.interface import Receiver, Sender
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible
-from wire.messages import Event, Heartbeat, OpenSession, SessionOpen
+from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen
 from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
 
 log = EventLogger("instance")
@@ -54,12 +54,13 @@ class InstanceHost:
         self.loop = EngineLoop(engine, clock=clock, on_layer=self._on_layer, on_step=self._on_step)
         self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
         self._session: InstanceSession | None = None
-        self._sender: Sender | None = None
-        self._receiver: Receiver | None = None
+        self._sender: LinkedSender | None = None
+        self._receiver: CountedReceiver | None = None
+        self._measurer = LinkMeasurer(self._emit)
         self._watch: asyncio.Task[None] | None = None
         self._touches = [PoolTouch(memory) for memory in engine.memories]
 
-    def start(self, sender: Sender, receiver: Receiver) -> None:
+    def start(self, sender: LinkedSender, receiver: CountedReceiver) -> None:
         """Bind the hand-off, start the engine thread and the session watch. Needs a running event loop."""
         self._sender, self._receiver = sender, receiver
         self.workers.prefill.use(sender)
@@ -130,7 +131,7 @@ class InstanceHost:
             if old.hello.epoch > hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than the living one, {old.hello.epoch}")
             old.lost()
-        session = InstanceSession(hello, self.workers, self._session_over)
+        session = InstanceSession(hello, self.workers, self._session_over, self._measure)
         self._session = session
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
@@ -140,8 +141,7 @@ class InstanceHost:
         """Return the figures of now. Any thread."""
         blocks, engine = self.engine.blocks, self.engine.load()
         sender, receiver = self._sender, self._receiver
-        links = sender.links() if sender is not None else ()
-        return LoadSnapshot(
+        load = LoadSnapshot(
             blocks_total=blocks.num_total,
             blocks_used=blocks.num_used,
             blocks_probe=blocks.num_probe,
@@ -153,11 +153,9 @@ class InstanceHost:
             progress_age_s=self.loop.progress_age(),
             steps=self.loop.steps,
             step_seconds=self.loop.step_seconds,
-            kv_bytes_sent=sender.bytes_sent if sender is not None else 0,
-            kv_bytes_received=receiver.bytes_received if receiver is not None else 0,
             preemptions=engine.preemptions,
-            links=links,
         )
+        return load if sender is None or receiver is None else with_links(load, sender, receiver)
 
     def _on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
         self.workers.prefill.on_layer(layer, chunks)
@@ -169,6 +167,10 @@ class InstanceHost:
         session = self._session
         if session is not None and not session.over:
             session.emit(event)
+
+    def _measure(self, command: MeasureLink) -> None:
+        assert self._sender is not None
+        self._measurer.measure(self._sender, command)
 
     def _session_over(self, session: InstanceSession) -> None:
         log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())

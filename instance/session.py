@@ -27,9 +27,12 @@ log = EventLogger("instance")
 class InstanceSession:
     """Serves one session (ServedSession). Lives on the event loop's thread; `emit` may be called from any."""
 
-    def __init__(self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None]) -> None:
+    def __init__(
+        self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None],
+        measure: Callable[[MeasureLink], None],
+    ) -> None:  # fmt: skip
         self.hello = hello
-        self._workers, self._on_over = workers, on_over
+        self._workers, self._on_over, self._measure = workers, on_over, measure
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._last_heard = loop.time()
@@ -65,7 +68,9 @@ class InstanceSession:
                 self._guard(command.prompt.prompt_id, lambda: self._workers.decode.generate(command.prompt))
             case Cancel():
                 self._guard(command.prompt_id, lambda: self._workers.cancel(command))
-            case Heartbeat() | OpenSession() | MeasureLink():
+            case MeasureLink():
+                self._measure(command)
+            case Heartbeat() | OpenSession():
                 pass
 
     async def events(self) -> AsyncIterator[Event]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvtransfer.interface import PoolMemory, Receiver, ReceiverEvents, Sender, SenderEvents, SendStats
+from kvtransfer.interface import PoolMemory, ReceiverEvents, SenderEvents, SendStats
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import receivers_of
 from kvtransfer.receiver import KvReceiver
@@ -26,14 +26,14 @@ MakeSender = Callable[[PoolMemory, SenderEvents], KvSender]
 MakeReceiver = Callable[[PoolMemory, Quorum], KvReceiver]
 
 
-def make_sender(memories: Sequence[PoolMemory], events: SenderEvents, make: MakeSender) -> Sender:
+def make_sender(memories: Sequence[PoolMemory], events: SenderEvents, make: MakeSender) -> "KvSender | RanksSender":
     """Return the sender over the pools of all ranks, in their order."""
     return make(memories[0], events) if len(memories) == 1 else RanksSender(memories, events, make)
 
 
 def make_receiver(
     memories: Sequence[PoolMemory], events: ReceiverEvents, failpoints: Failpoints, make: MakeReceiver
-) -> Receiver:
+) -> "RanksReceiver":
     """Return the receiver over the pools of all ranks, in their order."""
     return RanksReceiver(memories, events, failpoints, make)
 
@@ -109,6 +109,13 @@ class RanksSender:
     def links(self) -> tuple[LinkStatus, ...]:
         """The links as they are now, one status a peer."""
         return merge_links([one for sender in self._senders for one in sender.links_of_ranks()])
+
+    def measure(
+        self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
+    ) -> LinkStatus:
+        """Measure one link, that from the rank which tells what the prompt is; see KvSender.measure."""
+        plan = self._plan(1 + max((endpoint.rank for endpoint in endpoints), default=0))
+        return self._senders[plan.speaker].measure(peer_id, epoch, endpoints, num_bytes, timeout_s)
 
     def sweep(self) -> None:
         """Make every link look at its leases now."""

@@ -49,7 +49,7 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
 
 def test_an_event_made_after_the_event_loop_has_closed_is_dropped() -> None:
     async def open_one() -> InstanceSession:
-        return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None)  # type: ignore[arg-type]
+        return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None, lambda _: None)  # type: ignore[arg-type]
 
     session = asyncio.run(open_one())
 

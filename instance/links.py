@@ -1,0 +1,96 @@
+"""What an instance says of its links: the figures in its load, and one measurement at a time when it is asked."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from kvtransfer.interface import Receiver, Sender
+from kvtransfer.ticket_table import ReceiverCounts
+from telemetry.logs import EventLogger
+from wire.errors import PdserveError
+from wire.messages import LinkMeasured, MeasureLink
+from wire.types import KvEndpoint, LinkStatus, LoadSnapshot
+
+log = EventLogger("instance")
+
+MEASURE_TIMEOUT_S = 10.0
+
+
+class LinkedSender(Sender, Protocol):
+    """The sender as its host sees it."""
+
+    @property
+    def frames_resent(self) -> int:
+        """Frames that went out a second time."""
+        ...
+
+    def measure(
+        self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
+    ) -> LinkStatus:
+        """Measure the link to a peer, dialled if need be. Waits. Raises PdserveError in words."""
+        ...
+
+
+class CountedReceiver(Receiver, Protocol):
+    """The receiver as its host sees it."""
+
+    @property
+    def counts(self) -> ReceiverCounts:
+        """What has come in so far."""
+        ...
+
+
+def with_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceiver) -> LoadSnapshot:
+    """Return `load` with the figures of the hand-off."""
+    counts = receiver.counts
+    return replace(
+        load,
+        kv_bytes_sent=sender.bytes_sent,
+        kv_bytes_received=counts.bytes_received,
+        kv_frames_corrupt=counts.corrupt_frames,
+        kv_frames_resent=sender.frames_resent,
+        kv_frames_dropped=counts.dropped_frames,
+        kv_frames_duplicate=counts.duplicate_frames,
+        kv_links_refused=counts.refused_connections,
+        links=sender.links(),
+    )
+
+
+class LinkMeasurer:
+    """Owner of the one measurement under way, on a thread of its own: it waits for a peer, a session must not."""
+
+    def __init__(self, emit: Callable[[LinkMeasured], None]) -> None:
+        self._emit = emit
+        self._busy = threading.Lock()
+
+    def measure(self, sender: LinkedSender, command: MeasureLink) -> None:
+        """Answer a MeasureLink, in time; with an error while another one is under way. Returns at once."""
+        if not self._busy.acquire(blocking=False):
+            self._refuse(command, "this instance is measuring a link already, it measures one at a time")
+            return
+        thread = threading.Thread(target=self._run, args=(sender, command), name="kv-measure", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._busy.release()
+            self._refuse(command, f"no thread to measure with: {error}")
+
+    def _run(self, sender: LinkedSender, command: MeasureLink) -> None:
+        try:
+            answer = LinkMeasured(command.peer_id, self._ask(sender, command))
+        except PdserveError as error:
+            answer = LinkMeasured(command.peer_id, None, str(error))
+        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: it answers all the same
+            log.error("link_measure_failed", error, peer=command.peer_id, error=error)
+            answer = LinkMeasured(command.peer_id, None, f"the measurement failed: {error}; see the instance's log")
+        self._busy.release()  # first: who hears the answer may ask for the next
+        self._emit(answer)
+
+    def _ask(self, sender: LinkedSender, command: MeasureLink) -> LinkStatus:
+        return sender.measure(
+            command.peer_id, command.epoch, command.endpoints, command.num_bytes, MEASURE_TIMEOUT_S
+        )  # fmt: skip
+
+    def _refuse(self, command: MeasureLink, why: str) -> None:
+        self._emit(LinkMeasured(command.peer_id, None, why))

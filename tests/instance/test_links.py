@@ -1,0 +1,152 @@
+"""An instance measures the link to a peer when asked, one at a time, and its load says how the hand-off fares."""
+
+import asyncio
+import queue
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instance.links import LinkMeasurer, with_links
+from kvtransfer.ticket_table import ReceiverCounts
+from tests.instance.pair import DEADLINE_S, instance_config, running
+from wire.errors import InstanceLost
+from wire.messages import Heartbeat, LinkMeasured, MeasureLink
+from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Role
+
+LOAD = LoadSnapshot(8, 1, 0, 0, 1, 0, 0, 0, 0.0)
+STATUS = LinkStatus("decode-0", "tcp", "up", 3, 40, 0, 1, 0.001, 1e9, ("shm: refused",))
+COMMAND = MeasureLink("decode-0", 7, (), 1 << 20)
+
+
+class ScriptedSender:
+    """A sender that measures when it is let; `failure` is what comes of it."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.go_on, self.failure = threading.Event(), failure
+        self.frames_resent, self.bytes_sent = 4, 40
+        self.asked: list[tuple[str, int, int]] = []
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        return (STATUS,)
+
+    def measure(self, peer_id: str, epoch: int, endpoints: object, num_bytes: int, timeout_s: float) -> LinkStatus:
+        self.asked.append((peer_id, epoch, num_bytes))
+        assert self.go_on.wait(DEADLINE_S)
+        if self.failure is not None:
+            raise self.failure
+        return STATUS
+
+
+class ScriptedReceiver:
+    """A receiver that has seen something of everything."""
+
+    counts = ReceiverCounts(
+        bytes_received=90, duplicate_frames=5, dropped_frames=6, corrupt_frames=7, refused_connections=8
+    )
+
+
+def test_the_load_has_every_figure_of_the_hand_off() -> None:
+    load = with_links(LOAD, ScriptedSender(), ScriptedReceiver())  # type: ignore[arg-type]
+
+    assert load == replace(
+        LOAD, kv_bytes_sent=40, kv_bytes_received=90, kv_frames_corrupt=7, kv_frames_resent=4, kv_frames_dropped=6,
+        kv_frames_duplicate=5, kv_links_refused=8, links=(STATUS,),
+    )  # fmt: skip
+
+
+def test_one_measurement_runs_at_a_time_and_the_next_may_be_asked_for_on_its_answer() -> None:
+    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
+    measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
+
+    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+    measurer.measure(sender, replace(COMMAND, peer_id="decode-1"))  # type: ignore[arg-type]
+    refused = answers.get(timeout=DEADLINE_S)
+    sender.go_on.set()
+    measured = answers.get(timeout=DEADLINE_S)
+    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+
+    assert (refused.peer_id, refused.link) == ("decode-1", None)
+    assert "one at a time" in refused.error
+    assert measured == answers.get(timeout=DEADLINE_S) == LinkMeasured("decode-0", STATUS)
+    assert sender.asked == [("decode-0", 7, 1 << 20)] * 2
+
+
+@pytest.mark.parametrize("failure", [InstanceLost("no KV link to decode-0"), ValueError("a defect")])
+def test_a_measurement_that_fails_is_answered_in_words(failure: Exception) -> None:
+    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
+    measurer, sender = LinkMeasurer(answers.put), ScriptedSender(failure)
+    sender.go_on.set()
+
+    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+    answer = answers.get(timeout=DEADLINE_S)
+
+    assert (answer.peer_id, answer.link) == ("decode-0", None)
+    assert str(failure) in answer.error
+
+
+def test_without_a_thread_the_answer_says_so_and_the_next_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
+    measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
+    sender.go_on.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+    assert "no thread to measure with" in answers.get(timeout=DEADLINE_S).error
+
+    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+    assert answers.get(timeout=DEADLINE_S).link == STATUS
+
+
+def test_a_prefill_instance_measures_its_link_to_a_decode_instance_and_keeps_the_figures(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, prefill),
+            running(instance_config(tmp_path, Role.DECODE, port=6)) as (decode, _),
+        ):
+            it = decode._host.describe()
+            await prefill.session.send(MeasureLink(it.instance_id, it.epoch, it.endpoints, 1 << 20))
+            answer = await prefill.next(LinkMeasured)
+            assert isinstance(answer, LinkMeasured)
+            assert answer.error == ""
+            assert answer.link is not None
+            assert (answer.link.peer_id, answer.link.transport, answer.link.state) == (it.instance_id, "shm", "up")
+            assert answer.link.round_trip_s > 0
+            assert answer.link.bytes_per_s > 0
+
+            beat = await prefill.next(Heartbeat)
+            assert isinstance(beat, Heartbeat)
+            assert beat.load is not None
+            assert beat.load.links == (answer.link,)
+            assert decode._host.load().kv_bytes_received == 0
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_is_not_there_or_never_answers_is_said_in_words_while_the_session_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("instance.links.MEASURE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kvtransfer.sender._JOIN_S", 0.5)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            async with running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, client):
+                for port, words in (
+                    (1, "no KV link to"),
+                    (deaf.getsockname()[1], "could not be measured within 0.2 s"),
+                ):
+                    endpoint = KvEndpoint("tcp", f"127.0.0.1:{port}")
+                    await client.session.send(MeasureLink(f"decode-{port}", 1, (endpoint,), 1000))
+                    answer = await client.next(LinkMeasured)
+                    assert isinstance(answer, LinkMeasured)
+                    assert (answer.peer_id, answer.link) == (f"decode-{port}", None)
+                    assert words in answer.error
+                await client.next(Heartbeat)
+
+    asyncio.run(run())
