@@ -1,0 +1,148 @@
+"""Two instances of several ranks each in one process, over real sockets, and the whole model's KV as the truth."""
+
+import random
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvtransfer.all_ranks import RanksReceiver, RanksSender, make_receiver, make_sender
+from kvtransfer.interface import PoolMemory, SenderEvents
+from kvtransfer.quorum import Quorum
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender
+from tests.kvtransfer.rig import Clock, Pool, Recorder
+from wire.failpoints import Failpoints
+from wire.kv_layout import KvTensor, PoolLayout, Rank
+from wire.types import Ticket
+
+Kv = list[list[list[bytes]]]
+"""The bytes of [tensor][token][head]."""
+
+
+def tensors(heads: int) -> tuple[KvTensor, ...]:
+    """Layers that differ: k and v, one latent tensor, none, and k alone of another type."""
+    return (
+        KvTensor(0, "k", heads, 16, "float32"), KvTensor(0, "v", heads, 16, "float32"),
+        KvTensor(1, "latent", 1, 36, "bfloat16"), KvTensor(3, "k", heads, 6, "bfloat16"),
+    )  # fmt: skip
+
+
+def held(heads: int, rank: int, ranks: int) -> list[int]:
+    """The heads of a rank, dealt by hand: the first ranks take one more; they repeat where they do not go round."""
+    if ranks > heads:
+        return [rank * heads // ranks]
+    sizes = [len(range(rank, heads, ranks)) for rank in range(ranks)]
+    return list(range(sum(sizes[:rank]), sum(sizes[: rank + 1])))
+
+
+def cells(pool: Pool, block_ids: Sequence[int], num_tokens: int) -> Iterator[tuple[int, int, int, slice]]:
+    """Yield (tensor, token, head, where it lies) of all that a rank's pool holds of these tokens."""
+    layout, start = pool.layout, 0
+    for number, spec in enumerate(layout.model_tensors):
+        heads = held(spec.heads, layout.rank.number, layout.rank.of)
+        size = spec.head_dim * (4 if spec.dtype == "float32" else 2)
+        for token in range(num_tokens):
+            slot = block_ids[token // layout.block_size] * layout.block_size + token % layout.block_size
+            for at, head in enumerate(heads):
+                offset = start + (slot * len(heads) + at) * size
+                yield number, token, head, slice(offset, offset + size)
+        num_bytes = layout.num_blocks * layout.block_size * len(heads) * size
+        start += -(-num_bytes // 4096) * 4096
+
+
+def random_kv(model: Sequence[KvTensor], num_tokens: int, seed: int = 0) -> Kv:
+    source = random.Random(seed)
+    sizes = [(one.heads, one.head_dim * (4 if one.dtype == "float32" else 2)) for one in model]
+    return [[[source.randbytes(size) for _ in range(heads)] for _ in range(num_tokens)] for heads, size in sizes]
+
+
+class RankRig:
+    """P of `p_ranks` and D of `d_ranks`, over one transport."""
+
+    def __init__(
+        self, transport: str, *, p_ranks: int, d_ranks: int, heads: int = 4, p_block: int = 16, d_block: int = 16,
+        num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0,
+    ) -> None:  # fmt: skip
+        self.tensors, self.clock, self.events, points = (
+            tensors(heads),
+            Clock(),
+            Recorder(),
+            Failpoints.parse(failpoints),
+        )
+        self.progress_age = 0.0
+        self.p_pools, self.d_pools = (
+            [
+                Pool(PoolLayout(self.tensors, num_blocks=num_slots // size, block_size=size, rank=Rank(rank, ranks)))
+                for rank in range(ranks)
+            ]
+            for size, ranks in ((p_block, p_ranks), (d_block, d_ranks))
+        )
+        self.receivers: list[KvReceiver] = []
+        self.senders: list[KvSender] = []
+
+        def receive(memory: PoolMemory, quorum: Quorum) -> KvReceiver:
+            made = KvReceiver(
+                memory, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
+                transports=(transport,), quorum=quorum, clock=self.clock,
+            )  # fmt: skip
+            self.receivers.append(made)
+            return made
+
+        def send(memory: PoolMemory, events: SenderEvents) -> KvSender:
+            made = KvSender(
+                memory, instance_id="prefill-0", epoch=55, transports=(transport,), events=events, clock=self.clock,
+                progress_age=lambda: self.progress_age, failpoints=points, tend_interval_s=0.05,
+            )  # fmt: skip
+            self.senders.append(made)
+            return made
+
+        receiver = make_receiver(self.d_pools, self.events, points, receive)
+        sender = make_sender(self.p_pools, self.events, send)
+        assert isinstance(receiver, RanksReceiver)
+        assert isinstance(sender, RanksSender if p_ranks > 1 else KvSender)
+        self.receiver, self.sender = receiver, sender
+
+    def fill(self, kv: Kv, block_ids: Sequence[int]) -> None:
+        """Write each rank's heads into its pool."""
+        for pool in self.p_pools:
+            for tensor, token, head, where in cells(pool, block_ids, len(kv[0])):
+                pool.buffer[where] = kv[tensor][token][head]
+
+    def check(self, kv: Kv, block_ids: Sequence[int], first_token: int = 0) -> None:
+        """Assert that each rank of D has its heads of every token, each at its place."""
+        for pool in self.d_pools:
+            for tensor, token, head, where in cells(pool, block_ids, len(kv[0])):
+                if token >= first_token:
+                    found = bytes(pool.buffer[where])
+                    assert found == kv[tensor][token][head], f"{pool.layout.rank}: {tensor=} {token=} {head=}"
+
+    def open(self, num_tokens: int, block_ids: Sequence[int], first_token: int = 0) -> Ticket:
+        return self.receiver.open(
+            secrets.token_hex(16), num_tokens=num_tokens, first_token=first_token, block_ids=block_ids
+        )
+
+    def hand_over(self, ticket: Ticket, block_ids: Sequence[int], chunk: int = 50, description: bytes = b"p") -> None:
+        self.sender.begin(ticket)
+        self.put_all(ticket, block_ids, chunk)
+        self.sender.commit(ticket.ticket_id, description)
+
+    def put_all(self, ticket: Ticket, block_ids: Sequence[int], chunk: int = 50, layers: int = 4) -> None:
+        for start in range(0, ticket.num_tokens, chunk):
+            for layer in range(layers):
+                end = min(ticket.num_tokens, start + chunk)
+                self.sender.put(ticket.ticket_id, layer, start, end, block_ids)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+        for pool in (*self.p_pools, *self.d_pools):
+            pool.close()
+
+
+@contextmanager
+def make_rank_rig(transport: str, **settings: object) -> Iterator[RankRig]:
+    rig = RankRig(transport, **settings)  # type: ignore[arg-type]
+    try:
+        yield rig
+    finally:
+        rig.close()
