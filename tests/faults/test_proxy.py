@@ -40,13 +40,15 @@ class Passage:
     def ended(self, ticket: Ticket) -> str:
         """Wait for the sender's ending and return it; what committed is right to the byte, what did not is free."""
         events, ticket_id = self.rig.events, ticket.ticket_id
-        until(lambda: ticket_id in events.acks or ticket_id in events.failures)
-        until(lambda: ticket_id in events.commits or ticket_id in events.ends)
+        told = [report for report in events.reports if report[1] == ticket_id]
+        assert self.is_over(ticket, within_s=DEADLINE_S), f"only {told} came, the last messages {self.last_messages()}"
+        told = [report for report in events.reports if report[1] == ticket_id]
+        assert {kind in ("committed", "ended") for kind, _ in told} == {True, False}, told
         if ticket_id in events.commits:
             description, block_ids, _ = events.commits[ticket_id]
             assert (description, block_ids) == (DESCRIPTION, D_BLOCKS)
             assert read(self.rig.d_pool, D_BLOCKS, NUM_TOKENS) == self.tokens
-        assert len([report for report in events.reports if report[1] == ticket_id]) == 2
+        assert len(told) == 2, told
         return "acked" if ticket_id in events.acks else "failed"
 
     def is_over(self, ticket: Ticket, *, within_s: float) -> bool:
@@ -56,6 +58,10 @@ class Passage:
             return events.changed.wait_for(
                 lambda: sum(report[1] == ticket.ticket_id for report in events.reports) == 2, within_s
             )
+
+    def last_messages(self) -> list[tuple[str, int]]:
+        """What passed the proxy of late, for a failure's message."""
+        return [(message.kind.name, message.number) for message in self.proxy.recorded[-10:]]
 
     def let_leases_end(self) -> None:
         """Put the clock past every lease and let both sides look at it."""
