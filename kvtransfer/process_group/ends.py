@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.process_group.group import Group
-from kvtransfer.process_group.ring import Ring
+from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
 from wire.errors import HandoffFailed
 

@@ -16,7 +16,7 @@ from wire.types import Role
         ({"device": "npu"}, "--device npu"),
         ({"quantization": "awq"}, "--quantization awq"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
-        ({"kv_transport": ("hccl",)}, "'hccl' is not one of shm, tcp"),
+        ({"kv_transport": ("hccl",)}, "'hccl' is not one of shm, process_group, "),
         ({"kv_port_range": "9-1"}, "'9-1'"),
     ],
 )

@@ -2,10 +2,11 @@
 
 import socket
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvtransfer.digest import Place, Region, Runs, StopFlag, digest_of
 from kvtransfer.frame import Frame
@@ -20,6 +21,7 @@ from wire.types import PROTOCOL_VERSION
 
 LAYOUT = PoolLayout(TENSORS, num_blocks=4, block_size=4)
 NEVER = StopFlag()
+_End = TypeVar("_End", GroupOutlet, GroupInlet)
 
 
 class DevicePool(Pool):
@@ -57,6 +59,11 @@ class Ends:
         frame = frame_of(payload, number)
         self.outlet.announce(frame, place_of(bytearray(payload)))
         return frame
+
+    def fill(self, num_bytes: int, frames: int) -> None:
+        """Announce frames that nobody receives. Raises LinkLost."""
+        for number in range(frames):
+            self.send(bytes(num_bytes), number)
 
     def receive(self, frame: Frame) -> bytes:
         """Move a frame into memory of its own; its digest is checked."""
@@ -100,22 +107,21 @@ def link(sender: Node, receiver: Node, link_epoch: int = 1, timeouts: Timeouts |
     timeouts = timeouts or Timeouts(5.0, DEADLINE_S)
     streams, hello = stream_pair(timeouts.progress_s), hello_of(sender, receiver, link_epoch)
     with ThreadPoolExecutor(2) as threads:
-        outlet: Future[GroupOutlet] = threads.submit(
-            _cut_on_error, sender.transport.outlet, streams[0], hello, timeouts
-        )
-        inlet: Future[GroupInlet] = threads.submit(_cut_on_error, receiver.transport.inlet, streams[1], hello, timeouts)
+        outlet = threads.submit(_cut_on_error, sender.transport.outlet, streams[0], hello, timeouts)
+        inlet = threads.submit(_cut_on_error, receiver.transport.inlet, streams[1], hello, timeouts)
         failure = inlet.exception(DEADLINE_S) or outlet.exception(DEADLINE_S)
     if failure is not None:
-        for one in (inlet, outlet):
-            if one.exception() is None:
-                one.result().close()
+        for end in [one.result() for one in (inlet, outlet) if one.exception() is None]:
+            end.close()
         for stream in streams:
             stream.close()
         raise failure
     return Ends(outlet.result(), inlet.result(), streams)
 
 
-def _cut_on_error(make, stream, hello, timeouts):  # type: ignore[no-untyped-def]
+def _cut_on_error(
+    make: Callable[[Stream, Hello, Timeouts], _End], stream: Stream, hello: Hello, timeouts: Timeouts
+) -> _End:
     try:
         return make(stream, hello, timeouts)
     except BaseException:

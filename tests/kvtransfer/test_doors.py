@@ -17,6 +17,7 @@ from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
 from kvtransfer.stream import Stream, expect
 from kvtransfer.tcp import TcpOutlet
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, endpoint_of, fill, make_rig, read, until
 from wire.errors import ConfigError, Incompatible, InstanceLost
 from wire.kv_layout import KvTensor
@@ -33,7 +34,7 @@ def _fail(rig: Rig, ticket: Ticket) -> Exception:
     return rig.events.failures[ticket.ticket_id]
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
@@ -51,7 +52,7 @@ def test_another_layout_is_refused_with_both_values(transport: str, theirs: Sequ
         until(lambda: rig.receiver.counts.refused_connections == 1)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_another_protocol_version_is_refused_with_both_versions(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +64,7 @@ def test_another_protocol_version_is_refused_with_both_versions(
         assert f"version {PROTOCOL_VERSION} here, 42 there" in str(error)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_a_link_meant_for_an_older_process_is_refused_with_both_epochs(transport: str) -> None:
     with make_rig(transport) as rig:
         ticket = rig.open(20, BLOCKS)
@@ -140,7 +141,7 @@ def _connect(rig: Rig, transport: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -166,7 +167,7 @@ def test_garbage_on_the_listening_port_is_cut_and_counted(transport: str, garbag
         rig.events.wait("acked", ticket.ticket_id)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_a_length_over_the_limit_cuts_the_link_before_anything_is_allocated(transport: str) -> None:
     with make_rig(transport) as rig:
         ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
@@ -235,7 +236,7 @@ def test_a_tcp_sender_that_stalls_in_a_frame_cannot_hold_the_blocks_of_an_aborte
         raw.stream.close()
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_a_peer_that_stalls_in_a_message_is_cut_and_only_its_tickets_end(transport: str) -> None:
     with make_rig(transport, progress_timeout_s=0.3) as rig:
         stalled, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)
@@ -270,9 +271,10 @@ def test_a_port_range_is_kept_and_a_full_one_is_refused_with_its_ends() -> None:
             )  # fmt: skip
 
 
-def test_closing_leaves_no_thread_behind() -> None:
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
+def test_closing_leaves_no_thread_behind(transport: str) -> None:
     before = set(threading.enumerate())
-    with make_rig("shm", sender_transports=BOTH, receiver_transports=BOTH) as rig:
+    with make_rig(transport) as rig:
         ticket = rig.open(20, BLOCKS)
         rig.hand_over(ticket, BLOCKS)
         rig.events.wait("acked", ticket.ticket_id)
@@ -317,7 +319,7 @@ def test_a_connection_that_cannot_be_taken_does_not_shut_the_door(
         rig.events.wait("acked", ticket.ticket_id)
 
 
-@pytest.mark.parametrize("transport", BOTH)
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_an_owner_that_breaks_at_an_ending_costs_no_connection_and_no_other_ticket(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,9 @@ from kvtransfer.transport import Timeouts
 from tests.kvtransfer.groups import NEVER, frame_of, hello_of, make_node, place_of
 
 name, port = sys.argv[1], int(sys.argv[2])
-stream = Stream(socket.create_connection(("127.0.0.1", port)), progress_timeout_s=20.0)
 sender, receiver = make_node("p"), make_node(name)
+assert receiver.transport.unusable() is None  # imports torch
+stream = Stream(socket.create_connection(("127.0.0.1", port)), progress_timeout_s=20.0)
 inlet = receiver.transport.inlet(stream, hello_of(sender, receiver), Timeouts(5.0, 20.0))
 print("ready", flush=True)
 payload = bytes(range(256)) * 256
@@ -56,6 +57,11 @@ class Far:
     def send(self) -> None:
         self.outlet.announce(frame_of(PAYLOAD, self.number), place_of(bytearray(PAYLOAD)))
         self.number += 1
+
+    def send_until_lost(self) -> None:
+        """Send until the link ends. Raises LinkLost."""
+        for _ in range(2_000):
+            self.send()
 
     def send_and_hear(self) -> None:
         self.send()
@@ -118,8 +124,7 @@ def test_a_killed_receiver_ends_its_link_and_a_new_one_takes_its_place() -> None
         killed.send_and_hear()
         killed.process.kill()
         with pytest.raises(LinkLost):
-            for _ in range(2_000):
-                killed.send()
+            killed.send_until_lost()
     with _far(p, "killed") as reborn:
         reborn.send_and_hear()
 

@@ -1,0 +1,128 @@
+"""The words of a set-up and the store over them: bounded, with deadlines, and of one group only."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from kvtransfer.frame import MessageType, Refuse, WireError, encode, pack
+from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.ring import Ring
+from kvtransfer.process_group.store import LinkStore
+from kvtransfer.stream import LinkLost, Stream
+from tests.kvtransfer.groups import stream_pair
+from tests.kvtransfer.rig import DEADLINE_S
+from wire.errors import Unavailable
+
+Both = tuple[Stream, Stream]
+
+
+@pytest.fixture
+def streams() -> Iterator[Both]:
+    pair = stream_pair(DEADLINE_S)
+    yield pair
+    for stream in pair:
+        stream.close()
+
+
+def _exchanges(streams: Both) -> tuple[Exchange, Exchange]:
+    made = Exchange(streams[0], "group"), Exchange(streams[1], "group")
+    for exchange in made:
+        exchange.deadline = time.monotonic() + DEADLINE_S
+    return made
+
+
+def test_a_key_set_on_one_side_is_read_on_the_other(streams: Both) -> None:
+    one, two = map(LinkStore, _exchanges(streams))
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(two.get("0/0")))
+    reader.start()
+
+    one.set("0/0", b"an address")
+    reader.join(DEADLINE_S)
+
+    assert got == [b"an address"]
+    assert one.get("0/0") == b"an address"
+    assert two.check(["0/0"])
+    assert not two.check(["0/0", "0/1"])
+
+
+def test_a_key_that_never_comes_costs_the_deadline_whatever_torch_waits(streams: Both) -> None:
+    _, exchange = _exchanges(streams)
+    exchange.deadline = time.monotonic() + 0.05
+
+    with pytest.raises(LinkLost):
+        LinkStore(exchange).wait(["0/0"], timedelta(hours=1))
+
+
+def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
+    one, two = _exchanges(streams)
+    one.set("left", b"over")
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(end.finish, DEADLINE_S) for end in (one, two)]:
+            done.result(DEADLINE_S)
+    two.set("late", b"kept here")
+
+    assert two.get("left") == b"over"
+    assert two.get("late") == b"kept here"
+    with pytest.raises(LinkLost, match="is closed"):
+        one.get("late")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "malformed SETUP"),
+        (b"\x05\x00\xff", "a key of 255 bytes, 0 are there"),
+        (b"\x63\x00\x00", "malformed SETUP"),
+        (b"\x05\x00\x07other/k", "of another group"),
+        (b"\x05\x00\x07group/k" + bytes(7_000), "7000 bytes, the limits are"),
+        (b"\x02\x00\x00", "ASK came where"),
+    ],
+)
+def test_a_word_out_of_bounds_or_place_is_refused(streams: Both, body: bytes, words: str) -> None:
+    _, exchange = _exchanges(streams)
+    streams[0].send([pack(MessageType.SETUP, body)])
+
+    with pytest.raises(WireError, match=words):
+        exchange.get("k")
+
+
+def test_the_number_of_keys_is_bounded_on_both_sides(streams: Both) -> None:
+    one, two = _exchanges(streams)
+    for number in range(64):
+        one.set(f"{number:02}", b"")
+    with pytest.raises(WireError, match="more than 64 keys"):
+        one.set("64", b"")
+
+    streams[0].send([pack(MessageType.SETUP, b"\x05\x00\x08group/64")])
+    with pytest.raises(WireError, match="more than 64 keys"):
+        two.wait(["no such key"], DEADLINE_S)
+
+
+def test_what_the_peer_refuses_with_is_raised(streams: Both) -> None:
+    _, exchange = _exchanges(streams)
+    streams[0].send([encode(Refuse("Unavailable", "10 bytes are free, 20 are needed"))])
+
+    with pytest.raises(Unavailable, match="10 bytes are free, 20 are needed"):
+        exchange.hear([Word.GRANTED], DEADLINE_S)
+
+
+def test_a_ring_never_gives_bytes_twice_and_finds_room_again() -> None:
+    ring = Ring(100)
+    taken: list[range] = []
+    for step in range(1_000):
+        num_bytes = 1 + step * 37 % 40
+        while (start := ring.take(num_bytes)) is None:
+            ring.give_back()
+            taken.pop(0)
+        span = range(start, start + num_bytes)
+        assert span.stop <= 100
+        assert all(span.stop <= other.start or other.stop <= span.start for other in taken)
+        taken.append(span)
+
+    assert ring.take(101) is None
