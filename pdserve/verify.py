@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtransfer.transports import NAMES
 from pdserve import model
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_prompts import make_prompts
+from pdserve.verify_transports import EACH, Chosen, choose
 from scheduler.model_files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
@@ -21,11 +23,10 @@ from wire.options import Parser, add_flags, flag, from_namespace
 if TYPE_CHECKING:
     from engine.oracle import Oracle
 
-TRANSPORTS = ("shm", "tcp")
 REFERENCE = "transformers"
 EPILOG = """\
 examples:
-  pdserve verify                                   the default model in float32, over shm and over tcp
+  pdserve verify                                   the default model in float32, over each transport there is
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
   pdserve verify --dtype bfloat16                  reports where tokens part and by how much of a logit
 """
@@ -37,7 +38,10 @@ class VerifyOptions:
 
     model: str = flag("", "folder of the model (default: the default model)")
     dtype: str = flag("float32", "weights and KV of all three", choices=("float32", "bfloat16"))
-    transport: str = flag("each", "of the KV hop", choices=(*TRANSPORTS, "each"))
+    transport: str = flag(
+        EACH, "of the KV hop; `each` is all that this machine can run, and names the others with the reason",
+        choices=(EACH, *NAMES),
+    )  # fmt: skip
     prompts: int = flag(12, "prompts, of lengths around block and chunk borders", parse=int)
     max_tokens: int = flag(32, "tokens generated for each", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
@@ -47,17 +51,20 @@ def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they part."""
     options = parse(argv)
     logs.configure("ERROR")  # what a start goes through is no news here
+    chosen = choose(options.transport)
     folder = Path(options.model) if options.model else model.ensure_default(os.environ)
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)
     print(
         f"{folder.name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True
     )
+    for name, why in chosen.lacking.items():
+        print(f"not run: P/D over {name}: {why}", flush=True)
     with _work_folder() as work:
-        outputs = _serve(options, folder, work, prompts)
+        outputs = _serve(options, chosen, folder, work, prompts)
     oracle, reference = _ask_transformers(options, folder, prompts)
     if options.dtype == "float32":
-        return _report_exact(reference, outputs)
+        return _report_exact(reference, outputs, chosen)
     return _report_gaps(oracle, prompts, reference, outputs)
 
 
@@ -77,14 +84,14 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
 
 
 def _serve(
-    options: VerifyOptions, folder: Path, work: Path, prompts: Sequence[Sequence[int]]
+    options: VerifyOptions, chosen: Chosen, folder: Path, work: Path, prompts: Sequence[Sequence[int]]
 ) -> dict[str, list[list[int]]]:
     """Return the outputs by the way they were served."""
     from pdserve.verify_runs import through_combined, through_pd
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
     outputs: dict[str, list[list[int]]] = {}
-    for transport in TRANSPORTS if options.transport == "each" else (options.transport,):
+    for transport in chosen.names:
         served = through_pd(work / transport, flags, transport, prompts, options.max_tokens)
         print(f"served by P/D over {transport}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
         outputs[f"P/D over {transport}"] = served.outputs
@@ -104,7 +111,7 @@ def _ask_transformers(
     return oracle, reference
 
 
-def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs]) -> int:
+def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs], chosen: Chosen) -> int:
     status = 0
     for way, found in outputs.items():
         divergence = first_divergence(reference, found)
@@ -112,7 +119,8 @@ def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs]) -> int:
             print(f"DIFFERENT: {way} against {REFERENCE}: {divergence}")
             status = 1
     if status == 0:
-        print(f"equal: {' = '.join([*outputs, REFERENCE])}")
+        not_run = f" (not run: {', '.join(chosen.lacking)})" if chosen.lacking else ""
+        print(f"equal: {' = '.join([*outputs, REFERENCE])}{not_run}")
     return status
 
 

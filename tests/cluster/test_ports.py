@@ -141,7 +141,8 @@ def test_garbage_on_every_port_is_cut_and_the_cluster_serves(pinned: Pinned, blo
             answer = bytearray()
             with contextlib.suppress(ConnectionError):
                 sock.sendall(blob)
-                sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # a Unix socket's other end has cut us already
+                    sock.shutdown(socket.SHUT_WR)
                 while data := sock.recv(65536):  # the deadline of the socket ends a port that neither answers nor cuts
                     answer += data
             assert not re.match(rb"HTTP/1\.. 2", bytes(answer)), (pinned.kind(one), bytes(answer[:200]))

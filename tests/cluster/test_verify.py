@@ -1,12 +1,14 @@
 """`pdserve verify` and `pdserve serve` on a tiny model: P/D, combined and transformers agree."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvtransfer.transports import NAMES
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from tests.engine.tiny_models import KINDS, make_tiny_model
@@ -19,11 +21,28 @@ def _verify(*flags: str, timeout_s: int = 200) -> "subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
-def test_all_ways_are_equal_in_float32(tiny_model: Path) -> None:
-    done = _verify("--model", str(tiny_model), "--prompts", "9", "--max-tokens", "16")
-
+def _assert_each_equal(done: "subprocess.CompletedProcess[str]") -> None:
+    """Every transport there is was equal, or is named with what this machine lacks."""
     assert done.returncode == 0, done.stderr + done.stdout
-    assert done.stdout.splitlines()[-1] == "equal: P/D over shm = P/D over tcp = combined = transformers"
+    not_run = dict(re.findall(r"^not run: P/D over (\w+): (.+)$", done.stdout, re.M))
+    ways = [f"P/D over {name}" for name in NAMES if name not in not_run]
+    assert {"P/D over shm", "P/D over process_group", "P/D over tcp"} <= set(ways), not_run
+    shown = f" (not run: {', '.join(not_run)})" if not_run else ""
+    assert done.stdout.splitlines()[-1] == f"equal: {' = '.join([*ways, 'combined', 'transformers'])}{shown}"
+
+
+def test_each_transport_is_equal_in_float32(tiny_model: Path) -> None:
+    done = _verify("--model", str(tiny_model), "--transport", "each", "--prompts", "9", "--max-tokens", "16")
+
+    _assert_each_equal(done)
+
+
+def test_one_transport_can_be_named_and_an_unknown_one_is_refused(tiny_model: Path) -> None:
+    refused = _verify("--model", str(tiny_model), "--transport", "carrier-pigeon")
+
+    assert refused.returncode == 2
+    assert "carrier-pigeon" in refused.stderr
+    assert all(name in refused.stderr for name in ("each", *NAMES))
 
 
 @pytest.mark.long
@@ -35,11 +54,13 @@ def test_every_tested_family_is_equal_in_float32(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_default_model_is_equal_in_float32() -> None:
-    done = _verify("--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB", timeout_s=550)
+@pytest.mark.timeout(900)
+def test_the_default_model_is_equal_in_float32_over_each_transport() -> None:
+    done = _verify(
+        "--transport", "each", "--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB", timeout_s=850
+    )
 
-    assert done.returncode == 0, done.stderr + done.stdout
+    _assert_each_equal(done)
 
 
 def test_in_bfloat16_the_gaps_are_reported(tiny_model: Path) -> None:
