@@ -14,21 +14,20 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from kvtransfer.dial import Dialled, dial
-from kvtransfer.frame import Abort, Ack, Nack, Signal, Taken, WireError, decode
 from kvtransfer.hello import Hello
 from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend
+from kvtransfer.link_reader import LinkReader
 from kvtransfer.outbox import Outbox
 from kvtransfer.probe import Probe
 from kvtransfer.sendings import Sendings
 from kvtransfer.stream import LinkLost, Stream
-from kvtransfer.transport import Outlet, Transport
+from kvtransfer.transport import Transport
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 _log = EventLogger("kvtransfer")
 _GATHER_OPS = 64
-_READER_JOIN_S = 2.0
 
 
 class LinkOwner(Protocol):
@@ -72,7 +71,6 @@ class Link:
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
         self._lock = threading.Lock()
         self._stream: Stream | None = None
-        self._num_stream_users = 2
         self._sendings: Sendings | None = None
         self._probe: Probe | None = None
         self.thread = threading.Thread(target=self._run, name=f"kv-out-{key.instance_id}", daemon=True)
@@ -182,26 +180,15 @@ class Link:
         dialled = dial(
             self.transports, self._endpoints, self._hello(), self._settings.timeouts, self._settings.trust, self
         )
-        stream, outlet = dialled.stream, dialled.outlet
-        reader = threading.Thread(
-            target=self._read, args=(stream, outlet), name=f"kv-back-{self._key.instance_id}", daemon=True
+        reader = LinkReader(
+            dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, clock=self._settings.clock
         )
         try:
             reader.start()
-        except BaseException:
-            outlet.close()
-            stream.close()
-            raise
-        try:
             self.check_open()
             return self._serve(*self._open(dialled))
         finally:
-            stream.shutdown()
-            outlet.close()
-            reader.join(_READER_JOIN_S)
-            if reader.is_alive():
-                _log.warning("kv_thread_left", thread=reader.name)
-            self._leave(stream)
+            reader.stop()
 
     def _open(self, dialled: Dialled) -> tuple[Sendings, Probe, Outbox]:
         settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests
@@ -247,35 +234,6 @@ class Link:
                 self._gathered.append(self._queue.get_nowait())
         except queue.Empty:
             pass
-
-    def _read(self, stream: Stream, outlet: Outlet) -> None:
-        try:
-            while True:
-                message = decode(*stream.receive_message())
-                match message:
-                    case Taken():
-                        outlet.taken(message)
-                    case Nack() | Ack() | Abort():
-                        self._queue.put(Heard(message))
-                    case Signal():
-                        self._queue.put(Answered(message, self._settings.clock()))
-                    case _:
-                        raise WireError(f"{type(message).__name__} came from a receiver")
-        except (LinkLost, WireError) as error:
-            self._queue.put(Lost(InstanceLost(f"the KV link to {self._key.instance_id} is lost: {error}")))
-        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
-            _log.error("kv_link_failed", exc=error, peer=self._key.instance_id)
-            self._queue.put(Lost(InternalError(f"the KV link to {self._key.instance_id} failed: {error}")))
-        finally:
-            self._leave(stream)
-
-    def _leave(self, stream: Stream) -> None:
-        """Writer or reader is done with the connection: the last one closes it, so that no other socket is read."""
-        with self._lock:
-            self._num_stream_users -= 1
-            last = self._num_stream_users == 0
-        if last:
-            stream.close()
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:

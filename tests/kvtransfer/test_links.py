@@ -167,8 +167,8 @@ def test_a_reader_that_is_held_up_closes_the_connection_itself(
         assert go_on.wait(DEADLINE_S)
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("kvtransfer.link._READER_JOIN_S", 0.05)
-    monkeypatch.setattr("kvtransfer.link.decode", hold_up)
+    monkeypatch.setattr("kvtransfer.link_reader._JOIN_S", 0.05)
+    monkeypatch.setattr("kvtransfer.link_reader.decode", hold_up)
     with make_rig("tcp") as rig:
         ticket = begin_half(rig)
         rig.receiver.abort(ticket.ticket_id, "over")
@@ -182,6 +182,47 @@ def test_a_reader_that_is_held_up_closes_the_connection_itself(
         until(lambda: lane._stream is not None and lane._stream.socket.fileno() == -1)
         until(lambda: _threads("kv-back") == [])
     assert "kv_thread_left" in caplog.text
+
+
+def test_without_a_thread_to_read_with_the_ticket_fails_and_the_connection_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with make_rig("tcp") as rig:
+        ticket = rig.open(20, range(5))
+        with monkeypatch.context() as patch:
+            patch.setattr("kvtransfer.link_reader.threading.Thread.start", _start_no_reader)
+            rig.sender.begin(ticket)
+            rig.events.wait("failed", ticket.ticket_id)
+
+        assert "can't start new thread" in str(rig.events.failures[ticket.ticket_id])
+        until(lambda: not rig.receiver._links)
+        assert hand_over(rig) == "tcp"
+
+
+_START = threading.Thread.start
+
+
+def _start_no_reader(self: threading.Thread) -> None:
+    if self.name.startswith("kv-back"):
+        raise RuntimeError("can't start new thread")
+    _START(self)
+
+
+@pytest.mark.parametrize("transport", BOTH)
+def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str) -> None:
+    with make_rig(transport, failpoints="kv.after_send_commit=delay:0.2") as rig:
+        ticket = rig.open(20, range(5))
+        rig.hand_over(ticket, range(5))
+        rig.events.wait("committed", ticket.ticket_id)
+        (lane,) = _lanes(rig)
+        until(lambda: lane._queue.qsize() > 0 or bool(rig.events.acks))  # the ACK; the writer still sleeps
+
+        for link in list(rig.receiver._links.values()):
+            link.shutdown()
+        rig.events.wait("acked", ticket.ticket_id)
+
+        until(lambda: lane.state == "down")
+        assert rig.events.count("failed") == 0
 
 
 @contextmanager

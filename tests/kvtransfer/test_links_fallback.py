@@ -21,6 +21,12 @@ def _num_connections(rig: Rig, family: socket.AddressFamily) -> int:
     return sum(link._stream.socket.family == family for link in list(rig.receiver._links.values()))
 
 
+def _is_trying(rig: Rig) -> bool:
+    (peer,) = rig.sender._peers.values()
+    with peer._lock:
+        return peer._trial is not None
+
+
 def _cut_shm(rig: Rig) -> None:
     for link in list(rig.receiver._links.values()):
         if link._stream.socket.family == socket.AF_UNIX:
@@ -94,7 +100,7 @@ def test_a_closed_shm_listener_is_tried_again_in_the_background_with_growing_res
             rig.clock.now += 0.01
             tried += 1
             until(lambda wanted=tried: made["shm"].num_connects == wanted)  # type: ignore[misc]
-            until(lambda: next(iter(rig.sender._peers.values()))._trial is None)
+            until(lambda: not _is_trying(rig))
 
         assert hand_over(rig) == "tcp"
         assert "shm at " in _link(rig).passed_over[0]

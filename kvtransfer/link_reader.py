@@ -1,0 +1,80 @@
+"""The thread of a link that hears the receiver, and who closes the connection that it reads from."""
+
+import threading
+from collections.abc import Callable
+
+from kvtransfer.frame import Abort, Ack, Nack, Signal, Taken, WireError, decode
+from kvtransfer.link_ops import Answered, Heard, Lost
+from kvtransfer.stream import LinkLost, Stream
+from kvtransfer.transport import Outlet
+from telemetry.logs import EventLogger
+from wire.errors import InstanceLost, InternalError
+
+_log = EventLogger("kvtransfer")
+_JOIN_S = 2.0
+
+
+class LinkReader:
+    """Owner of the reading thread. Reader and writer share the connection: whoever leaves it last closes it.
+
+    A descriptor closed under a thread that still reads it may be another socket's by then.
+    """
+
+    def __init__(
+        self, stream: Stream, outlet: Outlet, peer_id: str, *, post: Callable[[Heard | Answered | Lost], None],
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._stream, self._outlet, self._peer_id, self._post, self._clock = stream, outlet, peer_id, post, clock
+        self._num_users = 1
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"kv-back-{peer_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read. Raises RuntimeError when no thread can be had."""
+        with self._lock:
+            self._thread.start()
+            self._num_users += 1
+
+    def stop(self) -> None:
+        """The writer is done: end the connection, release the outlet, and wait a moment for the reader to leave.
+
+        What the receiver had said by then has been posted, unless the reader is held up.
+        """
+        self._stream.shutdown()
+        self._outlet.close()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                _log.warning("kv_thread_left", thread=self._thread.name)
+        self._leave()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._hear()
+        except (LinkLost, WireError) as error:
+            self._post(Lost(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
+        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
+            _log.error("kv_link_failed", exc=error, peer=self._peer_id)
+            self._post(Lost(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
+        finally:
+            self._leave()
+
+    def _hear(self) -> None:
+        message = decode(*self._stream.receive_message())
+        match message:
+            case Taken():
+                self._outlet.taken(message)
+            case Nack() | Ack() | Abort():
+                self._post(Heard(message))
+            case Signal():
+                self._post(Answered(message, self._clock()))
+            case _:
+                raise WireError(f"{type(message).__name__} came from a receiver")
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            last = self._num_users == 0
+        if last:
+            self._stream.close()
