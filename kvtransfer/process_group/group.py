@@ -71,7 +71,7 @@ class Group:
         if busy:
             self._abort()
         self._waiter.join(_LEAVE_S)
-        if self._waiter.is_alive():
+        if self.parked and self._stuck:
             _log.warning("kv_group_parked", group=self._name, backend=self._backend.name, operations=len(self._stuck))
 
     @property
@@ -98,7 +98,7 @@ class Group:
             issued, done = item
             work = None
             try:
-                work = issued.result(self._progress_s)
+                work = self._issued(issued)
                 self._await(work)
             except Exception as error:  # noqa: BLE001  torch raises what it likes; the caller hears LinkLost
                 self._break(error)
@@ -110,6 +110,14 @@ class Group:
                 self._under_way -= 1
             del item, issued, done, work
         self._free()
+
+    def _issued(self, issued: "Future[Any]") -> Any:
+        try:
+            return issued.result(self._progress_s)
+        except TimeoutError:
+            if issued.cancel():
+                raise LinkLost(f"{self._lease.device.name} issued nothing for {self._progress_s:g} s") from None
+            return issued.result(self._progress_s)  # it is being issued now
 
     def _await(self, work: Any) -> None:
         if self._fault is not None:

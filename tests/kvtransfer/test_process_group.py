@@ -15,6 +15,8 @@ from kvtransfer.frame import WireError
 from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
 from kvtransfer.process_group import ends as ends_module
 from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
+from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.process_group.making import group_name
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
@@ -176,11 +178,31 @@ def test_a_pair_is_rebuilt_with_a_new_epoch_after_its_link_broke() -> None:
         assert second.receive(second.send(b"again")) == b"again"
 
 
-def test_links_of_three_instances_in_a_circle_are_made_at_once_many_times() -> None:
+def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_timeout_only() -> None:
+    p, silent, other = make_node("p"), make_node("silent"), make_node("other")
+    streams, hello = stream_pair(DEADLINE_S), hello_of(p, silent, 7)
+    with linked(p, other) as moving, ThreadPoolExecutor(1) as makers:
+        made = makers.submit(p.transport.outlet, streams[0], hello, Timeouts(0.3, DEADLINE_S))
+        exchange = Exchange(streams[1], group_name(hello))
+        exchange.hear([Word.TERMS], DEADLINE_S)
+        exchange.hear([Word.ASK], DEADLINE_S)
+        exchange.say(Word.GRANTED)
+        while not made.done():
+            assert moving.receive(moving.send(b"meanwhile")) == b"meanwhile"
+
+        with pytest.raises(LinkLost):
+            made.result()
+        assert moving.receive(moving.send(b"after")) == b"after"
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
+def test_links_of_three_instances_in_a_circle_are_made_at_once_many_times(rounds: int) -> None:
     nodes = [make_node(name) for name in "abc"]
     pairs = [(one, two) for one in nodes for two in nodes if one is not two]
     with ThreadPoolExecutor(len(pairs)) as makers:
-        for round_number in range(10):
+        for round_number in range(rounds):
             made = [makers.submit(link, *pair, 10 * round_number + i) for i, pair in enumerate(pairs)]
             links = [one.result(DEADLINE_S) for one in made]
             frames = [ends.send(bytes([i]) * 100) for i, ends in enumerate(links)]

@@ -10,8 +10,8 @@ import pytest
 
 from kvtransfer.frame import MessageType, Refuse, WireError, encode, pack
 from kvtransfer.process_group.exchange import Exchange, Word
-from kvtransfer.ring import Ring
 from kvtransfer.process_group.store import LinkStore
+from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
 from tests.kvtransfer.groups import stream_pair
 from tests.kvtransfer.rig import DEADLINE_S
