@@ -52,7 +52,7 @@ class KvReceiver:
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
         self._trust = trust or Trust()
         self._timeouts = Timeouts(progress_s=progress_timeout_s)
-        self._transports = make_transports(transports, memory)
+        self._transports = make_transports(transports, memory, host=host)
         self._table = TicketTable(
             epoch=epoch, memory=memory, quorum=self._quorum, clock=clock, lease_s=lease_s,
             failpoints=failpoints, answer=self._answer,

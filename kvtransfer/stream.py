@@ -41,7 +41,7 @@ class Stream:
         return self._sock
 
     def receive_message(
-        self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = MessageType,
+        self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = frozenset(MessageType),
         whole_s: float = math.inf,
     ) -> tuple[MessageType, bytearray]:  # fmt: skip
         """Return the next message's type and body; one not `wanted` costs no byte. Raises LinkLost, WireError.

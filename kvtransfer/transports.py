@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kvtransfer.interface import PoolMemory
+from kvtransfer.mooncake import MooncakeTransport
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.shm import ShmTransport
 from kvtransfer.tcp import TcpTransport
@@ -12,16 +13,18 @@ from wire.errors import ConfigError
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
     "shm": ShmTransport,
     "process_group": ProcessGroupTransport,
+    "mooncake": MooncakeTransport,
     "tcp": TcpTransport,
 }
 NAMES = tuple(_MAKERS)
 DEFAULT_NAMES = ("shm", "tcp")
 
 
-def make_transports(names: Sequence[str], memory: PoolMemory) -> tuple[Transport, ...]:
+def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | None = None) -> tuple[Transport, ...]:
     """Return the named transports, best first; `names` empty means the default ones. Raises ConfigError.
 
-    A transport that this machine lacks is an error when it was named.
+    A transport that this machine lacks is an error when it was named. With `host`, the address of this instance, what
+    opens ports by itself does so now.
     """
     for name in names:
         if name not in _MAKERS:
@@ -31,6 +34,9 @@ def make_transports(names: Sequence[str], memory: PoolMemory) -> tuple[Transport
         lacking = transport.unusable() if names else None
         if lacking is not None:
             raise ConfigError(f"--kv-transport {transport.name}: {lacking}")
+    for transport in transports:
+        if host is not None and isinstance(transport, MooncakeTransport):
+            transport.open(host)
     usable = tuple(transport for transport in transports if transport.unusable() is None)
     if not usable:
         raise ConfigError(f"none of the KV transports {', '.join(names or DEFAULT_NAMES)} works here")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvtransfer.dial import dial
 from kvtransfer.digest import Place, Region, digest_of
-from kvtransfer.frame import Frame, MessageType, TicketMessage, decode, encode
+from kvtransfer.frame import Frame, MessageType, Taken, TicketMessage, decode, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
 from kvtransfer.receiver import KvReceiver
@@ -217,10 +217,13 @@ class RawSender:
         self.stream.send(self._outlet.announce(frame, Place(Region(payload), 0, whole(len(payload)))))
 
     def hear(self) -> TicketMessage:
-        kind, body = self.stream.receive_message(first_byte_s=DEADLINE_S)
-        message = decode(kind, body)
-        assert kind is not MessageType.REFUSE
-        return message  # type: ignore[return-value]
+        while True:
+            kind, body = self.stream.receive_message(first_byte_s=DEADLINE_S)
+            message = decode(kind, body)
+            assert kind is not MessageType.REFUSE
+            if not isinstance(message, Taken):
+                return message  # type: ignore[return-value]
+            self._outlet.taken(message)
 
     def frame(self, ticket: Ticket, number: int, tensor: int, tokens: Tokens, /, **changes: int) -> tuple[Frame, bytes]:
         """A frame of all tokens of one tensor, whose blocks are 0, 1, ..."""

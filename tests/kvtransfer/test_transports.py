@@ -1,7 +1,11 @@
 """The table of transports: order, defaults, and what is refused in words."""
 
+import builtins
+import re
+
 import pytest
 
+from kvtransfer import mooncake
 from kvtransfer.transports import DEFAULT_NAMES, make_transports
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
@@ -24,3 +28,26 @@ def test_none_named_means_the_default_ones(pool: Pool) -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:
     with pytest.raises(ConfigError, match=r"'carrier_pigeon' is none of shm, "):
         make_transports(("carrier_pigeon",), pool)
+
+
+def test_mooncake_absent_is_a_clear_message(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.mooncake._lacking", lambda: "the package mooncake is missing: pip install it")
+
+    with pytest.raises(ConfigError, match="--kv-transport mooncake: the package mooncake is missing: pip install it"):
+        make_transports(("mooncake", "tcp"), pool)
+
+
+@pytest.mark.parametrize(("message", "words"), [
+    ("libibverbs.so.1: cannot open shared object file", "install Debian's libibverbs1"),
+    ("No module named 'mooncake'", r"pip install 'pdserve\[mooncake\]'"),
+])  # fmt: skip
+def test_what_mooncake_lacks_is_named(message: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *args: object, **kwargs: object) -> object:
+        if name.startswith("mooncake"):
+            raise ImportError(message)
+        return real_import(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    real_import = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+    assert re.search(words, str(mooncake._lacking.__wrapped__()))

@@ -1,0 +1,310 @@
+"""Mooncake's transfer engine as a transport: the receiver reads the sender's staging memory, one-sided.
+
+    sender    gathers a frame into its ring, FRAME names where           TAKEN gives the room back
+    receiver  reads it into staging memory of its own, digests it while copying into the slots
+
+The engine can also write into memory that is registered, and it listens on all interfaces whatever it is told: so only
+staging memory is ever registered, never a pool, and it is used only where `--kv-transport` names it (docs/ports.md).
+The same class of the same package runs over TCP here and over HCCS or RoCE on Ascend.
+"""
+
+import functools
+import mmap
+import os
+import struct
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
+from typing import Any
+
+from kvtransfer.digest import Place, StopFlag
+from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
+from kvtransfer.hello import Hello
+from kvtransfer.interface import PoolMemory
+from kvtransfer.ring import Ring
+from kvtransfer.staging import Staging
+from kvtransfer.stream import LinkLost, Stream, expect
+from kvtransfer.tcp import connect
+from kvtransfer.transport import Timeouts
+from telemetry.logs import EventLogger
+from wire.errors import ConfigError, HandoffFailed, Unavailable
+from wire.types import KvEndpoint
+
+_log = EventLogger("kvtransfer")
+_RING_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20  # of one frame
+_ROOM = struct.Struct("!QQ")
+_MAX_SESSION_BYTES = 256
+_POLL_S = 0.05
+_GRACE_S = 1.0
+_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its least; its own default is 30
+_PACKAGE = "mooncake-transfer-engine-non-cuda"
+
+
+class MooncakeTransport:
+    """Implements transport.Transport. All links of this process at one address share one engine."""
+
+    name = "mooncake"
+    over_unix = False
+    lanes = 1
+
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory = memory
+
+    def unusable(self) -> str | None:
+        """It needs the package, and that needs Debian's libibverbs1."""
+        return _lacking()
+
+    def open(self, host: str) -> None:
+        """Start the engine at `host`, and warn of the ports it opens. Raises ConfigError."""
+        try:
+            _engine(host)
+        except OSError as error:
+            raise ConfigError(f"--kv-transport mooncake: {error}") from error
+
+    def unreachable(self, endpoint: KvEndpoint) -> str | None:
+        """Any address may be tried."""
+        return None
+
+    def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
+        """Connect to the instance's TCP listener."""
+        return connect(endpoint.address, timeouts)
+
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
+        """Register the ring and tell the receiver where it is. Raises OSError."""
+        engine = _engine(stream.socket.getsockname()[0])
+        memory = Registered(engine, _RING_BYTES)
+        body = _ROOM.pack(memory.staging.address, _RING_BYTES) + _session(engine, stream).encode()
+        try:
+            stream.send([pack(MessageType.SETUP, body)])
+        except BaseException:
+            memory.close()
+            raise
+        return MooncakeOutlet(memory, timeouts)
+
+    def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeInlet":
+        """Hear where the sender's ring is and register memory of this side's own. Raises Unavailable, WireError."""
+        body = expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s)
+        if not _ROOM.size < len(body) <= _ROOM.size + _MAX_SESSION_BYTES:
+            raise WireError(f"SETUP of {len(body)} bytes is no ring of mooncake")
+        try:
+            address, num_bytes = _ROOM.unpack_from(body)
+            session = bytes(body[_ROOM.size :]).decode("ascii")
+        except UnicodeDecodeError as error:
+            raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
+        if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
+            raise WireError(f"the ring is said to be at {session!r}, not where the link comes from")
+        try:
+            memory = Registered(_engine(stream.socket.getsockname()[0]), _MOST_BYTES)
+        except OSError as error:
+            raise Unavailable(f"mooncake cannot serve {hello.sender_id}: {error}") from error
+        return MooncakeInlet(stream, memory, session, address, num_bytes, timeouts, digests=hello.digests)
+
+
+class Registered:
+    """Staging memory that the engine knows. It stays mapped until the engine has let go of it."""
+
+    def __init__(self, engine: Any, num_bytes: int) -> None:
+        """Raises OSError when the engine does not take it."""
+        self.engine = engine
+        self.staging = Staging(memoryview(mmap.mmap(-1, num_bytes)))
+        self._lock = threading.Lock()
+        self._registered = engine.register_memory(self.staging.address, num_bytes) == 0
+        if not self._registered:
+            raise OSError(f"the engine did not register {num_bytes} bytes of staging memory")
+
+    def close(self, *, after_s: float = 0.0) -> None:
+        """Take the memory from the engine; idempotent. With `after_s`, when some link next begins or ends after that.
+
+        Until then the peer can still read what was lent to it, and nothing else.
+        """
+        with _PARKING:
+            now = time.monotonic()
+            due = [memory for memory, end in _PARKED.items() if end <= now]
+            for memory in due:
+                del _PARKED[memory]
+            if after_s > 0:
+                _PARKED[self] = now + after_s
+        for memory in due if after_s > 0 else [*due, self]:
+            memory.take_back()
+
+    def take_back(self) -> None:
+        """Take the memory from the engine now; idempotent."""
+        with self._lock:
+            registered, self._registered = self._registered, False
+        if registered and self.engine.unregister_memory(self.staging.address) != 0:
+            _log.warning("mooncake_memory_kept", bytes=len(self.staging.view))
+            _KEPT.append(self.staging)  # the engine may still look at it
+
+
+class MooncakeOutlet:
+    """The sender's side of one connection: owner of the ring that frames lie in until they are taken."""
+
+    def __init__(self, memory: Registered, timeouts: Timeouts) -> None:
+        self._memory, self._timeouts = memory, timeouts
+        self._ring = Ring(_RING_BYTES)
+        self._lent: deque[tuple[str, int]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+        """Gather the payload into the ring, waiting for room, and name its place there."""
+        if frame.num_bytes > _MOST_BYTES:
+            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes, mooncake's staging takes {_MOST_BYTES}")
+        start = self._room(frame)
+        self._memory.staging.gather(start, source)
+        return [encode(replace(frame, block_ids=(start,)))]
+
+    def taken(self, message: Taken) -> None:
+        """The oldest frame's room is free; any other is not what the receiver may say."""
+        with self._changed:
+            if not self._lent or self._lent[0] != (message.ticket_id, message.number):
+                raise WireError(f"TAKEN of frame {message.number}, which is not the oldest")
+            self._lent.popleft()
+            self._ring.give_back()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take the ring from the engine; frames that are on their way may be read for a moment more."""
+        with self._changed:
+            self._closed = True
+            lent = bool(self._lent)
+            self._changed.notify_all()
+        self._memory.close(after_s=_GRACE_S if lent else 0.0)
+
+    def _room(self, frame: Frame) -> int:
+        deadline = time.monotonic() + self._timeouts.progress_s
+        with self._changed:
+            while (start := None if self._closed else self._ring.take(frame.num_bytes)) is None:
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    raise LinkLost(f"the receiver took no frame for {self._timeouts.progress_s:g} s")
+                self._changed.wait(left)
+            self._lent.append((frame.ticket_id, frame.number))
+        return start
+
+
+class MooncakeInlet:
+    """The receiver's side of one connection: reads what the sender lends, on a thread that a stall can be left to."""
+
+    def __init__(
+        self, stream: Stream, memory: Registered, session: str, address: int, num_bytes: int, timeouts: Timeouts, *,
+        digests: bool,
+    ) -> None:  # fmt: skip
+        self._stream, self._memory, self._session, self._digests = stream, memory, session, digests
+        self._address, self._num_bytes, self._timeouts = address, num_bytes, timeouts
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-mooncake")
+        self._reading: Future[int] | None = None
+
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        """Read into this side's staging memory, then copy into the slots."""
+        (start,) = frame.block_ids if len(frame.block_ids) == 1 else (self._num_bytes,)
+        if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MOST_BYTES:
+            raise HandoffFailed(
+                f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not in a ring of {self._num_bytes}"
+            )
+        if not self._read(self._address + start, frame.num_bytes, stop):
+            return None
+        digest = self._memory.staging.scatter(0, target, stop, digests=self._digests)
+        if digest is not None:
+            self.skip(frame)
+        return digest
+
+    def skip(self, frame: Frame) -> None:
+        """Nothing of the payload is in the stream: its room is given back."""
+        self._stream.send_now(encode(Taken(frame.ticket_id, frame.epoch, frame.number)))
+
+    def close(self) -> None:
+        """Let go of the staging memory as soon as nothing reads into it any more."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        reading = self._reading
+        if reading is None:
+            self._memory.close()
+        else:
+            reading.add_done_callback(lambda _: self._memory.close())
+
+    def _read(self, address: int, num_bytes: int, stop: StopFlag) -> bool:
+        """Fill the staging memory; False when `stop` came first. Raises LinkLost."""
+        read = self._memory.engine.transfer_sync_read
+        self._reading = self._reader.submit(read, self._session, self._memory.staging.address, address, num_bytes)
+        deadline = time.monotonic() + self._timeouts.progress_s
+        while True:
+            try:
+                status = self._reading.result(_POLL_S)
+            except NotYet:
+                if stop.is_set():  # the staging memory is not ours before the engine is done: no more frames
+                    raise LinkLost("a ticket ended while mooncake was reading for it") from None
+                if time.monotonic() > deadline:
+                    raise LinkLost(f"mooncake read nothing for {self._timeouts.progress_s:g} s") from None
+                continue
+            if status != 0:
+                raise LinkLost(f"mooncake could not read {num_bytes} bytes at {self._session}: {status}")
+            return not stop.is_set()
+
+
+_KEPT: list[Staging] = []
+_PARKED: dict[Registered, float] = {}
+_PARKING = threading.Lock()
+_MAKING = threading.Lock()
+
+
+@functools.cache
+def _lacking() -> str | None:
+    try:
+        import mooncake.engine  # noqa: F401
+    except ImportError as error:
+        if "libibverbs" in str(error):
+            return f"{error}: install Debian's libibverbs1"
+        return f"the package {_PACKAGE} is missing ({error}): pip install 'pdserve[mooncake]'"
+    return None
+
+
+def _engine(host: str) -> Any:
+    """Return this process's engine for links at `host`. Raises OSError."""
+    with _MAKING:
+        return _make_engine(host)
+
+
+@functools.cache
+def _make_engine(host: str) -> Any:
+    os.environ.setdefault(_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S)
+    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
+    from mooncake.engine import TransferEngine
+
+    engine = TransferEngine()
+    status = engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
+    if status != 0:
+        raise OSError(f"mooncake's engine does not start at {host}: {status}")
+    _log.warning("mooncake_listens", ports=_open_ports(), note="TCP, on all interfaces: see docs/ports.md")
+    return engine
+
+
+def _session(engine: Any, stream: Stream) -> str:
+    return f"{stream.socket.getsockname()[0]}:{engine.get_rpc_port()}"
+
+
+def _open_ports() -> list[int]:
+    """TCP ports that this process listens on at all interfaces: mooncake's, since ours never do unless told."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    ports = set()
+    for table, wildcard in (("/proc/self/net/tcp", "0" * 8), ("/proc/self/net/tcp6", "0" * 32)):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            address, _, port = row[1].partition(":")
+            if row[3] == "0A" and address == wildcard and row[9] in inodes:
+                ports.add(int(port, 16))
+    return sorted(ports)

@@ -1,0 +1,87 @@
+"""What is special to mooncake: places in a ring that are checked, room that comes back, a reader that stalls."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvtransfer.digest import StopFlag
+from kvtransfer.frame import Open, Taken
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
+from tests.kvtransfer.rig import RawSender, fill, make_rig, until
+
+BLOCKS = (1, 2, 3, 4, 5)
+pytestmark = [mark for one in EVERY_TRANSPORT if one.values[0] == "mooncake" for mark in one.marks]
+
+
+@pytest.mark.parametrize("places", [(), (2**31,), (16 << 20,), (0, 0)])
+def test_a_frame_that_is_not_in_the_ring_ends_its_ticket_and_reads_nothing(places: tuple[int, ...]) -> None:
+    with make_rig("mooncake") as rig:
+        tokens = fill(rig.p_pool, range(5), 20)
+        ticket, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)
+        frame, _ = raw.frame(ticket, 0, 0, tokens)
+        raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
+
+        raw.say(replace(frame, block_ids=places))
+        rig.events.wait("ended", ticket.ticket_id)
+        rig.hand_over(other, range(5))
+        rig.events.wait("acked", other.ticket_id)
+
+        assert "is not in a ring of 16777216" in rig.events.ends[ticket.ticket_id][1]
+        raw.stream.close()
+
+
+def test_a_ring_of_frames_is_used_over_and_over() -> None:
+    with make_rig("mooncake", num_blocks=8_192) as rig:
+        blocks = range(4_000)
+        for turn in range(6):  # each moves 6 MB through the ring of 16 MiB
+            tokens = fill(rig.p_pool, blocks[:8], 32, seed=turn)
+            ticket = rig.open(16_000, range(4_096, 8_096))
+            rig.hand_over(ticket, blocks)
+            rig.events.wait("acked", ticket.ticket_id)
+            assert bytes(rig.d_pool.buffer[4_096 * 4 * 64 : 4_096 * 4 * 64 + 32 * 64]) == tokens[0]
+
+
+def test_room_given_back_out_of_turn_ends_the_link_only() -> None:
+    with make_rig("mooncake") as rig:
+        fill(rig.p_pool, range(5), 20)
+        first = rig.open(20, BLOCKS)
+        rig.hand_over(first, range(5))
+        rig.events.wait("acked", first.ticket_id)
+
+        (incoming,) = rig.receiver._links.values()
+        incoming._inlet.skip(Taken(first.ticket_id, first.epoch, 99))  # type: ignore[union-attr,arg-type]
+        until(lambda: all(link.failures == 1 for link in rig.sender.links()))
+        second = rig.open(20, (10, 11, 12, 13, 14))
+        rig.hand_over(second, range(5))
+
+        rig.events.wait("acked", second.ticket_id)
+
+
+def test_a_read_that_stalls_is_left_when_its_ticket_ends() -> None:
+    with make_rig("mooncake") as rig:
+        tokens = fill(rig.p_pool, range(5), 20)
+        ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
+        frame, payload = raw.frame(ticket, 0, 0, tokens)
+        raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
+        (incoming,) = rig.receiver._links.values()
+        inlet, reading, go_on = incoming._inlet, StopFlag(), StopFlag()
+
+        class Stalled:
+            def transfer_sync_read(self, *arguments: object) -> int:
+                reading.set()
+                until(go_on.is_set)
+                return -1
+
+            def unregister_memory(self, address: int) -> int:
+                return 0
+
+        memory = inlet._memory  # type: ignore[union-attr]
+        engine, memory.engine = memory.engine, Stalled()
+        raw.announce(frame, payload)
+        until(reading.is_set)
+        rig.receiver.abort(ticket.ticket_id, "cancelled")
+        rig.events.wait("ended", ticket.ticket_id)  # though the engine still reads into its staging memory
+
+        memory.engine = engine
+        go_on.set()
+        raw.stream.close()
