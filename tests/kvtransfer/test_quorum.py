@@ -1,0 +1,356 @@
+"""Ranks on both sides, random orders, losses, repeats and restarts: every ticket ends once, whole or not at all."""
+
+import dataclasses
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvtransfer.digest import Place, StopFlag, digest_of
+from kvtransfer.frame import Abort, Ack, Frame, Nack, Open, Renew, TicketMessage
+from kvtransfer.inflow import Source
+from kvtransfer.quorum import Quorum
+from kvtransfer.ranks import all_heads_between, receivers_of
+from kvtransfer.terms import Terms
+from kvtransfer.ticket import SenderTicket
+from kvtransfer.ticket_table import TicketTable
+from wire.errors import HandoffFailed, NoCapacity, PdserveError
+from wire.failpoints import Failpoints
+from wire.kv_layout import KvTensor, PoolLayout, Rank
+
+MODEL = (KvTensor(0, "k", 3, 2, "float16"), KvTensor(1, "latent", 1, 3, "float16"))
+TOKENS, BLOCK_SIZE, NUM_BLOCKS, LEASE_S = 5, 2, 6, 10.0
+PROMPT = b"the prompt"
+MISHAPS = ("a link is lost", "P restarts", "D restarts", "D aborts", "P aborts", "leases run out")
+Path = tuple[int, int]
+"""A rank of P and the rank of D that it is linked to."""
+
+
+class Memory:
+    """A pool in ordinary memory."""
+
+    fd = None
+
+    def __init__(self, rank: Rank) -> None:
+        self.layout = PoolLayout(MODEL, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, rank=rank)
+        self.buffer = memoryview(bytearray(self.layout.total_bytes))
+
+
+class Wire:
+    """The inlet of every link: payloads by (ticket, tensor, token, head), as P's ranks would have them."""
+
+    def __init__(self, byte_of: Callable[[Frame, int, int], bytes]) -> None:
+        self._byte_of = byte_of
+
+    def payload(self, frame: Frame) -> bytes:
+        return b"".join(
+            self._byte_of(frame, token, head)
+            for token in range(frame.start, frame.end)
+            for head in range(frame.head_start, frame.head_end)
+        )
+
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        data, at = self.payload(frame), 0
+        for offset, size in target.runs.rows():
+            target.region.view[target.base + offset : target.base + offset + size] = data[at : at + size]
+            at += size
+        assert at == len(data)
+        return digest_of([data])
+
+    def skip(self, frame: Frame) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Ranks(RuleBasedStateMachine):
+    """Real tables, a real quorum and real sender's halves; links are queues that may be lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.random = 0.0, random.Random(1)
+        self.wire = Wire(lambda frame, token, head: self.truth(frame.ticket_id, frame.tensor, token, head))
+        self.endings: dict[str, list[str]] = {}
+        self.acked: set[str] = set()
+        self.failed: set[str] = set()
+        self.ticket: str | None = None
+        self.blocks: tuple[int, ...] = ()
+        self.halves: dict[Path, SenderTicket] = {}
+        self.still: list[bytes] | None = None
+        self.refusal: PdserveError | None = None
+        self.num_tickets = self.num_links = 0
+        self.p_epoch, self.d_epoch = 50, 70
+
+    @initialize(p_ranks=st.integers(1, 4), d_ranks=st.integers(1, 4))
+    def meet(self, p_ranks: int, d_ranks: int) -> None:
+        self.p_ranks, self.d_ranks = p_ranks, d_ranks
+        self.pools = [Memory(Rank(d, d_ranks)) for d in range(d_ranks)]
+        self.paths = [(p, d) for p in range(p_ranks) for d in receivers_of(MODEL, Rank(p, p_ranks), d_ranks)]
+        self.links: dict[Path, int] = {}
+        self.to_d: dict[Path, deque[TicketMessage]] = {}
+        self.to_p: dict[Path, deque[TicketMessage]] = {}
+        self.seen: list[tuple[Path, TicketMessage]] = []
+        self.start_d()
+
+    def start_d(self) -> None:
+        self.quorum = Quorum(self, Failpoints.parse(""))
+        self.tables = [
+            TicketTable(
+                epoch=self.d_epoch, memory=pool, quorum=self.quorum, clock=lambda: self.now, lease_s=LEASE_S,
+                failpoints=Failpoints.parse(""), answer=partial(self.answer, d),
+            )
+            for d, pool in enumerate(self.pools)
+        ]  # fmt: skip
+        for table in self.tables:
+            self.quorum.join(table)
+        for path in self.paths:
+            self.connect(path)
+
+    def connect(self, path: Path) -> None:
+        self.num_links += 1
+        self.links[path], self.to_d[path], self.to_p[path] = self.num_links, deque(), deque()
+        self.tables[path[1]].meet(self.num_links, Source("p", self.p_epoch, Rank(path[0], self.p_ranks)))
+
+    def answer(self, d: int, link: int, message: TicketMessage) -> None:
+        path = next((path for path, number in self.links.items() if number == link), None)
+        if path is not None:
+            self.to_p[path].append(message)
+
+    def truth(self, ticket_id: str, tensor: int, token: int, head: int) -> bytes:
+        size = MODEL[tensor].head_bytes
+        return random.Random(f"{ticket_id} {tensor} {token} {head}").randbytes(size)
+
+    def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        assert (description, block_ids) == (PROMPT, self.blocks)
+        assert kv_bytes == TOKENS * sum(pool.layout.token_bytes for pool in self.pools)
+        for pool in self.pools:
+            for tensor, (start, end) in enumerate(pool.layout.heads):
+                runs = pool.layout.runs(tensor, block_ids, 0, TOKENS)
+                found = b"".join(bytes(pool.buffer[run.offset : run.offset + run.length]) for run in runs)
+                wanted = [self.truth(ticket_id, tensor, t, head) for t in range(TOKENS) for head in range(start, end)]
+                assert found == b"".join(wanted), f"{pool.layout.rank} {tensor=}"
+        self.end(ticket_id, "committed")
+
+    def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
+        assert block_ids == self.blocks
+        self.end(ticket_id, "ended")
+
+    def end(self, ticket_id: str, how: str) -> None:
+        self.endings[ticket_id].append(how)
+        self.still = [bytes(pool.buffer) for pool in self.pools]
+
+    @rule(
+        seed=st.integers(0, 1 << 32), mishap=st.sampled_from([None, *MISHAPS]), at=st.integers(0, 60),
+        refused=st.sampled_from([False, False, False, True]), corrupt=st.sampled_from([0.0, 0.0, 0.1]),
+    )  # fmt: skip
+    def hand_over(self, seed: int, mishap: str | None, at: int, refused: bool, corrupt: float) -> None:
+        """A whole hand-off, its links served in a random order, with one mishap somewhere on the way."""
+        order = random.Random(seed)
+        if self.ticket is None or self.endings[self.ticket]:
+            self.begin(refused)
+        for path in order.sample(self.paths, len(self.paths)):
+            self.send_all(path, lambda: order.random() < corrupt)
+        for step in range(400):
+            if step == at and mishap is not None:
+                self.happen(mishap, order.choice(self.paths))
+            busy = [(path, queues) for queues in (self.to_d, self.to_p) for path in self.links if queues[path]]
+            if not busy:
+                break
+            path, queues = order.choice(busy)
+            if queues is self.to_d:
+                self.deliver_to(path)
+            else:
+                self.hear_from(path, self.to_p[path].popleft())
+
+    @precondition(lambda self: self.ticket is None or self.endings[self.ticket])
+    @rule(refused=st.sampled_from([False, False, False, True]))
+    def begin_one(self, refused: bool) -> None:
+        self.begin(refused)
+
+    def begin(self, refused: bool) -> None:
+        self.num_tickets += 1
+        self.ticket, self.still = f"{self.num_tickets:032x}", None
+        self.refusal = NoCapacity("no room") if refused else None
+        self.endings[self.ticket] = []
+        self.blocks = tuple(self.random.sample(range(NUM_BLOCKS), 3))
+        self.quorum.reserve(self.ticket, TOKENS, 0, self.blocks)
+        for path in self.paths:
+            if path not in self.links:
+                self.connect(path)
+            heads = all_heads_between(MODEL, Rank(path[0], self.p_ranks), Rank(path[1], self.d_ranks))
+            terms = Terms(MODEL, heads, 0, TOKENS)
+            self.halves[path] = SenderTicket(self.ticket, self.d_epoch, terms, lease_s=LEASE_S, now=self.now)
+            self.to_d[path].append(Open(self.ticket, self.d_epoch, TOKENS, 0))
+
+    @rule(data=st.data(), tensor=st.integers(0, 1), start=st.integers(0, TOKENS - 1), corrupt=st.integers(0, 9))
+    def put(self, data: st.DataObject, tensor: int, start: int, corrupt: int) -> None:
+        path = data.draw(st.sampled_from(self.paths))
+        if path in self.halves:
+            self.send(path, tensor, start, TOKENS, corrupt=corrupt == 0)
+
+    def send(self, path: Path, tensor: int, start: int, end: int, *, corrupt: bool = False) -> None:
+        half = self.halves[path]
+        for low, high in half.wanted(tensor, start, end):
+            heads = half._terms.heads[tensor]
+            draft = Frame(half.ticket_id, 0, 0, 0, tensor, low, high, *heads, 0, 0)
+            made = half.send(tensor, low, high, digest_of([self.wire.payload(draft)]), ())
+            self.to_d[path].append(dataclasses.replace(made, digest=made.digest ^ 1) if corrupt else made)
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        self.send_all(data.draw(st.sampled_from(self.paths)), lambda: False)
+
+    def send_all(self, path: Path, is_corrupt: Callable[[], bool]) -> None:
+        """Put what is left of one part and commit it."""
+        if path not in self.halves or path not in self.links or self.halves[path].over:
+            return
+        for tensor in range(len(MODEL)):
+            for token in range(TOKENS):
+                self.send(path, tensor, token, token + 1, corrupt=is_corrupt())
+        speaker = min(p for p, d in self.paths if d == 0)
+        told = PROMPT if path == (speaker, 0) else b""
+        commit = self.halves[path].commit(told, digest_of([told]))
+        if commit is not None:
+            self.to_d[path].append(commit)
+
+    @rule(data=st.data(), count=st.integers(1, 9))
+    def deliver(self, data: st.DataObject, count: int) -> None:
+        path = data.draw(st.sampled_from(self.paths))
+        for _ in range(count):
+            if path in self.links and self.to_d[path]:
+                self.deliver_to(path)
+
+    def deliver_to(self, path: Path) -> None:
+        message = self.to_d[path].popleft()
+        self.seen.append((path, message))
+        self.tables[path[1]].handle(self.links[path], message, self.wire)
+
+    @rule(data=st.data(), elsewhere=st.booleans())
+    def repeat(self, data: st.DataObject, elsewhere: bool) -> None:
+        """What was heard once comes again, on its own link or on another one."""
+        if not self.seen:
+            return
+        path, message = data.draw(st.sampled_from(self.seen[-40:]))
+        path = data.draw(st.sampled_from(self.paths)) if elsewhere else path
+        if path in self.links:
+            self.tables[path[1]].handle(self.links[path], message, self.wire)
+
+    @rule(data=st.data())
+    def hear(self, data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(self.paths))
+        while path in self.links and self.to_p[path]:
+            self.hear_from(path, self.to_p[path].popleft())
+
+    def hear_from(self, path: Path, message: TicketMessage) -> None:
+        half = self.halves.get(path)
+        if half is None or message.ticket_id != half.ticket_id or half.over:
+            return
+        match message:
+            case Ack():
+                assert half.ack(), "acked before everything was sent"
+                assert self.endings[half.ticket_id] == ["committed"]
+                if all(one.state == "acked" for one in self.halves.values()):
+                    self.acked.add(half.ticket_id)
+            case Nack():
+                try:
+                    self.to_d[path].append(half.resend(message.number))
+                except HandoffFailed:
+                    self.fail()
+            case Abort():
+                half.abort()
+                self.fail()
+
+    def fail(self) -> None:
+        """One part failed: the other links are told, as RanksSender does."""
+        for path, half in self.halves.items():
+            if not half.over:
+                half.abort()
+                if path in self.links:
+                    self.to_d[path].append(Abort(half.ticket_id, half.epoch, "HandoffFailed", "a rank failed"))
+        if self.ticket is not None and self.ticket not in self.acked:
+            self.failed.add(self.ticket)
+
+    @rule(data=st.data(), kind=st.sampled_from(MISHAPS))
+    def mishap(self, data: st.DataObject, kind: str) -> None:
+        self.happen(kind, data.draw(st.sampled_from(self.paths)))
+
+    def happen(self, kind: str, path: Path) -> None:
+        match kind:
+            case "a link is lost":
+                if path in self.links:
+                    self.tables[path[1]].lost(self.links.pop(path), "the link broke")
+                    self.fail()
+            case "P restarts":
+                for own, link in list(self.links.items()):
+                    del self.links[own]
+                    self.tables[own[1]].lost(link, "the peer died")
+                self.fail()
+                self.halves.clear()
+                self.p_epoch += 1
+            case "D restarts":
+                if self.ticket is not None and not self.endings[self.ticket]:
+                    self.endings[self.ticket].append("died")
+                    self.still = None
+                self.d_epoch += 1
+                self.fail()
+                self.start_d()
+            case "D aborts":
+                if self.ticket is not None:
+                    self.quorum.abort(self.ticket, "cancelled")
+            case "P aborts":
+                self.fail()
+            case "leases run out":
+                self.now += LEASE_S + 1
+                for table in self.tables:
+                    table.sweep(self.now)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]), renewed=st.booleans())
+    def time_passes(self, seconds: float, renewed: bool) -> None:
+        for path, half in self.halves.items():
+            if renewed and path in self.links and half.renew(self.now):
+                self.to_d[path].append(Renew(half.ticket_id, half.epoch))
+        self.now += seconds
+        for table in self.tables:
+            table.sweep(self.now)
+
+    @invariant()
+    def each_ticket_ends_once_and_then_nothing_is_written(self) -> None:
+        assert all(len(how) <= 1 for how in self.endings.values()), self.endings
+        assert all(self.endings[ticket_id] == ["committed"] for ticket_id in self.acked)
+        assert not self.acked & self.failed
+        if self.still is not None:
+            assert [bytes(pool.buffer) for pool in self.pools] == self.still
+
+    def teardown(self) -> None:
+        """Whatever happened: when all is delivered and the leases are over, nothing is left of any ticket."""
+        if not hasattr(self, "pools"):
+            return
+        for path in self.paths:
+            while path in self.links and self.to_d[path]:
+                self.deliver_to(path)
+        for table in self.tables:
+            table.sweep(self.now + 100)
+
+        assert all(len(how) == 1 for how in self.endings.values()), self.endings
+        assert not self.quorum._entries
+        assert not any(table._tickets for table in self.tables)
+
+
+TestRanks = Ranks.TestCase
+TestRanks.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+class LongRanks(Ranks):
+    """The same for longer."""
+
+
+TestLongRanks = pytest.mark.timeout(600)(pytest.mark.long(LongRanks.TestCase))
+TestLongRanks.settings = settings(max_examples=1_000, stateful_step_count=50, deadline=None)
