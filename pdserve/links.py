@@ -27,7 +27,7 @@ Every prompt's KV goes from a prefill to a decode instance over a link. For each
 prompt would take now, with bytes that reach no KV pool, one pair after another; prompts go on meanwhile, and share the
 link with it. A link that does not stand yet is made.
 
-  TRANSPORT       the one in use: the best that both ends have and that works (best first: shm, process_group, tcp)
+  TRANSPORT       the one in use: the best that both ends offer and that works
   ROUND TRIP      the shortest of five
   BANDWIDTH       of --mib MiB, the way KV goes: digests included where they are on
   FAILURES        links of this pair that were lost; FALLBACKS: times that a worse transport had to do

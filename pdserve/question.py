@@ -19,13 +19,17 @@ class AnswerTimes:
     kv_bytes: int | None
     hop_ms: float | None
     transport: str
+    early_bytes: int = 0
 
     def __str__(self) -> str:
         shown = f"TTFT {self.ttft_s * 1000:.0f} ms, {self.tokens} tokens, {self.tokens_per_s:.1f} tokens/s"
         if not self.kv_bytes:
             return f"{shown}; no KV hop (served by one instance)"
         hop = "" if self.hop_ms is None else f" in {self.hop_ms:.1f} ms"
-        return f"{shown}; KV hop: {self.kv_bytes:,} bytes{hop} over {self.transport or '?'}"
+        hop = f"{shown}; KV hop: {self.kv_bytes:,} bytes{hop} over {self.transport or '?'}"
+        return (
+            f"{hop}, {self.early_bytes / self.kv_bytes:.0%} of them while prefill computed" if self.early_bytes else hop
+        )
 
 
 def served_model(client: Client) -> str:
@@ -74,6 +78,7 @@ def _times(began: float, first: float, ended: float, usage: dict[str, Any], extr
         kv_bytes=extra.get("kv_bytes"),
         hop_ms=stages.get("send"),
         transport=str(extra.get("transport") or ""),
+        early_bytes=int(extra.get("kv_bytes_early") or 0),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.client import Client, Sample, parse_metrics
-from pdserve.question import ask, served_model
+from pdserve.question import AnswerTimes, ask, served_model
 from wire.errors import Unavailable
 
 _EVENTS: list[dict[str, Any]] = [
@@ -79,6 +79,12 @@ def test_a_question_is_answered_piece_by_piece_with_its_figures(client: Client) 
 def test_an_answer_that_fails_is_told_in_its_own_words(client: Client, model: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         ask(client, model, "Where?", lambda text: None)
+
+
+def test_the_share_that_the_overlap_hid_is_told() -> None:
+    times = AnswerTimes(0.5, 2, 2.0, kv_bytes=1000, hop_ms=1.5, transport="tcp", early_bytes=875)
+
+    assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them while prefill computed")
 
 
 def test_nobody_listening_is_unavailable() -> None:

@@ -65,9 +65,11 @@ class Door:
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
-        make_loop = lambda: self._loop  # noqa: E731
-        with asyncio.Runner(loop_factory=make_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+        with asyncio.Runner(loop_factory=self._own_loop) as runner, contextlib.suppress(asyncio.CancelledError):
             runner.run(self._serve())
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
 
     async def _serve(self) -> None:
         task = asyncio.current_task()

@@ -1,0 +1,63 @@
+"""`pdserve links` and `pdserve status --url` on clusters of real processes, as `start_servers.sh` makes them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.guide import GuideCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+def _pdserve(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", "-m", "pdserve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
+
+
+def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
+    done = _pdserve("links", "--url", cluster.client.base_url, "--mib", str(mib), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    links: list[dict[str, Any]] = json.loads(done.stdout)["links"]
+    return links
+
+
+def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideCluster) -> None:
+    (link,) = _links(fake_cluster)
+
+    assert (link["transport"], link["state"], link["passed_over"], link["error"]) == ("shm", "up", [], "")
+    assert link["round_trip_s"] > 0
+    assert link["bytes_per_s"] > 0
+    received = {sample.value for sample in fake_cluster.gauge("pdserve_kv_bytes_received_total")}
+    assert max(received) < 2**20, "the measurement was taken for KV"
+    fake_cluster.wait_idle()
+    reply = fake_cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+    assert reply.status == 200, reply.body
+    pair = {"prefill-0": link["prefill_address"], "decode-0": link["decode_address"]}
+    status = _pdserve("status", "--url", fake_cluster.client.base_url)
+    assert status.returncode == 0, status.stderr
+    assert [line.split()[:3] for line in status.stdout.splitlines()[2:]] == [
+        [name, name[:-2], address] for name, address in pair.items()
+    ]
+    assert "shm to decode-0 up" in status.stdout
+    (moved,) = fake_cluster.gauge("pdserve_kv_handoff_bytes_total")
+    (early,) = fake_cluster.gauge("pdserve_kv_handoff_early_bytes_total")
+    assert 0 <= early.value <= moved.value
+    assert moved.value > 0
+
+
+def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path, fake_model: Path) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+        cluster.start("decode-0", flags=("--kv-transport", "tcp"))
+        cluster.start("prefill-0", "scheduler")
+        cluster.wait_ready()
+
+        (link,) = _links(cluster)
+        status = _pdserve("status", "--url", cluster.client.base_url)
+
+    assert (link["transport"], link["state"]) == ("tcp", "up")
+    assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
+    assert f"tcp to decode-0 up (fallback: {link['passed_over'][0][:40]}" in status.stdout
