@@ -46,6 +46,7 @@ class Wire:
 
     def __init__(self, byte_of: Callable[[Frame, int, int], bytes]) -> None:
         self._byte_of = byte_of
+        self.interruption: Callable[[], None] | None = None
 
     def payload(self, frame: Frame) -> bytes:
         return b"".join(
@@ -56,6 +57,11 @@ class Wire:
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         data, at = self.payload(frame), 0
+        if self.interruption is not None:  # what another link's thread does meanwhile
+            interrupt, self.interruption = self.interruption, None
+            interrupt()
+            if stop.is_set():
+                return None
         for offset, size in target.runs.rows():
             target.region.view[target.base + offset : target.base + offset + size] = data[at : at + size]
             at += size
@@ -84,6 +90,7 @@ class Ranks(RuleBasedStateMachine):
         self.halves: dict[Path, SenderTicket] = {}
         self.still: list[bytes] | None = None
         self.refusal: PdserveError | None = None
+        self.defects: list[str] = []
         self.num_tickets = self.num_links = 0
         self.p_epoch, self.d_epoch = 50, 70
 
@@ -129,19 +136,34 @@ class Ranks(RuleBasedStateMachine):
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         if self.refusal is not None:
             raise self.refusal
-        assert (description, block_ids) == (PROMPT, self.blocks)
-        assert kv_bytes == TOKENS * sum(pool.layout.token_bytes for pool in self.pools)
+        self.expect((description, block_ids) == (PROMPT, self.blocks), f"{description!r} in {block_ids}")
+        self.expect(kv_bytes == TOKENS * sum(pool.layout.token_bytes for pool in self.pools), f"{kv_bytes} bytes")
         for pool in self.pools:
             for tensor, (start, end) in enumerate(pool.layout.heads):
                 runs = pool.layout.runs(tensor, block_ids, 0, TOKENS)
                 found = b"".join(bytes(pool.buffer[run.offset : run.offset + run.length]) for run in runs)
                 wanted = [self.truth(ticket_id, tensor, t, head) for t in range(TOKENS) for head in range(start, end)]
-                assert found == b"".join(wanted), f"{pool.layout.rank} {tensor=}"
+                self.expect(found == b"".join(wanted), f"other bytes committed: {pool.layout.rank} {tensor=}")
+        self.late(ticket_id)
         self.end(ticket_id, "committed")
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
-        assert block_ids == self.blocks
+        self.expect(block_ids == self.blocks, f"{block_ids} ended")
+        self.expect(not any(ticket_id in table._tickets for table in self.tables), "a rank still holds its share")
         self.end(ticket_id, "ended")
+
+    def expect(self, fine: bool, words: str) -> None:
+        """The quorum lives on when its owner raises, so what is wrong is kept for the invariant."""
+        if not fine:
+            self.defects.append(words)
+
+    def late(self, ticket_id: str) -> None:
+        """While the owner takes the prompt it is too late for anything else."""
+        self.quorum.abort(ticket_id, "too late")
+        for path, link in self.links.items():
+            self.tables[path[1]].handle(link, Abort(ticket_id, self.d_epoch, "Cancelled", "too late"), self.wire)
+        for table in self.tables:
+            table.sweep(self.now + 1e6)
 
     def end(self, ticket_id: str, how: str) -> None:
         self.endings[ticket_id].append(how)
@@ -149,10 +171,10 @@ class Ranks(RuleBasedStateMachine):
 
     @rule(
         seed=st.integers(0, 1 << 32), mishap=st.sampled_from([None, *MISHAPS]), at=st.integers(0, 60),
-        refused=st.sampled_from([False, False, False, True]), corrupt=st.sampled_from([0.0, 0.0, 0.1]),
+        inside=st.booleans(), refused=st.sampled_from([False, False, False, True]), corrupt=st.sampled_from([0.0, 0.0, 0.1]),
     )  # fmt: skip
-    def hand_over(self, seed: int, mishap: str | None, at: int, refused: bool, corrupt: float) -> None:
-        """A whole hand-off, its links served in a random order, with one mishap somewhere on the way."""
+    def hand_over(self, seed: int, mishap: str | None, at: int, inside: bool, refused: bool, corrupt: float) -> None:
+        """A whole hand-off, its links served in a random order, with one mishap on the way, maybe inside a move."""
         order = random.Random(seed)
         if self.ticket is None or self.endings[self.ticket]:
             self.begin(refused)
@@ -160,7 +182,11 @@ class Ranks(RuleBasedStateMachine):
             self.send_all(path, lambda: order.random() < corrupt)
         for step in range(400):
             if step == at and mishap is not None:
-                self.happen(mishap, order.choice(self.paths))
+                happen = partial(self.happen, mishap, order.choice(self.paths))
+                if inside and mishap != "D restarts":
+                    self.wire.interruption = happen
+                else:
+                    happen()
             busy = [(path, queues) for queues in (self.to_d, self.to_p) for path in self.links if queues[path]]
             if not busy:
                 break
@@ -323,6 +349,7 @@ class Ranks(RuleBasedStateMachine):
 
     @invariant()
     def each_ticket_ends_once_and_then_nothing_is_written(self) -> None:
+        assert not self.defects
         assert all(len(how) <= 1 for how in self.endings.values()), self.endings
         assert all(self.endings[ticket_id] == ["committed"] for ticket_id in self.acked)
         assert not self.acked & self.failed
@@ -339,6 +366,7 @@ class Ranks(RuleBasedStateMachine):
         for table in self.tables:
             table.sweep(self.now + 100)
 
+        assert not self.defects
         assert all(len(how) == 1 for how in self.endings.values()), self.endings
         assert not self.quorum._entries
         assert not any(table._tickets for table in self.tables)
@@ -346,6 +374,26 @@ class Ranks(RuleBasedStateMachine):
 
 TestRanks = Ranks.TestCase
 TestRanks.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("mishap", ["a link is lost", "the sender aborts", "D aborts"])
+def test_a_share_that_was_ready_ends_with_what_ends_the_others(mishap: str) -> None:
+    machine = Ranks()
+    machine.meet(1, 2)
+    machine.begin(refused=False)
+    assert machine.ticket is not None
+    machine.send_all((0, 0), lambda: False)
+    while machine.to_d[0, 0]:
+        machine.deliver_to((0, 0))
+    assert machine.tables[0]._tickets[machine.ticket].committing
+
+    if mishap == "the sender aborts":
+        machine.tables[0].handle(1, Abort(machine.ticket, 70, "Cancelled", "changed my mind"), machine.wire)
+    else:
+        machine.happen(mishap, (0, 0))
+
+    assert machine.endings[machine.ticket] == ["ended"]
+    machine.teardown()
 
 
 class LongRanks(Ranks):
