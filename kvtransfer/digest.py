@@ -102,7 +102,9 @@ def make_mover(environ: Mapping[str, str]) -> Mover:
 @functools.cache
 def process_mover() -> Mover:
     """Return this process's mover, made at the first call: seconds where the functions must be built first."""
-    return make_mover(os.environ)
+    from kvtransfer.device_memory import AnyMover  # it knows places in device memory too, and stands on this module
+
+    return AnyMover(make_mover(os.environ))
 
 
 def digest_of(pieces: Iterable[memoryview | bytes]) -> int:

@@ -9,6 +9,7 @@ The receiver's half is probed.py.
 import secrets
 from dataclasses import dataclass, field
 
+from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, process_mover
 from kvtransfer.frame import Frame, MessageType, Signal, encode
 from kvtransfer.link_ops import Answered, LinkSettings, Measure, Measured
@@ -50,7 +51,7 @@ class Probe:
     ) -> None:  # fmt: skip
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._receiver_epoch, self._digests = receiver_epoch, digests
-        self._slots = SlotMap(settings.memory.layout, settings.memory.buffer)
+        self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._running: _Running | None = None
         self._number = 0
 

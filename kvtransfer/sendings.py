@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, digest_of, process_mover
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encode
 from kvtransfer.interface import SendStats
@@ -40,7 +41,7 @@ class Sendings:
         """`receiver` is the rank of D at the other end: it is sent its heads."""
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._transport, self._digests = transport, digests
-        self._slots = SlotMap(settings.memory.layout, settings.memory.buffer)
+        self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._mover = process_mover()
         self._layout = layout = settings.memory.layout
         self._heads = all_heads_between(layout.model_tensors, layout.rank, receiver)

@@ -58,14 +58,7 @@ class ShmTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to the abstract name."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(timeouts.connect_s)
-            sock.connect("\0" + endpoint.address)
-        except BaseException:
-            sock.close()
-            raise
-        return Stream(sock, progress_timeout_s=timeouts.progress_s)
+        return connect(endpoint.address, timeouts)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "ShmOutlet":
         """Hand over the pool."""
@@ -123,16 +116,7 @@ class ShmInlet:
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         """Copy from the sender's blocks to the target, digesting on the way."""
-        start = frame.start % self._slots.layout.block_size
-        where = Window(frame.block_ids, start, start + frame.end - frame.start)
-        try:
-            source = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
-            return move(source, target, stop, digests=self._digests)
-        except (IndexError, ValueError) as error:
-            raise HandoffFailed(
-                f"frame {frame.number} names {len(frame.block_ids)} blocks for tokens "
-                f"[{frame.start}, {frame.end}): {error}"
-            ) from error
+        return move_blocks(self._slots, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
         """Nothing of a frame is in the stream but its header."""
@@ -142,6 +126,31 @@ class ShmInlet:
         self._view.release()
         with contextlib.suppress(BufferError):  # a slice still in a traceback: unmapped when that is gone
             self._map.close()
+
+
+def move_blocks(slots: SlotMap, frame: Frame, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    """Move a frame from the blocks it names in the sender's pool, which is mapped here. See transport.Inlet.move."""
+    start = frame.start % slots.layout.block_size
+    where = Window(frame.block_ids, start, start + frame.end - frame.start)
+    try:
+        source = slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
+        return move(source, target, stop, digests=digests)
+    except (IndexError, ValueError) as error:
+        raise HandoffFailed(
+            f"frame {frame.number} names {len(frame.block_ids)} blocks for tokens [{frame.start}, {frame.end}): {error}"
+        ) from error
+
+
+def connect(name: str, timeouts: Timeouts) -> Stream:
+    """Connect to an abstract name. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeouts.connect_s)
+        sock.connect("\0" + name)
+    except BaseException:
+        sock.close()
+        raise
+    return Stream(sock, progress_timeout_s=timeouts.progress_s)
 
 
 def is_same_user(sock: socket.socket) -> bool:

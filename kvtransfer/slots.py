@@ -26,9 +26,9 @@ def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> W
 class SlotMap:
     """Turns windows into places of one pool. Immutable but for small caches; it keeps the memory mapped."""
 
-    def __init__(self, layout: PoolLayout, memory: memoryview) -> None:
+    def __init__(self, layout: PoolLayout, memory: memoryview | Region) -> None:
         self.layout = layout
-        self._region = Region(memory)
+        self._region = memory if isinstance(memory, Region) else Region(memory)
         self._spans = functools.lru_cache(maxsize=64)(self._find_spans)
         self._runs = functools.lru_cache(maxsize=256)(self._make_runs)
 

@@ -2,6 +2,7 @@
 
 import functools
 
+from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, Region, Runs, StopFlag, process_mover
 
 _NEVER = StopFlag()
@@ -42,10 +43,10 @@ def move(source: Place, target: Place, stop: StopFlag, *, digests: bool) -> int 
 
 
 def pieces_of(place: Place) -> list[memoryview]:
-    """Return the runs as pieces of their region; small rows that do not lie together are gathered into a copy first."""
+    """Return the runs as pieces of their region; scattered small rows and device memory as one copy on the host."""
     region, base, runs = place
     rows = list(runs.rows())
-    if len(rows) > 1 and runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
+    if isinstance(region, DeviceRegion) or (len(rows) > 1 and runs.num_bytes < _SMALL_ROW_BYTES * len(rows)):
         copy = Staging(memoryview(bytearray(runs.num_bytes)))
         copy.gather(0, place)
         return [copy.view]

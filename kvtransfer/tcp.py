@@ -4,6 +4,7 @@ import contextlib
 import socket
 from dataclasses import replace
 
+from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, StopFlag, process_mover
 from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
@@ -71,13 +72,13 @@ class TcpInlet:
         self._moved = 0
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
-        """Receive into the slots and digest what lies there; small rows by way of a buffer of the frame's size."""
+        """Receive into the slots and digest what lies there; by way of a buffer: small rows, device memory."""
         region, base, runs = target
         rows = list(runs.rows())
         if runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {runs.num_bytes}")
-        if runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
-            digest = self._move_small(frame, target, stop)
+        if isinstance(region, DeviceRegion) or runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
+            digest = self._move_staged(frame, target, stop)
         elif self._receive(
             frame, [region.view[base + offset : base + offset + num_bytes] for offset, num_bytes in rows], stop
         ):
@@ -95,7 +96,7 @@ class TcpInlet:
         left, self._moved = frame.num_bytes - self._moved, 0
         self._stream.drain(left)
 
-    def _move_small(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def _move_staged(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         staging = Staging(memoryview(bytearray(frame.num_bytes)))
         if not self._receive(frame, [staging.view], stop):
             return None

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from kvtransfer.device_memory import region_of
 from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, TicketMessage
 from kvtransfer.inflow import Progress, Source, Verdict
@@ -48,7 +49,7 @@ class TicketTable:
     ) -> None:  # fmt: skip
         self._epoch, self._quorum, self._clock, self._lease_s = epoch, quorum, clock, lease_s
         self._failpoints, self._answer = failpoints, answer
-        self._slots = SlotMap(memory.layout, memory.buffer)
+        self._slots = SlotMap(memory.layout, region_of(memory))
         self._rank = memory.layout.rank
         self._senders = Senders(memory.layout.model_tensors, self._rank)
         self._sources: dict[int, Source] = {}

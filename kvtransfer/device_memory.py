@@ -1,0 +1,113 @@
+"""KV pools that lie in device memory: what they offer, how they stand in a Place, and who moves their bytes.
+
+    PoolMemory.tensor  --region_of-->  DeviceRegion  in a Place  --process_mover()-->  TorchMover (torch_mover.py)
+    PoolMemory.buffer  --region_of-->  Region                                          the native functions
+
+Nothing here imports torch: a process whose pools are host memory never loads it for this.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from kvtransfer.digest import Mover, Place, Region, StopFlag
+from kvtransfer.interface import PoolMemory
+from wire.kv_layout import PoolLayout
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceMemory(Protocol):
+    """A pool in device memory. It is a PoolMemory too: its `fd` is None, and its `buffer` raises TypeError."""
+
+    layout: PoolLayout
+
+    @property
+    def device(self) -> str:
+        """Where it lies, such as "cuda:0" or "npu:0"."""
+        ...
+
+    @property
+    def tensor(self) -> "torch.Tensor":
+        """The whole pool as bytes: uint8, [layout.total_bytes], one piece of memory until the pool is closed."""
+        ...
+
+    def ready(self) -> None:
+        """Make torch's current stream wait for all KV that was handed to `Sender.put` so far; must not block.
+
+        The engine records an event after the layer's kernels and before the put; this waits for the last of them.
+        """
+        ...
+
+
+class DeviceRegion(Region):
+    """A piece of device memory where a Region stands. It has no `view` and no `address`: host code cannot reach it."""
+
+    __slots__ = ("ready", "tensor")
+
+    def __init__(
+        self, tensor: "torch.Tensor", *, readonly: bool = False, ready: Callable[[], None] | None = None
+    ) -> None:
+        """`tensor` is uint8, [num_bytes]; `ready` is called, on the reading stream, before bytes are read.
+
+        Raises ValueError for any other tensor.
+        """
+        if tensor.dim() != 1 or tensor.element_size() != 1 or not tensor.is_contiguous():
+            raise ValueError(f"a region is bytes in one piece, not {tensor.dtype} of {tuple(tensor.shape)}")
+        self.tensor, self.ready = tensor, ready
+        self.num_bytes, self.readonly = tensor.numel(), readonly
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What Region has and this lacks. Raises TypeError."""
+        raise TypeError(f"memory on {self.tensor.device} has no {name}: only a TorchMover moves it")
+
+
+def device_memory(memory: PoolMemory) -> DeviceMemory | None:
+    """Return the device's side of a pool, or None for one in host memory."""
+    return None if getattr(memory, "tensor", None) is None else memory  # type: ignore[return-value]
+
+
+def region_of(memory: PoolMemory) -> Region:
+    """Return the whole pool as a region, for Places of either kind of memory."""
+    device = device_memory(memory)
+    if device is None:
+        return Region(memory.buffer)
+    return DeviceRegion(device.tensor, ready=device.ready)
+
+
+class AnyMover:
+    """Implements digest.Mover: places in host memory go to `host`, all others to this process's TorchMover."""
+
+    def __init__(self, host: Mover) -> None:
+        self._host = host
+
+    @property
+    def name(self) -> str:
+        """What moves host memory."""
+        return self._host.name
+
+    def digest(self, place: Place) -> int:
+        """See Mover."""
+        mover = _device_mover() if isinstance(place.region, DeviceRegion) else self._host
+        return mover.digest(place)
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        """See Mover."""
+        return self._mover(source, target).copy(source, target, stop)
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        """See Mover."""
+        return self._mover(source, target).copy_and_digest(source, target, stop)
+
+    def _mover(self, source: Place, target: Place) -> Mover:
+        if isinstance(source.region, DeviceRegion) or isinstance(target.region, DeviceRegion):
+            return _device_mover()
+        return self._host
+
+
+@functools.cache
+def _device_mover() -> Mover:
+    from kvtransfer.torch_mover import TorchMover
+
+    return TorchMover()
