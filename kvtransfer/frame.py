@@ -142,7 +142,10 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All frames are sent: their number, bytes and the sum of their digests modulo 2^64; and what the prompt is."""
+    """All frames are sent: their number, bytes and the sum of their seals (terms.seal_of) modulo 2^64.
+
+    And what the prompt is.
+    """
 
     ticket_id: str
     epoch: int

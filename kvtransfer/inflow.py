@@ -9,7 +9,7 @@ from enum import Enum
 
 from kvtransfer.coverage import Coverage
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.terms import Terms, check_frame, in_words, same_place
+from kvtransfer.terms import Terms, check_frame, in_words, same_place, seal_of
 from wire.errors import HandoffFailed
 from wire.kv_layout import Rank
 
@@ -101,7 +101,7 @@ class Inflow:
         if digest == frame.digest:
             expected.state = _FrameState.VERIFIED
             self._verified_tokens += frame.end - frame.start
-            self._digest_sum = (self._digest_sum + digest) % _DIGEST_MODULUS
+            self._digest_sum = (self._digest_sum + seal_of(frame)) % _DIGEST_MODULUS
             self.kv_bytes += frame.num_bytes
             return Progress.VERIFIED
         if expected.state is _FrameState.REPEATING:

@@ -1,10 +1,14 @@
 """What a frame must be to belong to a ticket: checked before a byte of it is moved. Pure."""
 
+import struct
 from dataclasses import dataclass
 
+from kvtransfer.digest import digest_of
 from kvtransfer.frame import MAX_FRAME_BYTES, Frame
 from wire.errors import HandoffFailed
 from wire.kv_layout import Heads, KvTensor
+
+_SEAL = struct.Struct("!IIIIIHHQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,16 @@ def check_frame(frame: Frame, terms: Terms) -> None:
         raise HandoffFailed(
             f"{in_words(frame)} of {frame.num_bytes} bytes, {wanted_bytes} are wanted, the limit is {MAX_FRAME_BYTES}"
         )
+
+
+def seal_of(frame: Frame) -> int:
+    """Return what a frame adds to its commit's sum: 64 bits over its place and its digest, so neither is exchanged."""
+    return digest_of([
+        _SEAL.pack(
+            frame.number, frame.layer, frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end,
+            frame.digest,
+        )
+    ])  # fmt: skip
 
 
 def same_place(one: Frame, other: Frame) -> bool:

@@ -16,7 +16,7 @@ from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.inflow import Inflow, Progress, Source, Verdict
 from kvtransfer.ranks import Senders
-from kvtransfer.terms import Terms
+from kvtransfer.terms import Terms, seal_of
 from wire.errors import HandoffFailed
 from wire.kv_layout import Heads
 
@@ -252,7 +252,7 @@ class SenderTicket:
         )  # fmt: skip
         self._frames.append(frame)
         self.kv_bytes += frame.num_bytes
-        self._digest_sum = (self._digest_sum + digest) % _DIGEST_MODULUS
+        self._digest_sum = (self._digest_sum + seal_of(frame)) % _DIGEST_MODULUS
         self.state = SenderState.SENDING
         return frame
 

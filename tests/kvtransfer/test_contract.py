@@ -10,6 +10,7 @@ import pytest
 
 from kvtransfer.frame import Abort, Ack, Commit, Nack, Open
 from kvtransfer.receiver import KvReceiver
+from kvtransfer.terms import seal_of
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, fill, make_rig, read, until
 from wire.errors import HandoffFailed, InstanceLost, NoCapacity
@@ -195,7 +196,7 @@ def test_a_duplicate_frame_is_dropped_and_counted(rig: Rig) -> None:
     raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
     for frame, payload in [*frames, frames[2]]:
         raw.announce(frame, payload)
-    total = sum(frame.digest for frame, _ in frames) % 2**64
+    total = sum(seal_of(frame) for frame, _ in frames) % 2**64
     raw.say(Commit(ticket.ticket_id, ticket.epoch, 6, 6 * len(tokens[0]), total, 0x2D06800538D394C2, b""))
 
     assert raw.hear() == Ack(ticket.ticket_id, ticket.epoch)
