@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from engine.fake import FakeConfig, FakeModel, fake_layouts, fake_tensors
+from engine.fake import FakeConfig, FakeModel, fake_layouts
 from engine.interface import Model
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
@@ -32,7 +32,8 @@ def fake_model(config: InstanceConfig) -> Model:
     try:
         token_bytes = sum(layout.token_bytes for layout in fake_layouts(draft))
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"no fake of {draft.ranks} ranks can be made of {fake_tensors(draft)}: {error}") from error
+        shape = draft.kv_tensors or (draft.num_layers, draft.heads, draft.head_dim)
+        raise ConfigError(f"no fake of {draft.ranks} ranks can be made of {draft.dtype} {shape}: {error}") from error
     num_blocks = (options.kv_cache_memory or DEFAULT_POOL_BYTES) // (token_bytes * draft.block_size)
     return FakeModel(dataclasses.replace(draft, num_blocks=max(1, num_blocks)))
 

@@ -1,5 +1,6 @@
 """The fake model: its pool holds what it says, and its reference says what it answers."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -114,3 +115,61 @@ def test_fakes_of_other_salts_are_the_same_model() -> None:
     mine, theirs = fake_info(FakeConfig(salt=1)), fake_info(FakeConfig(salt=2))
 
     assert (mine.model, mine.layout.tensors) == (theirs.model, theirs.layout.tensors)
+
+
+MIXED = ((0, "k", 3, 4), (0, "v", 3, 4), (1, "latent", 1, 6), (3, "k", 2, 2))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kv_tensors", [(), MIXED])
+def test_the_answer_does_not_depend_on_the_ranks(ranks: int, kv_tensors: tuple[tuple[int, str, int, int], ...]) -> None:
+    config = dataclasses.replace(CONFIG, kv_tensors=kv_tensors, ranks=ranks)
+    model = FakeModel(config)
+
+    (first,) = model.launch(whole_prompt((6, 2))).collect()
+    model.close()
+
+    assert (first,) == expected_tokens(config, PROMPT, GREEDY, count=1, salts=[5])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_byte_that_lies_wrong_on_any_rank_shows_within_a_round_of_answers(ranks: int) -> None:
+    config = dataclasses.replace(CONFIG, kv_tensors=MIXED, ranks=ranks)
+    good, bad = FakeModel(config), FakeModel(config)
+
+    for pool in bad.memories:
+        for tensor in range(len(MIXED)):
+            for model in (good, bad):
+                model.launch(whole_prompt((6, 2))).collect()
+            (run,) = pool.layout.runs(tensor, (6, 2), 3, 4)
+            pool.buffer[run.offset + run.length - 1] ^= 1
+
+            assert answers(good, 2 * len(MIXED) * ranks) != answers(bad, 2 * len(MIXED) * ranks), (ranks, tensor)
+    good.close()
+    bad.close()
+
+
+def answers(model: FakeModel, count: int) -> list[int]:
+    """The next tokens when each has been computed in turn."""
+    tokens: list[int] = []
+    for position in range(count):
+        length = len(PROMPT) + position
+        part = BatchSequence(length, 1, (6, 2, 3, 4, 5, 7, 0, 1))
+        tokens += model.launch(StepBatch((7,), (part,), (SampleRow(0, GREEDY, 0, position),))).collect()
+    return tokens
+
+
+def test_heads_that_change_places_change_the_bytes() -> None:
+    both = kv_bytes(11, 3, 0, 5, 16, Heads(0, 2))
+
+    assert kv_bytes(11, 3, 0, 5, 16, Heads(1, 2)) + kv_bytes(11, 3, 0, 5, 16, Heads(0, 1)) != both
+    assert kv_bytes(11, 3, 0, 5, 16, Heads(0, 1)) + kv_bytes(11, 3, 0, 5, 16, Heads(1, 2)) == both
+
+
+def test_a_layer_without_kv_is_announced_like_any_other() -> None:
+    model, seen = FakeModel(dataclasses.replace(CONFIG, kv_tensors=MIXED, num_layers=6)), list[int]()
+
+    model.launch(whole_prompt((6, 2)), seen.append)
+    model.close()
+
+    assert seen == [0, 1, 2, 3, 4, 5]

@@ -171,7 +171,8 @@ class Ranks(RuleBasedStateMachine):
 
     @rule(
         seed=st.integers(0, 1 << 32), mishap=st.sampled_from([None, *MISHAPS]), at=st.integers(0, 60),
-        inside=st.booleans(), refused=st.sampled_from([False, False, False, True]), corrupt=st.sampled_from([0.0, 0.0, 0.1]),
+        inside=st.booleans(), refused=st.sampled_from([False, False, False, True]),
+        corrupt=st.sampled_from([0.0, 0.0, 0.1]),
     )  # fmt: skip
     def hand_over(self, seed: int, mishap: str | None, at: int, inside: bool, refused: bool, corrupt: float) -> None:
         """A whole hand-off, its links served in a random order, with one mishap on the way, maybe inside a move."""
