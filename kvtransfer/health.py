@@ -26,6 +26,7 @@ class _Fare:
     strikes: int = 0
     rests_until: float | None = None
     ready_at: float | None = None
+    broke: bool = False  # it was ready and a link was lost, which says less than a dial that failed
     reason: str = ""
 
 
@@ -43,8 +44,11 @@ class Health:
         self._in_reach = tuple(name for name in self._names if name in names)
 
     def order(self) -> tuple[str, ...]:
-        """The names to try for a ticket that needs a link now: what is good, best first, then what rests least."""
-        return tuple(sorted(self._in_reach, key=lambda name: self._fares[name].rests_until or 0.0))
+        """The names to try for a ticket that needs a link now: what is good, best first.
+
+        Then what worked until a link was lost, then what could not be dialled; what rests least comes first in each.
+        """
+        return tuple(sorted(self._in_reach, key=self._doubt))
 
     def rests(self, name: str) -> bool:
         """Whether `name` failed since it was last ready."""
@@ -65,7 +69,7 @@ class Health:
             return
         if fare.ready_at is not None and now - fare.ready_at >= LONGEST_REST_S:
             fare.strikes = 0
-        fare.ready_at = None
+        fare.broke, fare.ready_at = fare.ready_at is not None, None
         fare.rests_until = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(fare.strikes, 16))
         fare.strikes += 1
 
@@ -97,6 +101,10 @@ class Health:
         """Nothing works: it is the peer or the way to it, and no transport's fault."""
         for fare in self._fares.values():
             fare.strikes, fare.rests_until, fare.ready_at = 0, None, None
+
+    def _doubt(self, name: str) -> tuple[int, float]:
+        fare = self._fares[name]
+        return (0, 0.0) if fare.rests_until is None else (1 if fare.broke else 2, fare.rests_until)
 
     def _rank(self, name: str) -> int:
         return self._names.index(name)

@@ -30,6 +30,18 @@ def test_where_all_rest_the_one_that_rests_least_is_tried_first() -> None:
     assert health.order() == ("tcp", "process_group", "shm")
 
 
+def test_what_worked_until_a_link_was_lost_is_tried_before_what_could_not_be_dialled() -> None:
+    health = Health(("shm", "tcp"))
+    health.failed("shm", "refused", 0.0)
+    health.ready("tcp", 0.0)
+
+    health.failed("tcp", "reset", 5.0)
+
+    assert health.order() == ("tcp", "shm")
+    health.failed("tcp", "refused", 6.0)
+    assert health.order() == ("shm", "tcp")
+
+
 def test_the_rest_doubles_with_every_failure_up_to_a_minute() -> None:
     health, now, rests = Health(NAMES), 0.0, []
     health.use("tcp")

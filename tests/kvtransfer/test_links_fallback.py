@@ -7,7 +7,7 @@ import pytest
 
 from tests.kvtransfer import test_contract as contract
 from tests.kvtransfer.faulty import BLOCKS, BOTH, begin_half, faulty_rig, finish, hand_over
-from tests.kvtransfer.rig import Rig, fill, make_rig, read, until
+from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import InstanceLost
 from wire.types import LinkStatus
 
@@ -134,12 +134,27 @@ def test_a_slow_dial_of_the_better_one_is_on_no_tickets_path(monkeypatch: pytest
         made["shm"].refuses = False
         made["shm"].free.clear()
         rig.clock.now += 1.0
-        assert made["shm"].waiting.wait(20)
+        assert made["shm"].waiting.wait(DEADLINE_S)
 
         assert [hand_over(rig) for _ in range(3)] == ["tcp"] * 3
         made["shm"].free.set()
         until(lambda: _link(rig).transport == "shm")
         assert hand_over(rig) == "shm"
+
+
+def test_a_ticket_waits_for_no_trial_even_when_the_link_in_use_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch) as (rig, made):
+        made["shm"].refuses = True
+        assert hand_over(rig) == "tcp"
+        made["shm"].free.clear()
+        rig.clock.now += 1.0
+        assert made["shm"].waiting.wait(DEADLINE_S)
+        (peer,) = rig.sender._peers.values()
+        made["tcp"].cut()
+        until(lambda: "up" not in [link.state for link in peer.links()])
+
+        assert hand_over(rig) == "tcp"
+        assert made["shm"].num_connects == 2
 
 
 def test_a_pool_that_shm_cannot_serve_is_a_fallback_from_the_start_in_words() -> None:
@@ -177,6 +192,24 @@ def test_when_nothing_works_every_reason_is_said_and_no_transport_rests(monkeypa
 
         for transport in made.values():
             transport.refuses = False
+        assert hand_over(rig) == "shm"
+
+
+def test_a_way_that_was_broken_for_all_leaves_no_mark_on_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch) as (rig, made):
+        made["shm"].refuses = True
+        assert hand_over(rig) == "tcp"
+        rig.clock.now += 1.0
+        until(lambda: made["shm"].num_connects == 2)  # it rests for two seconds now, longer than tcp will
+        until(lambda: not _is_trying(rig))
+        made["tcp"].cut()
+        until(lambda: _link(rig).state == "down")
+        made["tcp"].refuses = True
+        ticket = rig.open(20, BLOCKS)
+        rig.sender.begin(ticket)
+        rig.events.wait("failed", ticket.ticket_id)
+
+        made["shm"].refuses = made["tcp"].refuses = False
         assert hand_over(rig) == "shm"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvtransfer.frame import Frame, MessageType, Open, Signal, WireError, decode, encode
 from kvtransfer.probe import MAX_MEASURE_BYTES
-from kvtransfer.probed import PROBE_BYTES
+from kvtransfer.probed import PROBE_BYTES, Probed
 from kvtransfer.sender import KvSender
 from kvtransfer.ticket_table import ReceiverCounts
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
@@ -113,6 +113,30 @@ def test_a_measurement_that_gets_no_answer_ends_at_its_deadline_and_leaves_the_l
         assert "0 round trips and 0 of 1000 bytes" in str(answer)
         assert hand_over(rig) == "tcp"
         assert rig.sender.links()[0].failures == 0
+
+
+def test_four_frames_at_most_are_under_way_and_tickets_pass_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, moved = Probed._answer, []
+
+    def keep_back(self: Probed, kind: MessageType, number: int) -> None:
+        if kind is MessageType.PROBED:
+            moved.append(number)
+        else:
+            answer(self, kind, number)
+
+    monkeypatch.setattr("kvtransfer.probed.Probed._answer", keep_back)
+    with make_rig("tcp") as rig:
+        answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
+        rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1 << 20, 5.0, answers.put)
+        until(lambda: len(moved) == 4)
+        assert [hand_over(rig) for _ in range(3)] == ["tcp"] * 3
+        assert len(moved) == 4
+
+        rig.clock.now += 5.1
+        error = answers.get(timeout=DEADLINE_S)
+        tensor_bytes = 256 * rig.p_pool.layout.tensors[0].token_bytes
+        assert f"5 round trips and {4 * tensor_bytes} of {1 << 20} bytes" in str(error)
+        assert hand_over(rig) == "tcp"
 
 
 def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
