@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvtransfer.all_ranks import RanksSender
 from kvtransfer.frame import Frame, MessageType, Open, Signal, WireError, decode, encode
 from kvtransfer.probe import MAX_MEASURE_BYTES
 from kvtransfer.probed import PROBE_BYTES, Probed
 from kvtransfer.sender import KvSender
 from kvtransfer.ticket_table import ReceiverCounts
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
+from tests.kvtransfer.rank_rig import make_rank_rig
 from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, fill, make_rig, until
 from wire.errors import DeadlineExceeded, Draining, InstanceLost, InvalidRequest, PdserveError, Unavailable
 from wire.types import KvEndpoint, LinkStatus
@@ -70,6 +72,15 @@ def test_tickets_go_on_while_their_link_is_measured(transport: str) -> None:
         answer = answers.get(timeout=DEADLINE_S)
         assert isinstance(answer, LinkStatus)
         assert answer.bytes_per_s > 0
+
+
+def test_an_instance_of_several_ranks_measures_the_link_that_tells_what_the_prompt_is() -> None:
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=2) as rig:
+        assert isinstance(rig.sender, RanksSender)
+
+        link = rig.sender.measure("decode-0", 77, rig.receiver.endpoints, 1000, DEADLINE_S)
+
+        assert (link.transport, link.state) == ("tcp", "up")
 
 
 def test_a_link_is_measured_again_and_the_last_figures_stay() -> None:
