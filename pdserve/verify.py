@@ -1,6 +1,7 @@
 """`pdserve verify`: the same prompts through P/D, the combined instance and transformers, token for token."""
 
 import argparse
+import asyncio
 import contextlib
 import os
 import shutil
@@ -91,11 +92,12 @@ def _serve(
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
     outputs: dict[str, list[list[int]]] = {}
-    for transport in chosen.names:
-        served = through_pd(work / transport, flags, transport, prompts, options.max_tokens)
-        print(f"served by P/D over {transport}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
-        outputs[f"P/D over {transport}"] = served.outputs
-    outputs["combined"] = through_combined(work / "combined", flags, prompts, options.max_tokens).outputs
+    with asyncio.Runner() as runner:
+        for transport in chosen.names:
+            served = through_pd(runner, work / transport, flags, transport, prompts, options.max_tokens)
+            print(f"served by P/D over {transport}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
+            outputs[f"P/D over {transport}"] = served.outputs
+        outputs["combined"] = through_combined(runner, work / "combined", flags, prompts, options.max_tokens).outputs
     print("served by one combined instance", flush=True)
     return outputs
 

@@ -1,4 +1,8 @@
-"""Run prompts through real instance processes, entering by the scheduler's dispatch in this process."""
+"""Run prompts through real instance processes, entering by the scheduler's dispatch in this process.
+
+All runs of a process share one event loop (`runner`): gRPC's poller is one for the process, and what it still has for
+a loop that was closed it would tell the next one as errors.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +41,9 @@ class Served:
     kv_bytes: int
 
 
-def through_pd(folder: Path, flags: Sequence[str], transport: str, prompts: Sequence[Sequence[int]], n: int) -> Served:
+def through_pd(
+    runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, prompts: Sequence[Sequence[int]], n: int
+) -> Served:
     """Serve prompts by one prefill and one decode instance over `transport`, `n` greedy tokens each.
 
     Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
@@ -48,14 +54,16 @@ def through_pd(folder: Path, flags: Sequence[str], transport: str, prompts: Sequ
     environ = environment(scheduler, {})
     plan = resolve(environ)
     cluster = cluster_of(plan, trust_of(plan, environ))
-    served, done = _run(folder, instances, cluster, prompts, n)
+    served, done = _run(runner, folder, instances, cluster, prompts, n)
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:
             raise HandoffFailed(f"a prompt went by {prompt.path} over {prompt.times.transport!r}, not over {transport}")
     return served
 
 
-def through_combined(folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int) -> Served:
+def through_combined(
+    runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int
+) -> Served:
     """Serve prompts by one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
     (port,) = free_ports(1)
     address = f"{combined.HOST}:{port}"
@@ -64,15 +72,20 @@ def through_combined(folder: Path, flags: Sequence[str], prompts: Sequence[Seque
         "combined", "combined", address, (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags), {}
     )
     expected = ExpectedInstance(0, Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
-    return _run(folder, [plan], Cluster((expected,), GrpcConnection), prompts, n)[0]
+    return _run(runner, folder, [plan], Cluster((expected,), GrpcConnection), prompts, n)[0]
 
 
 def _run(
-    folder: Path, plans: Sequence[ProcessPlan], cluster: Cluster, prompts: Sequence[Sequence[int]], n: int
+    runner: asyncio.Runner,
+    folder: Path,
+    plans: Sequence[ProcessPlan],
+    cluster: Cluster,
+    prompts: Sequence[Sequence[int]],
+    n: int,
 ) -> tuple[Served, list[PromptDone]]:
     children = [Child(plan, folder / f"{plan.name}.log", os.environ) for plan in plans]
     try:
-        return asyncio.run(_serve(children, cluster, prompts, n))
+        return runner.run(_serve(children, cluster, prompts, n))
     finally:
         stop([child.record for child in children])
 

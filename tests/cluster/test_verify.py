@@ -24,6 +24,7 @@ def _verify(*flags: str, timeout_s: int = 200) -> "subprocess.CompletedProcess[s
 def _assert_each_equal(done: "subprocess.CompletedProcess[str]") -> None:
     """Every transport there is was equal, or is named with what this machine lacks."""
     assert done.returncode == 0, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
     not_run = dict(re.findall(r"^not run: P/D over (\w+): (.+)$", done.stdout, re.M))
     ways = [f"P/D over {name}" for name in NAMES if name not in not_run]
     assert {"P/D over shm", "P/D over process_group", "P/D over tcp"} <= set(ways), not_run
