@@ -34,7 +34,8 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
     devices = plan.own.device_ids
     share, notices = CoreShare((), shared=False), []
     if options.device in ("auto", "cpu"):
-        notices += check_tensor_parallel(options.tensor_parallel_size, devices)
+        said = check_tensor_parallel(options.tensor_parallel_size, devices)
+        notices += said if options.engine != "fake" else []  # the fake engine has a rank for each device
         share = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0)))
     if share.shared:
         notices.append(f"devices {','.join(devices)} share cores with others: this host has fewer cores than devices")

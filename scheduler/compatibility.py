@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wire.errors import Incompatible
-from wire.kv_layout import describe_difference
+from wire.kv_layout import MAX_RANKS, describe_difference
 from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
 
 SameHost = Callable[[str, str], bool]
@@ -60,6 +60,18 @@ def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
     difference = describe_difference(one.kv_tensors, other.kv_tensors)
     if difference is not None:
         raise Incompatible(f"{_name(one)} (here) and {_name(other)} (there) differ: {difference}")
+    for found in (one, other):
+        _check_ranks(found)
+
+
+def _check_ranks(found: InstanceDescription) -> None:
+    """Raise Incompatible unless each of its ranks, counted from 0, says where it listens for KV."""
+    ranks = sorted({endpoint.rank for endpoint in found.endpoints})
+    if ranks != [*range(len(ranks))] or len(ranks) > MAX_RANKS:
+        named = ", ".join(map(str, ranks[:16]))
+        raise Incompatible(
+            f"{_name(found)} listens for KV on ranks {named}: ranks count from 0 without a gap, {MAX_RANKS} at most"
+        )
 
 
 def _digest(found: InstanceDescription, kind: str) -> str:

@@ -11,7 +11,7 @@ from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, des
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Incompatible
 from wire.kv_layout import KvTensor
-from wire.types import ModelIdentity, Role
+from wire.types import KvEndpoint, ModelIdentity, Role
 
 PROMPT = (1, 2, 3)
 
@@ -31,6 +31,11 @@ async def refusal(cluster: FakeCluster) -> str:
         ({"model": ModelIdentity("tiny", "aaaa", "dddd")}, "tokenizer differ: .*(bbbb|dddd).*(dddd|bbbb)"),
         ({"dtype": "bfloat16"}, "dtype differ: .*(float32|bfloat16).*(bfloat16|float32)"),
         ({"kv_tensors": (KvTensor(0, "k", 2, 8, "float32"),)}, "prefill-0.*decode-1.*differ: KV tensors: 2 here, 1"),
+        (
+            {"kv_tensors": (KvTensor(0, "k", 2, 8, "float32"), KvTensor(1, "latent", 1, 8, "float32"))},
+            "differ: KV of layer 0: (.*, v 2x8 float32 here, k 2x8 float32 there|k 2x8 float32 here, .*, v 2x8)",
+        ),
+        ({"endpoints": (KvEndpoint("tcp", "10.0.0.1:1", "", 2),)}, "decode-1 .* listens for KV on ranks 2: .*from 0"),
         ({"protocol_version": 9}, "decode instance 1 at 10.0.0.1:8001 speaks protocol version 9, the scheduler 1"),
         ({"table_digest": "0ther"}, "decode instance 1 .*another global table: digest 0ther there, 7ab1e"),
     ],
