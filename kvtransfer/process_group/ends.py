@@ -19,7 +19,7 @@ from kvtransfer.stream import LinkLost, Stream
 from wire.errors import HandoffFailed
 
 if TYPE_CHECKING:
-    from kvtransfer.process_group.payload import HostStaging
+    from kvtransfer.process_group.payload import GroupStaging
 
 MAX_PAYLOAD_BYTES = 4 << 20
 # Headers of frames below the outbox's batch (1 MiB, 512 headers) may not have gone out yet, and their payload is taken
@@ -34,7 +34,7 @@ _NEVER = StopFlag()
 class GroupOutlet:
     """The sender's end: gathers pieces into staging and issues them, without waiting for the frames before."""
 
-    def __init__(self, group: Group, staging: "HostStaging", stream: Stream, progress_s: float) -> None:
+    def __init__(self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
         self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
         self._ring = Ring(OUTLET_BYTES)
         self._under_way: deque[Future[None]] = deque()
@@ -78,7 +78,7 @@ class GroupInlet:
     """The receiver's end: receives a frame into staging, then digests it on its way into the slots."""
 
     def __init__(
-        self, group: Group, staging: "HostStaging", stream: Stream, progress_s: float, *, digests: bool
+        self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float, *, digests: bool
     ) -> None:
         self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
         self._digests = digests

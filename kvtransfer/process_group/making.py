@@ -27,7 +27,7 @@ from kvtransfer.transport import Timeouts
 from wire.errors import Unavailable
 
 if TYPE_CHECKING:
-    from kvtransfer.process_group.payload import HostStaging
+    from kvtransfer.process_group.payload import GroupStaging
 
 SENDER, RECEIVER = 0, 1
 _SLICE_S = 0.2
@@ -36,7 +36,7 @@ _PROOF_BYTES = 16
 
 
 def make_group(
-    stream: Stream, hello: Hello, rank: int, backend: Backend, lease: Lease, staging: "HostStaging", timeouts: Timeouts
+    stream: Stream, hello: Hello, rank: int, backend: Backend, lease: Lease, staging: "GroupStaging", timeouts: Timeouts
 ) -> Group:
     """Return this end's group, proven to reach the other. Raises LinkLost, WireError, Unavailable.
 
@@ -154,7 +154,7 @@ def _make(exchange: Exchange, stream: Stream, rank: int, backend: Backend, devic
         return made.result(timeouts.connect_s + timeouts.progress_s)  # it runs, and what it waits for is bounded
 
 
-def _prove(group: Group, staging: "HostStaging", hello: Hello, rank: int, timeouts: Timeouts) -> None:
+def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeouts: Timeouts) -> None:
     """Pass the link's nonce through the group: it leads to this peer, and its communicator stands from now on."""
     if rank == SENDER:
         staging.write(0, hello.nonce)

@@ -1,18 +1,60 @@
 """All that touches pool bytes: into staging memory before they are sent, from it into the slots after they came.
 
-Pools are host memory so far; a pool on a device needs its own kind of staging here and nothing else. Needs torch.
+A group of a device sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
+but for its digest (torch_mover.py). Needs torch.
 """
+
+from typing import Protocol
 
 import torch
 
-from kvtransfer.digest import Place, StopFlag
-from kvtransfer.staging import Staging
+from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.digest import Place, Region, StopFlag, process_mover
+from kvtransfer.staging import Staging, move, whole
+from wire.errors import Unavailable
 
-STAGING = ("cpu",)
+_NEVER = StopFlag()
+
+
+class GroupStaging(Protocol):
+    """Memory of one link that its group sends from and receives into. One user at a time for any part of it."""
+
+    def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
+        """Return a part of it as the group takes it."""
+        ...
+
+    def write(self, start: int, data: bytes) -> None:
+        """Put `data` at `start`."""
+        ...
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """Return a copy of a part."""
+        ...
+
+    def gather(self, start: int, source: Place) -> None:
+        """Copy the source's runs one after another to `start`; they are there when it returns."""
+        ...
+
+    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        ...
+
+
+def make_staging(staging: str, device: str, num_bytes: int) -> GroupStaging:
+    """Return memory of the kind `staging` that a backend names: "cpu", else memory of the pool's own `device`.
+
+    Raises Unavailable when the device has too little.
+    """
+    if staging == "cpu":
+        return HostStaging(num_bytes)
+    try:
+        return DeviceStaging(num_bytes, device)
+    except torch.OutOfMemoryError as error:
+        raise Unavailable(f"no {num_bytes} bytes of staging memory on {device}: {error}") from error
 
 
 class HostStaging:
-    """Host memory of one link that its group sends from and receives into."""
+    """Host memory."""
 
     def __init__(self, num_bytes: int) -> None:
         memory = bytearray(num_bytes)
@@ -20,21 +62,51 @@ class HostStaging:
         self._staging = Staging(memoryview(memory))
 
     def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
-        """Return a part of it as the group takes it."""
+        """See GroupStaging."""
         return self._tensor[start : start + num_bytes]  # [num_bytes]
 
     def write(self, start: int, data: bytes) -> None:
-        """Put `data` at `start`."""
+        """See GroupStaging."""
         self._staging.view[start : start + len(data)] = data
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Return a copy of a part."""
+        """See GroupStaging."""
         return bytes(self._staging.view[start : start + num_bytes])
 
     def gather(self, start: int, source: Place) -> None:
-        """Copy the source's runs one after another to `start`."""
+        """See GroupStaging."""
         self._staging.gather(start, source)
 
     def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        """See GroupStaging."""
         return self._staging.scatter(start, target, stop, digests=digests)
+
+
+class DeviceStaging:
+    """Memory of the device. Every move has ended when it returns, so the group's streams need not wait for ours."""
+
+    def __init__(self, num_bytes: int, device: str) -> None:
+        self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)  # [num_bytes]
+        self._region = DeviceRegion(self._tensor)
+
+    def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
+        """See GroupStaging."""
+        return self._tensor[start : start + num_bytes]  # [num_bytes]
+
+    def write(self, start: int, data: bytes) -> None:
+        """See GroupStaging."""
+        self.gather(start, Place(Region(data), 0, whole(len(data))))
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """See GroupStaging."""
+        data = bytearray(num_bytes)
+        self.scatter(start, Place(Region(data), 0, whole(num_bytes)), _NEVER, digests=False)
+        return bytes(data)
+
+    def gather(self, start: int, source: Place) -> None:
+        """See GroupStaging."""
+        process_mover().copy(source, Place(self._region, start, whole(source.runs.num_bytes)), _NEVER)
+
+    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+        """See GroupStaging."""
+        return move(Place(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)

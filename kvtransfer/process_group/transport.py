@@ -16,7 +16,7 @@ from kvtransfer.transport import Timeouts
 from wire.types import KvEndpoint
 
 if TYPE_CHECKING:
-    from kvtransfer.process_group.payload import HostStaging
+    from kvtransfer.process_group.payload import GroupStaging
 
 
 class ProcessGroupTransport:
@@ -31,16 +31,12 @@ class ProcessGroupTransport:
         self._backend = backends.backend_for(self._device)
 
     def unusable(self) -> str | None:
-        """It needs torch, a backend for the pool's device, and staging memory of its kind."""
+        """It needs torch and a backend for the pool's device."""
         backend = self._backend
         if backend is None:
             return f"no backend makes groups for a KV pool on {self._device}"
         lacking = backends.torch_lacking() or backend.lacking()
-        if lacking is not None:
-            return f"{backend.name}: {lacking}"
-        from kvtransfer.process_group.payload import STAGING
-
-        return None if backend.staging in STAGING else f"{backend.name}: no staging memory on {backend.staging} yet"
+        return None if lacking is None else f"{backend.name}: {lacking}"
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -62,10 +58,11 @@ class ProcessGroupTransport:
 
     def _make(
         self, stream: Stream, hello: Hello, rank: int, staging_bytes: int, timeouts: Timeouts
-    ) -> "tuple[Group, HostStaging]":
-        from kvtransfer.process_group.payload import HostStaging
+    ) -> "tuple[Group, GroupStaging]":
+        from kvtransfer.process_group.payload import make_staging
 
         backend: Backend | None = self._backend
         assert backend is not None, "an unusable transport is not offered"
-        lease, staging = PROCESS_DEVICES.lease(self._memory), HostStaging(staging_bytes)
+        staging = make_staging(backend.staging, self._device, staging_bytes)
+        lease = PROCESS_DEVICES.lease(self._memory)
         return make_group(stream, hello, rank, backend, lease, staging, timeouts), staging

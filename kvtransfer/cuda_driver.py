@@ -1,0 +1,186 @@
+"""The CUDA driver's calls behind cuda_ipc, by ctypes. Needs torch with CUDA. Never run by us: docs/devices.md.
+
+libcuda.so.1 is there wherever the driver is, and its IPC calls have not changed since CUDA 4.1. torch's own sharing was
+not taken: its counters lie in /dev/shm and are written by the receiver, its handles change with torch's version, and
+its tensors come and go with a process-wide cache. Of torch are the contexts, the events, and the view of the mapping.
+
+Memory of `expandable_segments:True` and of cudaMallocAsync has no such handle: `lacking` finds out by asking for it.
+"""
+
+import ctypes
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kvtransfer.cuda_ipc import HANDLE_BYTES, Lent, LentEvent
+
+_cuda: Any = torch.cuda  # what of it has no types
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle; passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class CudaDriver:
+    """Implements cuda_ipc.IpcDriver."""
+
+    def lacking(self, pool: torch.Tensor) -> str | None:
+        """Lend the pool, and say why that does not work."""
+        if pool.device.type != "cuda":
+            return f"the KV pool lies on {pool.device}, cuda_ipc serves cuda"
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        try:
+            with _context(pool.device):
+                _handle_of(pool)
+        except OSError as error:
+            return (
+                f"the pool's allocation cannot be lent: {error} (expandable_segments of torch's allocator must be off)"
+            )
+        return None
+
+    def lend_event(self, device: str) -> "CudaEvent":
+        """Make an event of `device`."""
+        return CudaEvent(torch.device(device))
+
+    def lend(self, pool: torch.Tensor, event: LentEvent) -> Lent:
+        """Return the handles; `offset` is where torch's allocator put the pool in the allocation."""
+        with _context(pool.device) as number:
+            handle, offset = _handle_of(pool)
+            return Lent(_uuid_of(number), pool.numel(), offset, handle, event.handle)
+
+    def knows(self, device_uuid: bytes) -> bool:
+        """CUDA_VISIBLE_DEVICES may hide it."""
+        return device_uuid in _devices()
+
+    def open(self, lent: Lent) -> "CudaPool":
+        """Map the pool in the context of the device that it lies on."""
+        return CudaPool(lent, torch.device("cuda", _devices().index(lent.device_uuid)))
+
+
+class CudaEvent:
+    """An event between processes, and the stream it is recorded on."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises OSError."""
+        self._device = device
+        with _context(device):
+            self._stream = _cuda.Stream(device=device)
+            self._event = _cuda.Event(interprocess=True)
+            self._event.record(self._stream)
+            self.handle = bytes(self._event.ipc_handle())
+
+    def record(self, ready: Callable[[], None]) -> None:
+        """See LentEvent. Raises OSError."""
+        with _context(self._device), torch.cuda.stream(self._stream):
+            ready()
+            self._event.record(self._stream)
+
+
+class CudaPool:
+    """Owner of one mapping of a peer's pool."""
+
+    def __init__(self, lent: Lent, device: torch.device) -> None:
+        """Raises OSError."""
+        self._device, self._base, self._lock = device, 0, threading.Lock()
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        base = ctypes.c_uint64()
+        with _context(device):
+            _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), _Handle.from_buffer_copy(lent.memory), _LAZY_PEER_ACCESS)
+            self._base = base.value
+            try:
+                start, size = _allocation_of(self._base)
+                if self._base + lent.offset + lent.num_bytes > start + size:
+                    raise OSError(f"{lent.num_bytes} bytes at {lent.offset} are not in an allocation of {size}")
+                self.tensor = _bytes_at(self._base + lent.offset, lent.num_bytes, device)
+                self._event = _cuda.Event.from_ipc_handle(device, lent.event)
+            except BaseException:
+                self.close()
+                raise
+
+    def wait_event(self) -> None:
+        """See Opened."""
+        self._event.wait()
+
+    def close(self) -> None:
+        """Unmap. Raises OSError."""
+        with self._lock:
+            base, self._base = self._base, 0
+        if base:
+            self.tensor = torch.empty(0, dtype=torch.uint8)
+            with _context(self._device):
+                _call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
+
+
+class _Mapped:
+    """Foreign device memory in the form that torch takes without a copy; torch keeps this object with the tensor."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 2,
+        }  # fmt: skip
+
+
+def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+    tensor = torch.as_tensor(_Mapped(address, num_bytes), device=device)  # [num_bytes]
+    if tensor.data_ptr() != address:
+        raise OSError(f"torch sees the mapping at {address:#x} on another device than {device}, and copied it")
+    return tensor
+
+
+def _handle_of(pool: torch.Tensor) -> tuple[bytes, int]:
+    """Return the handle of the allocation that the pool lies in, and how far in it lies."""
+    base, handle = _allocation_of(pool.data_ptr())[0], _Handle()
+    _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
+    return bytes(handle), pool.data_ptr() - base
+
+
+def _allocation_of(address: int) -> tuple[int, int]:
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    return base.value, size.value
+
+
+def _devices() -> list[bytes]:
+    return [_uuid_of(number) for number in range(torch.cuda.device_count())]
+
+
+def _uuid_of(number: int) -> bytes:
+    return uuid.UUID(str(torch.cuda.get_device_properties(number).uuid)).bytes
+
+
+@contextmanager
+def _context(device: torch.device) -> Iterator[int]:
+    """Make the device's primary context, torch's, this thread's current one; yield the device's number.
+
+    What torch raises within comes out as an OSError.
+    """
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().query()  # a call of the runtime makes the context where there was none
+            yield torch.cuda.current_device()
+    except RuntimeError as error:
+        raise OSError(f"{device}: {error}") from error
+
+
+def _call(name: str, *arguments: Any) -> None:
+    driver = _library()
+    status = getattr(driver, name)(*arguments)
+    if status != 0:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        raise OSError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Load the driver. Raises OSError where there is none."""
+    return ctypes.CDLL("libcuda.so.1")

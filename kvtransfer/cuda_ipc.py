@@ -1,0 +1,218 @@
+"""CUDA IPC transport: the sender lends its pool's allocation, the receiver opens it and copies on the device.
+
+    Unix socket, abstract name | HELLO, WELCOME | SETUP with the handles | READY, FRAME headers with blocks
+
+Unlike a sealed memfd an opened allocation can be written: that the receiver only reads is its own promise, which the
+driver does not enforce. An allocation is opened whole, with all that lies in it besides the pool. So a link is made
+only between processes of one user (as on every Unix socket here) that have proven the cluster's secret.
+
+The sender's KV is complete before a frame is announced: it records an event that the receiver's stream waits for.
+The calls of the driver stand behind IpcDriver (cuda_driver.py has the real ones, never run by us).
+"""
+
+import contextlib
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kvtransfer import shm
+from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
+from kvtransfer.digest import Place, StopFlag
+from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
+from kvtransfer.hello import Hello
+from kvtransfer.interface import PoolMemory
+from kvtransfer.slots import SlotMap
+from kvtransfer.stream import LinkLost, Stream, expect
+from kvtransfer.transport import Timeouts
+from wire.errors import Unavailable
+from wire.types import KvEndpoint
+
+if TYPE_CHECKING:
+    import torch
+
+HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE, of memory and of events
+UUID_BYTES = 16
+_SETUP = struct.Struct(f"!{UUID_BYTES}sQQ{HANDLE_BYTES}s{HANDLE_BYTES}s")
+
+
+class Lent(NamedTuple):
+    """A sender's pool as another process of the host can open it: `offset` bytes into the allocation of `memory`."""
+
+    device_uuid: bytes
+    num_bytes: int
+    offset: int
+    memory: bytes
+    event: bytes
+
+
+class LentEvent(Protocol):
+    """An event of this process that others may wait for."""
+
+    @property
+    def handle(self) -> bytes:
+        """Its 64 bytes."""
+        ...
+
+    def record(self, ready: Callable[[], None]) -> None:
+        """Record it on a stream of its own, behind what `ready` makes that stream wait for. Raises OSError."""
+        ...
+
+
+class Opened(Protocol):
+    """A peer's pool mapped into this process."""
+
+    @property
+    def tensor(self) -> "torch.Tensor":
+        """The pool: uint8, [num_bytes]. Must not be used after `close`."""
+        ...
+
+    def wait_event(self) -> None:
+        """Make torch's current stream wait for the sender's event as it was recorded last."""
+        ...
+
+    def close(self) -> None:
+        """Unmap it; idempotent."""
+        ...
+
+
+class IpcDriver(Protocol):
+    """What cuda_ipc needs of a driver. Thread-safe."""
+
+    def lacking(self, pool: "torch.Tensor") -> str | None:
+        """Why this pool cannot be lent to other processes, in words, or None."""
+        ...
+
+    def lend_event(self, device: str) -> LentEvent:
+        """Make an event. Raises OSError."""
+        ...
+
+    def lend(self, pool: "torch.Tensor", event: LentEvent) -> Lent:
+        """Return the handles of a pool. Raises OSError."""
+        ...
+
+    def knows(self, device_uuid: bytes) -> bool:
+        """Whether this process sees the device."""
+        ...
+
+    def open(self, lent: Lent) -> Opened:
+        """Map a peer's pool. Raises OSError, also where the pool does not lie within its allocation."""
+        ...
+
+
+class CudaIpcTransport:
+    """Implements transport.Transport over Unix sockets, between CUDA pools of one host; imports torch when asked."""
+
+    name = "cuda_ipc"
+    over_unix = True
+    lanes = 1
+
+    def __init__(self, memory: PoolMemory, driver: IpcDriver | None = None) -> None:
+        self._memory, self._driver = device_memory(memory), driver
+        self._host_id = shm.host_id()
+
+    def unusable(self) -> str | None:
+        """It needs a pool in the memory of a CUDA device, torch, and an allocation that can be lent."""
+        if self._memory is None:
+            return "the KV pool is host memory"
+        try:
+            return self._of_process().lacking(self._memory.tensor)
+        except ImportError as error:
+            return f"torch cannot be imported ({error}); it comes with the extra pdserve[cuda]"
+
+    def unreachable(self, endpoint: KvEndpoint) -> str | None:
+        """Only this host and this network namespace are within reach; the device is compared when the link is made."""
+        return None if endpoint.host_id == self._host_id else "another host or network namespace"
+
+    def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
+        """Connect to the abstract name."""
+        return shm.connect(endpoint.address, timeouts)
+
+    def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcOutlet":
+        """Lend the pool. Raises OSError when the driver does not."""
+        memory, driver = self._memory, self._of_process()
+        assert memory is not None, "an unusable transport is not offered"
+        event = driver.lend_event(memory.device)
+        stream.send([encode_lent(driver.lend(memory.tensor, event))])
+        return CudaIpcOutlet(memory, event)
+
+    def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcInlet":
+        """Open the sender's pool. Raises Unavailable with both values."""
+        lent = decode_lent(expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s))
+        driver, layout = self._of_process(), hello.layout
+        if lent.num_bytes != layout.total_bytes:
+            raise Unavailable(
+                f"the pool of {hello.sender_id} has {lent.num_bytes} bytes, its layout {layout.total_bytes}"
+            )
+        if not driver.knows(lent.device_uuid):
+            raise Unavailable(
+                f"the pool of {hello.sender_id} lies on device {lent.device_uuid.hex()}, which is not seen here"
+            )
+        try:
+            opened = driver.open(lent)
+        except OSError as error:
+            raise Unavailable(f"the pool of {hello.sender_id} cannot be opened: {error}") from error
+        return CudaIpcInlet(opened, hello)
+
+    def _of_process(self) -> IpcDriver:
+        if self._driver is None:
+            from kvtransfer.cuda_driver import CudaDriver
+
+            self._driver = CudaDriver()
+        return self._driver
+
+
+class CudaIpcOutlet:
+    """The sender's side of one connection: owner of the event that says that the KV announced is complete."""
+
+    def __init__(self, memory: DeviceMemory, event: LentEvent) -> None:
+        self._memory, self._event = memory, event
+
+    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+        """The header alone, which names the blocks; the event is behind the kernels that filled them."""
+        try:
+            self._event.record(self._memory.ready)
+        except OSError as error:
+            raise LinkLost(f"the KV of frame {frame.number} cannot be awaited: {error}") from error
+        return [encode(frame)]
+
+    def taken(self, message: Taken) -> None:
+        """Nothing is lent but the pool."""
+
+    def close(self) -> None:
+        """The driver has no way to take the pool back: the receiver unmaps it when it sees the link's end."""
+
+
+class CudaIpcInlet:
+    """The receiver's side of one connection: owner of the mapping of the sender's pool."""
+
+    def __init__(self, opened: Opened, hello: Hello) -> None:
+        self._opened, self._digests = opened, hello.digests
+        region = DeviceRegion(opened.tensor, readonly=True, ready=opened.wait_event)
+        self._slots: SlotMap | None = SlotMap(hello.layout, region)
+
+    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        """Copy from the sender's blocks to the target, digesting on the way; ends when the copy has."""
+        assert self._slots is not None, "closed by the thread that moves"
+        return shm.move_blocks(self._slots, frame, target, stop, digests=self._digests)
+
+    def skip(self, frame: Frame) -> None:
+        """Nothing of a frame is in the stream but its header."""
+
+    def close(self) -> None:
+        """Unmap the pool; no move is under way, for a move has ended when it returns."""
+        self._slots = None
+        with contextlib.suppress(OSError):  # the process that lent it may be gone already
+            self._opened.close()
+
+
+def encode_lent(lent: Lent) -> bytes:
+    """Return prefix and body of SETUP."""
+    return pack(MessageType.SETUP, _SETUP.pack(*lent))
+
+
+def decode_lent(body: bytes | bytearray) -> Lent:
+    """Rebuild SETUP. Raises WireError."""
+    try:
+        return Lent(*_SETUP.unpack(body))
+    except struct.error as error:
+        raise WireError(f"malformed SETUP of {len(body)} bytes, a pool's is {_SETUP.size}: {error}") from error

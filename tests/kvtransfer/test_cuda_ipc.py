@@ -1,0 +1,230 @@
+"""What is cuda_ipc's own, over a driver within this process; the contract of all transports is test_device_contract."""
+
+import ctypes
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvtransfer import cuda_driver, shm, transports
+from kvtransfer.cuda_driver import CudaDriver
+from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport, Lent, decode_lent, encode_lent
+from kvtransfer.digest import Place, Region, StopFlag, digest_of, process_mover
+from kvtransfer.frame import PREFIX, Frame, WireError
+from kvtransfer.hello import Hello
+from kvtransfer.slots import window
+from kvtransfer.staging import whole
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.devices import GPU_UUID, DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Rig, endpoint_of, fill, make_rig, read, until
+from wire.errors import HandoffFailed
+from wire.kv_layout import PoolLayout
+from wire.types import PROTOCOL_VERSION, KvEndpoint
+
+ROOT = Path(__file__).parents[2]
+OTHER_UUID = bytes(range(16, 32))
+LAYOUT = PoolLayout(TENSORS, num_blocks=8, block_size=4)
+HELLO = Hello(PROTOCOL_VERSION, "p", 5, 9, "d", 77, "cuda_ipc", 4, 8, TENSORS, digests=True)
+P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
+
+
+class Lying(FakeDriver):
+    """Lends a pool with one field of what it says changed."""
+
+    def __init__(self, host: FakeHost, **changes: object) -> None:
+        super().__init__(host)
+        self._changes = changes
+
+    def lend(self, pool: torch.Tensor, event: object) -> Lent:
+        return super().lend(pool, event)._replace(**self._changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@contextmanager
+def cuda_rig(
+    monkeypatch: pytest.MonkeyPatch, *drivers: FakeDriver, names: tuple[str, ...] = ("cuda_ipc",)
+) -> Iterator[Rig]:
+    """A rig whose receiver has the first driver and whose sender has the last."""
+    left = iter((drivers[0], drivers[-1]))
+    makers, known = offer_cuda_ipc(None)
+    makers["cuda_ipc"] = lambda memory: CudaIpcTransport(memory, next(left))
+    monkeypatch.setattr(transports, "_MAKERS", makers)
+    monkeypatch.setattr(transports, "NAMES", known)
+    monkeypatch.setattr(rigs, "Pool", DevicePool)
+    with make_rig("cuda_ipc", sender_transports=names, receiver_transports=names) as made:
+        yield made
+
+
+def hand_over(rig: Rig) -> str:
+    """Hand over 20 tokens and check them; return the transport that took them."""
+    tokens, ticket = fill(rig.p_pool, P_BLOCKS, 20), rig.open(20, D_BLOCKS)
+
+    rig.hand_over(ticket, P_BLOCKS)
+    rig.events.wait("acked", ticket.ticket_id)
+
+    assert read(rig.d_pool, D_BLOCKS, 20) == tokens
+    return rig.events.acks[ticket.ticket_id].transport
+
+
+def test_the_engine_and_then_the_event_come_before_every_read(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
+    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
+        assert hand_over(rig) == "cuda_ipc"
+
+        (event,) = host.events.values()
+        assert event.recorded == event.waited == len(TENSORS)
+        assert rig.p_pool.waits == 2 * len(TENSORS)  # type: ignore[attr-defined]  # for the digest and for the event
+
+
+def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
+    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
+        hand_over(rig)
+        assert host.opened == 1
+
+        rig.sender.close()
+
+        until(lambda: host.opened == 0)
+
+
+@pytest.mark.parametrize(
+    ("receiver", "sender", "words"),
+    [
+        ({"seen": (OTHER_UUID,)}, {}, f"lies on device {GPU_UUID.hex()}, which is not seen here"),
+        ({}, {"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, its layout"),
+        ({}, {"memory": bytes(64)}, "cannot be opened: invalid resource handle"),
+        ({}, {"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
+    ],
+)
+def test_a_pool_that_cannot_be_opened_is_refused_in_words_and_the_next_transport_taken(
+    monkeypatch: pytest.MonkeyPatch, host: FakeHost, receiver: dict[str, tuple[bytes, ...]],
+    sender: dict[str, object], words: str,
+) -> None:  # fmt: skip
+    with cuda_rig(
+        monkeypatch,
+        FakeDriver(host, **receiver),  # type: ignore[arg-type]
+        Lying(host, **sender),
+        names=("cuda_ipc", "tcp"),
+    ) as rig:
+        assert hand_over(rig) == "tcp"
+
+        (link,) = rig.sender.links()
+        assert words in str(link)
+        assert host.opened == 0
+
+
+def test_another_host_is_out_of_reach(host: FakeHost) -> None:
+    transport = CudaIpcTransport(DevicePool(LAYOUT), FakeDriver(host))
+
+    assert transport.unreachable(KvEndpoint("cuda_ipc", "name", "boot/1", 0)) == "another host or network namespace"
+    assert transport.unreachable(KvEndpoint("cuda_ipc", "name", shm.host_id(), 0)) is None
+
+
+def test_the_receivers_endpoint_is_a_unix_socket_of_this_host(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
+    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
+        endpoint = endpoint_of(rig, "cuda_ipc")
+
+        assert endpoint.address.startswith("pdserve-kv-")
+        assert endpoint.host_id == shm.host_id()
+
+
+def test_set_up_is_160_bytes_of_fixed_fields() -> None:
+    lent = Lent(GPU_UUID, 1 << 33, 4096, b"m" * 64, b"e" * 64)
+
+    body = encode_lent(lent)[PREFIX.size :]
+
+    assert body == GPU_UUID + struct.pack("!QQ", 1 << 33, 4096) + b"m" * 64 + b"e" * 64
+    assert decode_lent(body) == lent
+    for wrong in (b"", body[:-1], body + b"\0"):
+        with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, a pool's is 160"):
+            decode_lent(wrong)
+
+
+def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
+    pool, driver = DevicePool(LAYOUT), FakeDriver(host)
+    event = driver.lend_event("cpu")
+    event.record(pool.ready)
+    inlet = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO)
+    slots = inlet._slots
+    assert slots is not None
+    theirs = slots.place(0, window((1, 2), 4, 0, 8))
+    mine = Place(Region(bytes(theirs.runs.num_bytes)), 0, whole(theirs.runs.num_bytes))
+
+    with pytest.raises(ValueError, match="only readable"):
+        process_mover().copy(mine, theirs, StopFlag())
+
+
+@pytest.mark.parametrize("blocks", [(), (1,), (1, 8), (1, 4_000_000_000)])
+def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: tuple[int, ...]) -> None:
+    pool, driver = DevicePool(LAYOUT), FakeDriver(host)
+    event = driver.lend_event("cpu")
+    event.record(pool.ready)
+    inlet, size = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO), 8 * TENSORS[0].token_bytes
+    frame = Frame("ab" * 16, 1, 0, 0, 0, 0, 8, 0, 2, size, digest_of([bytes(size)]), blocks)
+
+    with pytest.raises(HandoffFailed, match=rf"frame 0 names {len(blocks)} blocks for tokens \[0, 8\)"):
+        inlet.move(frame, Place(Region(bytearray(size)), 0, whole(size)), StopFlag())
+
+
+def test_what_is_missing_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_pool = SimpleNamespace(device=torch.device("cuda:0"))
+    host_pool = Pool(LAYOUT)
+
+    assert CudaIpcTransport(host_pool).unusable() == "the KV pool is host memory"
+    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool lies on cpu, cuda_ipc serves cuda"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert CudaDriver().lacking(cuda_pool) == "torch sees no CUDA device"  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "kvtransfer.cuda_driver", None)
+    lacking = CudaIpcTransport(DevicePool(LAYOUT)).unusable() or ""
+    assert "torch cannot be imported" in lacking
+    host_pool.close()
+
+
+def test_a_host_pool_is_turned_down_without_torch() -> None:
+    code = (
+        "import sys; from tests.kvtransfer.rig import *; from kvtransfer.cuda_ipc import CudaIpcTransport;"
+        "assert CudaIpcTransport(Pool(PoolLayout(TENSORS, num_blocks=1, block_size=4))).unusable();"
+        "assert 'torch' not in sys.modules"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=DEADLINE_S, check=False).returncode == 0
+
+
+class FakeLibrary:
+    """libcuda.so.1 with one allocation of 1,000 bytes at 5,000; what is called is noted."""
+
+    def cuMemGetAddressRange_v2(self, base: object, size: object, address: ctypes.c_uint64) -> int:
+        if not 5_000 <= address.value < 6_000:
+            return 1
+        base._obj.value, size._obj.value = 5_000, 1_000  # type: ignore[attr-defined]
+        return 0
+
+    def cuIpcGetMemHandle(self, handle: object, address: ctypes.c_uint64) -> int:
+        handle._obj.reserved[:] = address.value.to_bytes(64, "big")  # type: ignore[attr-defined]
+        return 0
+
+    def cuGetErrorString(self, status: int, text: object) -> int:
+        text._obj.value = b"invalid argument"  # type: ignore[attr-defined]
+        return 0
+
+
+def test_the_handle_is_that_of_the_whole_allocation_and_the_pools_offset_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_library", FakeLibrary)
+    pool = SimpleNamespace(data_ptr=lambda: 5_300)
+
+    assert cuda_driver._handle_of(pool) == ((5_000).to_bytes(64, "big"), 300)  # type: ignore[arg-type]
+
+
+def test_what_the_driver_refuses_is_an_error_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_library", FakeLibrary)
+
+    with pytest.raises(OSError, match=r"cuMemGetAddressRange_v2: invalid argument \(1\)"):
+        cuda_driver._allocation_of(7_000)

@@ -1,0 +1,33 @@
+"""The contract of every transport (test_contract.py) over pools of device memory, with CPU tensors as that memory."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvtransfer import transports
+from kvtransfer.process_group import payload
+from kvtransfer.process_group.payload import DeviceStaging
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer import test_contract
+from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.rig import Rig, make_rig, until
+
+globals().update({name: test for name, test in vars(test_contract).items() if name.startswith("test_")})
+
+
+@pytest.fixture(params=["cuda_ipc", "tcp", pytest.param("process_group", marks=pytest.mark.long)])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    host = FakeHost()
+    makers, names = offer_cuda_ipc(FakeDriver(host))
+    monkeypatch.setattr(transports, "_MAKERS", makers)
+    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(rigs, "Pool", DevicePool)
+    monkeypatch.setattr(payload, "make_staging", lambda _, device, num_bytes: DeviceStaging(num_bytes, device))
+    yield str(request.param)
+    until(lambda: host.opened == 0)
+
+
+@pytest.fixture
+def rig(transport: str) -> Iterator[Rig]:
+    with make_rig(transport) as made:
+        yield made

@@ -1,0 +1,149 @@
+"""What only a GPU can show. Skipped where torch sees none, which has been everywhere so far: docs/devices.md."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+
+from kvtransfer import transports
+from kvtransfer.cuda_driver import CudaDriver
+from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.digest import Mover, Place, Region, StopFlag
+from kvtransfer.sender import KvSender
+from kvtransfer.staging import whole
+from kvtransfer.torch_mover import TorchMover
+from tests.kvtransfer.devices import DevicePool, offer_cuda_ipc
+from tests.kvtransfer.receiver_process import BLOCKS, NUM_TOKENS
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Recorder, address
+from tests.kvtransfer.test_digest import (  # noqa: F401  the contract of movers, run here with this file's `mover`
+    test_a_read_only_mapping_is_a_source_and_no_target,
+    test_a_set_flag_stops_a_move_before_its_first_byte,
+    test_bytes_cut_differently_are_copied_in_order_and_digested,
+    test_heads_of_a_shuffled_pool_reach_the_other_pool,
+    test_large_runs_are_exact_at_any_alignment,
+    test_runs_past_their_region_are_refused_with_both_numbers,
+    test_unequal_sizes_are_refused_with_both_numbers,
+)
+from wire.kv_layout import PoolLayout
+from wire.types import KvEndpoint, Ticket
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device: never run")
+ROOT = Path(__file__).parents[2]
+LAYOUT = PoolLayout(TENSORS, num_blocks=64, block_size=4)
+P_BLOCKS = (3, 9, 4, 5, 20)
+
+
+class OnCuda:
+    """A TorchMover between places that are copied to a GPU first; what was written is copied back."""
+
+    name = "torch"
+
+    def __init__(self, source: str, target: str) -> None:
+        self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
+
+    def digest(self, place: Place) -> int:
+        return self._mover.digest(_lift(place, self._source))
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        lifted = _lift(target, self._target)
+        moved = self._mover.copy(_lift(source, self._source), lifted, stop)
+        _lower(lifted.region, target.region)
+        return moved
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        lifted = _lift(target, self._target)
+        digest = self._mover.copy_and_digest(_lift(source, self._source), lifted, stop)
+        _lower(lifted.region, target.region)
+        return digest
+
+
+def _lift(place: Place, device: str) -> Place:
+    if device == "cpu":
+        return place
+    data = torch.frombuffer(bytearray(place.region.view) or bytearray(1), dtype=torch.uint8)[: place.region.num_bytes]
+    return place._replace(region=DeviceRegion(data.to(device), readonly=place.region.readonly))
+
+
+def _lower(lifted: Region, region: Region) -> None:
+    if isinstance(lifted, DeviceRegion) and not region.readonly:
+        region.view[:] = bytes(lifted.tensor.cpu().numpy())
+
+
+@pytest.fixture(scope="module", params=[("cuda:0", "cuda:0"), ("cpu", "cuda:0"), ("cuda:0", "cpu")])
+def mover(request: pytest.FixtureRequest) -> Mover:
+    return OnCuda(*request.param)
+
+
+def test_the_mover_waits_for_the_kernels_that_fill_a_pool() -> None:
+    memory, filled = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda:0"), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    busy = torch.randn(4096, 4096, device="cuda:0")
+    region = DeviceRegion(memory, ready=lambda: filled.wait())
+    place = Place(region, 0, whole(memory.numel()))
+
+    for _ in range(50):
+        busy = (busy @ busy).clamp_(-1, 1)
+    memory.fill_(7)
+    filled.record()
+    digest = TorchMover().digest(place)
+
+    assert digest == xxhash.xxh3_64_intdigest(b"\7" * memory.numel())
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("transport", ["cuda_ipc", "tcp"])
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_hand_off_between_two_processes_is_byte_exact(
+    transport: str, digests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers, names = offer_cuda_ipc(None)
+    monkeypatch.setattr(transports, "_MAKERS", makers)
+    monkeypatch.setattr(transports, "NAMES", names)
+    pool, events = DevicePool(LAYOUT, device="cuda:0"), Recorder()
+    data = random.Random(5).randbytes(LAYOUT.total_bytes)
+    pool.tensor.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    torch.cuda.synchronize()
+    sender = KvSender(
+        pool, instance_id="p", epoch=1, transports=(transport,), events=events, progress_age=lambda: 0.0,
+        connect_timeout_s=DEADLINE_S, progress_timeout_s=60.0, digests=digests,
+    )  # fmt: skip
+    code = [sys.executable, "-m", "tests.kvtransfer.device_process", transport, f"cuda:{torch.cuda.device_count() - 1}"]
+    with subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdin is not None
+        fields = json.loads(receiver.stdout.readline())
+        fields["endpoints"] = tuple(KvEndpoint(**endpoint) for endpoint in fields["endpoints"])
+        ticket = Ticket(**fields)
+        sender.begin(ticket)
+        for layer in range(3):
+            sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+        sender.commit(ticket.ticket_id, b"prompt")
+        received = bytes.fromhex(receiver.stdout.readline())
+        events.wait("acked", ticket.ticket_id)
+        sender.close()
+        receiver.stdin.close()
+
+    assert events.acks[ticket.ticket_id].transport == transport
+    for tensor in range(len(TENSORS)):
+        for token in range(NUM_TOKENS):
+            sent = data[address(LAYOUT, tensor, P_BLOCKS, token)]
+            assert received[address(LAYOUT, tensor, BLOCKS, token)] == sent, (tensor, token)
+
+
+def test_a_pool_of_expandable_segments_is_turned_down_in_words() -> None:
+    code = (
+        "import torch; from kvtransfer.cuda_driver import CudaDriver;"
+        "print(CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device='cuda:0')))"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+    assert "cannot be lent" in said
+    assert CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda:0")) is None
