@@ -65,11 +65,16 @@ class Inflow:
         self.kv_bytes = 0
         self.complete = False
         self._terms, self._wanted_tokens = terms, terms.tensor_tokens
-        self._coverage = [Coverage() for _ in terms.tensors]
+        self._coverage = [Coverage() for _ in terms.part.tensors]
         self._frames: dict[int, _Expected] = {}
         self._verified_tokens = 0
         self._digest_sum = 0
         self._commit: Commit | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the sender has proposed its commit."""
+        return self._commit is not None
 
     @property
     def description(self) -> bytes:

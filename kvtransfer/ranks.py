@@ -9,6 +9,7 @@ heads), the D ranks that want the head share them out; a D rank left with severa
 
 from collections.abc import Mapping, Sequence
 
+from kvtransfer.terms import Part
 from wire.kv_layout import Heads, KvTensor, Rank, head_range, ranks_holding
 
 _NONE = Heads(0, 0)
@@ -23,16 +24,16 @@ def heads_between(tensor: KvTensor, sender: Rank, receiver: Rank) -> Heads:
     return Heads(start, end)
 
 
-def all_heads_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank) -> tuple[Heads, ...]:
+def part_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank) -> Part:
     """Return `heads_between` for each tensor."""
-    return tuple(heads_between(tensor, sender, receiver) for tensor in tensors)
+    return Part(tensors, [heads_between(tensor, sender, receiver) for tensor in tensors])
 
 
 def receivers_of(tensors: Sequence[KvTensor], sender: Rank, num_receivers: int) -> tuple[int, ...]:
     """Return the D ranks that this P rank sends anything to, ascending; none where other holders of its head do."""
     return tuple(
-        d for d in range(num_receivers) if any(map(_count, all_heads_between(tensors, sender, Rank(d, num_receivers))))
-    )
+        d for d in range(num_receivers) if part_between(tensors, sender, Rank(d, num_receivers)).num_tensors
+    )  # fmt: skip
 
 
 class Senders:
@@ -40,21 +41,15 @@ class Senders:
 
     def __init__(self, tensors: Sequence[KvTensor], receiver: Rank) -> None:
         self.tensors, self.receiver = tuple(tensors), receiver
-        self._heads_by_rank: dict[int, dict[int, tuple[Heads, ...]]] = {}
+        self._parts: dict[int, dict[int, Part]] = {}
 
-    def of(self, num_senders: int) -> Mapping[int, tuple[Heads, ...]]:
-        """Return the heads of each tensor by P rank, ascending, of those that send anything: at least one."""
-        known = self._heads_by_rank.get(num_senders)
+    def of(self, num_senders: int) -> Mapping[int, Part]:
+        """Return the parts by P rank, ascending, of those that send anything: at least one."""
+        known = self._parts.get(num_senders)
         if known is None:
-            ranges = {
-                p: all_heads_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)
-            }
-            known = self._heads_by_rank[num_senders] = {p: sent for p, sent in ranges.items() if any(map(_count, sent))}
+            parts = {p: part_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)}
+            known = self._parts[num_senders] = {p: part for p, part in parts.items() if part.num_tensors}
         return known
-
-
-def _count(heads: Heads) -> int:
-    return heads.end - heads.start
 
 
 def _is_chosen(tensor: KvTensor, head: int, sender: Rank, receiver: Rank) -> bool:

@@ -10,7 +10,7 @@ from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encod
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
-from kvtransfer.ranks import all_heads_between
+from kvtransfer.ranks import part_between
 from kvtransfer.slots import SlotMap, Window, window
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
@@ -44,7 +44,7 @@ class Sendings:
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._mover = process_mover()
         self._layout = layout = settings.memory.layout
-        self._heads = all_heads_between(layout.model_tensors, layout.rank, receiver)
+        self._part = part_between(layout.model_tensors, layout.rank, receiver)
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
         self._sendings: dict[str, _Sending] = {}
         self._tended = settings.clock()
@@ -105,7 +105,7 @@ class Sendings:
     def _begin(self, ticket: Ticket) -> None:
         if ticket.ticket_id in self._sendings:
             return
-        terms = Terms(self._layout.model_tensors, self._heads, ticket.first_token, ticket.num_tokens)
+        terms = Terms(self._part, ticket.first_token, ticket.num_tokens)
         now = self._settings.clock()
         sending = SenderTicket(ticket.ticket_id, ticket.epoch, terms, lease_s=ticket.lease_s, now=now)
         self._sendings[ticket.ticket_id] = _Sending(sending)
@@ -143,7 +143,7 @@ class Sendings:
         if sending.started is None:
             sending.started = self._settings.clock()
         for tensor in self._tensors_of.get(put.layer, ()):  # a layer may hold no KV
-            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // self._layout.tensors[tensor].token_bytes))
+            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // (self._part.token_bytes[tensor] or 1)))
             for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
                 for start in range(gap_start, gap_end, most):
                     if sending.ticket.over:
@@ -168,7 +168,7 @@ class Sendings:
 
     def _place(self, tensor: int, where: Window) -> Place:
         try:
-            return self._slots.place(tensor, where, self._heads[tensor])
+            return self._slots.place(tensor, where, self._part.heads[tensor])
         except IndexError as error:
             raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
 

@@ -1,6 +1,7 @@
 """What a frame must be to belong to a ticket: checked before a byte of it is moved. Pure."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtransfer.digest import digest_of
@@ -11,42 +12,49 @@ from wire.kv_layout import Heads, KvTensor
 _SEAL = struct.Struct("!IIIIIHHQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What one rank of P owes one rank of D: tokens [first_token, num_tokens) of these heads of each tensor.
+class Part:
+    """The heads of each tensor that go from one rank of P to one rank of D. Immutable; made once for all tickets.
 
-    `tensors` are the whole model's; a tensor of which it owes nothing has an empty range of heads.
+    `tensors` are the whole model's; a tensor of which nothing goes has an empty range of heads, and no `token_bytes`.
     """
 
-    tensors: tuple[KvTensor, ...]
-    heads: tuple[Heads, ...]
+    __slots__ = ("heads", "num_tensors", "tensors", "token_bytes")
+
+    def __init__(self, tensors: Sequence[KvTensor], heads: Sequence[Heads]) -> None:
+        self.tensors, self.heads = tuple(tensors), tuple(heads)
+        self.token_bytes = tuple(
+            (those.end - those.start) * tensor.head_bytes for tensor, those in zip(tensors, heads, strict=True)
+        )
+        self.num_tensors = sum(num_bytes > 0 for num_bytes in self.token_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one rank of P owes one rank of D for one ticket: its part of tokens [first_token, num_tokens)."""
+
+    part: Part
     first_token: int
     num_tokens: int
 
     @property
     def tensor_tokens(self) -> int:
         """Tokens owed, over all tensors."""
-        return sum(start < end for start, end in self.heads) * (self.num_tokens - self.first_token)
-
-    def num_bytes(self, tensor: int, num_tokens: int) -> int:
-        """Bytes of the heads owed of one tensor."""
-        start, end = self.heads[tensor]
-        return num_tokens * (end - start) * self.tensors[tensor].head_bytes
+        return self.part.num_tensors * (self.num_tokens - self.first_token)
 
 
 def check_frame(frame: Frame, terms: Terms) -> None:
     """Raise HandoffFailed, with both values, for a frame that is not of these tensors, tokens, heads and bytes."""
-    tensors, first_token, num_tokens = terms.tensors, terms.first_token, terms.num_tokens
+    part, tensors, first_token, num_tokens = terms.part, terms.part.tensors, terms.first_token, terms.num_tokens
     if frame.tensor >= len(tensors) or tensors[frame.tensor].layer != frame.layer:
         raise HandoffFailed(f"{in_words(frame)} is none of the {len(tensors)} KV tensors here")
     if not first_token <= frame.start < frame.end <= num_tokens:
         raise HandoffFailed(f"{in_words(frame)} is outside the tokens [{first_token}, {num_tokens}) wanted")
-    if (frame.head_start, frame.head_end) != terms.heads[frame.tensor]:
-        wanted = terms.heads[frame.tensor]
+    wanted = part.heads[frame.tensor]
+    if frame.head_start != wanted.start or frame.head_end != wanted.end:
         raise HandoffFailed(
             f"{in_words(frame)}: heads [{frame.head_start}, {frame.head_end}) sent, {wanted} are wanted"
         )
-    wanted_bytes = terms.num_bytes(frame.tensor, frame.end - frame.start)
+    wanted_bytes = (frame.end - frame.start) * part.token_bytes[frame.tensor]
     if frame.num_bytes != wanted_bytes or wanted_bytes > MAX_FRAME_BYTES:
         raise HandoffFailed(
             f"{in_words(frame)} of {frame.num_bytes} bytes, {wanted_bytes} are wanted, the limit is {MAX_FRAME_BYTES}"

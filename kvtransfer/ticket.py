@@ -16,9 +16,8 @@ from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.inflow import Inflow, Progress, Source, Verdict
 from kvtransfer.ranks import Senders
-from kvtransfer.terms import Terms, seal_of
+from kvtransfer.terms import Part, Terms, seal_of
 from wire.errors import HandoffFailed
-from wire.kv_layout import Heads
 
 _DIGEST_MODULUS = 1 << 64
 
@@ -61,10 +60,10 @@ class ReceiverTicket:
         self.reason = ""
         self.stop = StopFlag()
         self._senders = senders
-        self._owed: Mapping[int, tuple[Heads, ...]] = {}  # by P rank, known from the first opening on
+        self._owed: Mapping[int, Part] = {}  # by P rank, known from the first opening on
         self._inflows: dict[int, Inflow] = {}  # by link
         self._moving = 0
-        self._committing = False
+        self._proposed = self._committing = False
         self._released = False
         self._lease_s = lease_s
         self._lease_end = now + lease_s
@@ -109,7 +108,7 @@ class ReceiverTicket:
             )
         if known is None:
             self._owed = self._senders.of(source.rank.of)
-            terms = Terms(self._senders.tensors, self._owed[source.rank.number], first_token, num_tokens)
+            terms = Terms(self._owed[source.rank.number], first_token, num_tokens)
             self._inflows[link] = Inflow(source, terms, now + self._lease_s)
         self.state = ReceiverState.RECEIVING
         self._lease_end = max(self._lease_end, now + self._lease_s)
@@ -135,25 +134,33 @@ class ReceiverTicket:
         self._moving -= 1
         if self.over or digest is None:
             return Progress.OVER
-        progress = self._inflows[link].finish(number, digest)
+        inflow = self._inflows[link]
+        progress = inflow.finish(number, digest)
         if progress is Progress.VERIFIED:
-            self.renew(link, now)
+            inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
         return progress
 
     def propose(self, commit: Commit, link: int) -> Verdict:
         """Take the sender's commit; `ready` tells when it is granted. Raises HandoffFailed if frames are missing."""
         inflow = self._speaks(link, commit.epoch)
-        return Verdict.DROP if inflow is None else inflow.propose(commit)
+        verdict = Verdict.DROP if inflow is None else inflow.propose(commit)
+        self._proposed |= verdict is Verdict.MOVE
+        return verdict
 
     def ready(self) -> bool:
         """Tell whether every rank of P that sends here has committed and every frame is in and verified.
 
         Raises HandoffFailed when the sums of one differ.
         """
-        if self.over or self._committing or not self._inflows:
+        if self.over or self._committing or not any(inflow.committed for inflow in self._inflows.values()):
             return False
         complete = [inflow.check_complete() for inflow in self._inflows.values()]
         return all(complete) and len(complete) == len(self._owed)
+
+    @property
+    def proposed(self) -> bool:
+        """Whether a rank of P has sent its commit: only then can the last frame make it ready."""
+        return self._proposed
 
     def begin_commit(self) -> None:
         """From here until `settle` the ticket can neither end nor expire."""
@@ -219,7 +226,7 @@ class SenderTicket:
         self.resent_frames = 0
         self.lease_s = lease_s
         self._terms = terms
-        self._coverage = [Coverage() for _ in terms.tensors]
+        self._coverage = [Coverage() for _ in terms.part.tensors]
         self._frames: list[Frame] = []
         self._resent: set[int] = set()
         self._digest_sum = 0
@@ -237,18 +244,18 @@ class SenderTicket:
             return []
         if not 0 <= start < end <= terms.num_tokens:
             raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {terms.num_tokens} tokens")
-        if terms.heads[tensor].start == terms.heads[tensor].end:
+        if not terms.part.token_bytes[tensor]:
             return []
         return self._coverage[tensor].missing(max(start, terms.first_token), end)
 
     def send(self, tensor: int, start: int, end: int, digest: int, block_ids: tuple[int, ...]) -> Frame:
         """Make the next frame."""
         assert self.state in (SenderState.HELD, SenderState.SENDING)
-        terms = self._terms
+        part = self._terms.part
         self._coverage[tensor].add(start, end)
         frame = Frame(
-            self.ticket_id, self.epoch, len(self._frames), terms.tensors[tensor].layer, tensor, start, end,
-            *terms.heads[tensor], terms.num_bytes(tensor, end - start), digest, block_ids,
+            self.ticket_id, self.epoch, len(self._frames), part.tensors[tensor].layer, tensor, start, end,
+            *part.heads[tensor], (end - start) * part.token_bytes[tensor], digest, block_ids,
         )  # fmt: skip
         self._frames.append(frame)
         self.kv_bytes += frame.num_bytes
@@ -271,8 +278,8 @@ class SenderTicket:
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return None
         terms = self._terms
-        for tensor, heads, coverage in zip(terms.tensors, terms.heads, self._coverage, strict=True):
-            missing = coverage.missing(terms.first_token, terms.num_tokens) if heads.start < heads.end else ()
+        for tensor, num_bytes, coverage in zip(terms.part.tensors, terms.part.token_bytes, self._coverage, strict=True):
+            missing = coverage.missing(terms.first_token, terms.num_tokens) if num_bytes else ()
             for start, end in missing:
                 raise HandoffFailed(f"tokens [{start}, {end}) of layer {tensor.layer} {tensor.name} were never put")
         self.state = SenderState.SENT

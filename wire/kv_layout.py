@@ -91,7 +91,7 @@ class KvTensor:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token."""
-        return self.heads * self.head_bytes
+        return self.heads * self.head_dim * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ class PoolLayout:
     """Where every token of every block of one rank lies. Immutable.
 
     `model_tensors` are the whole model's KV tensors, `heads` which of their heads this rank holds, and `tensors` the
-    same with as many heads as are held: those that lie in the pool. With one rank they are equal.
+    same with as many heads as are held: those that lie in the pool. With one rank they are equal. `token_bytes` are of
+    one token over all tensors of this rank; `layers` those that hold KV, ascending: a model may have others.
     """
 
     def __init__(
@@ -131,16 +132,8 @@ class PoolLayout:
             offset += -(-size // ALIGNMENT) * ALIGNMENT
         self.offsets = tuple(offsets)
         self.total_bytes = offset
-
-    @property
-    def token_bytes(self) -> int:
-        """KV bytes of one token over all tensors of this rank."""
-        return sum(tensor.token_bytes for tensor in self.tensors)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that hold KV, ascending; a model may have others."""
-        return tuple(sorted({tensor.layer for tensor in self.tensors}))
+        self.token_bytes = sum(tensor.token_bytes for tensor in self.tensors)
+        self.layers = tuple(sorted({tensor.layer for tensor in self.tensors}))
 
     @property
     def num_layers(self) -> int:

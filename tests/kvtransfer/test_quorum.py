@@ -15,7 +15,7 @@ from kvtransfer.digest import Place, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Frame, Nack, Open, Renew, TicketMessage
 from kvtransfer.inflow import Source
 from kvtransfer.quorum import Quorum
-from kvtransfer.ranks import all_heads_between, receivers_of
+from kvtransfer.ranks import part_between, receivers_of
 from kvtransfer.terms import Terms
 from kvtransfer.ticket import SenderTicket
 from kvtransfer.ticket_table import TicketTable
@@ -212,8 +212,8 @@ class Ranks(RuleBasedStateMachine):
         for path in self.paths:
             if path not in self.links:
                 self.connect(path)
-            heads = all_heads_between(MODEL, Rank(path[0], self.p_ranks), Rank(path[1], self.d_ranks))
-            terms = Terms(MODEL, heads, 0, TOKENS)
+            part = part_between(MODEL, Rank(path[0], self.p_ranks), Rank(path[1], self.d_ranks))
+            terms = Terms(part, 0, TOKENS)
             self.halves[path] = SenderTicket(self.ticket, self.d_epoch, terms, lease_s=LEASE_S, now=self.now)
             self.to_d[path].append(Open(self.ticket, self.d_epoch, TOKENS, 0))
 
@@ -226,7 +226,7 @@ class Ranks(RuleBasedStateMachine):
     def send(self, path: Path, tensor: int, start: int, end: int, *, corrupt: bool = False) -> None:
         half = self.halves[path]
         for low, high in half.wanted(tensor, start, end):
-            heads = half._terms.heads[tensor]
+            heads = half._terms.part.heads[tensor]
             draft = Frame(half.ticket_id, 0, 0, 0, tensor, low, high, *heads, 0, 0)
             made = half.send(tensor, low, high, digest_of([self.wire.payload(draft)]), ())
             self.to_d[path].append(dataclasses.replace(made, digest=made.digest ^ 1) if corrupt else made)

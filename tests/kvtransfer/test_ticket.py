@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.ranks import Senders
-from kvtransfer.terms import Terms, seal_of
+from kvtransfer.terms import Part, Terms, seal_of
 from kvtransfer.ticket import ReceiverState, ReceiverTicket, SenderState, SenderTicket
 from wire.errors import HandoffFailed
 from wire.kv_layout import ONLY_RANK, Heads, KvTensor, Rank
@@ -38,7 +38,7 @@ def opened() -> ReceiverTicket:
 
 
 def sender(now: float = 0.0) -> SenderTicket:
-    return SenderTicket(ID, EPOCH, Terms(TENSORS, HEADS, FIRST, TOTAL), lease_s=LEASE_S, now=now)
+    return SenderTicket(ID, EPOCH, Terms(Part(TENSORS, HEADS), FIRST, TOTAL), lease_s=LEASE_S, now=now)
 
 
 def frame(
@@ -81,7 +81,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         return Source("prefill-0", epoch, Rank(p, self.num_senders))
 
     def wanted(self, p: int) -> set[tuple[int, int]]:
-        tensors = [tensor for tensor, heads in enumerate(self.owed[p]) if heads.start < heads.end]
+        tensors = [tensor for tensor, num_bytes in enumerate(self.owed[p].token_bytes) if num_bytes]
         return {(tensor, token) for tensor in tensors for token in range(FIRST, TOTAL)}
 
     def taken(self, p: int) -> set[tuple[int, int]]:
@@ -154,7 +154,7 @@ class ReceiverMachine(RuleBasedStateMachine):
     @rule(one=frames)
     def announce_the_heads_of_another_rank(self, one: tuple[int, Frame]) -> None:
         p, made = one
-        others = [q for q in self.lease_ends if self.owed[q][made.tensor] != self.owed[p][made.tensor]]
+        others = [q for q in self.lease_ends if self.owed[q].heads[made.tensor] != self.owed[p].heads[made.tensor]]
         fresh = dataclasses.replace(made, number=1_000)
         if self.speaks and others:
             with pytest.raises(HandoffFailed, match=r"heads .* sent, .* are wanted"):
@@ -214,7 +214,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         number = self.num_frames[p]
         self.num_frames[p] += 1
         self.misses[p, number] = 0
-        self.made[p, number] = frame(number, tensor, start, end, digest=number + 1, heads=self.owed[p][tensor])
+        self.made[p, number] = frame(number, tensor, start, end, digest=number + 1, heads=self.owed[p].heads[tensor])
         return self.made[p, number]
 
     @rule(data=st.data())
@@ -224,10 +224,7 @@ class ReceiverMachine(RuleBasedStateMachine):
     def propose_from(self, p: int) -> None:
         numbers = [number for rank, number in self.claimed if rank == p]
         cells = [cell for (rank, _), those in self.claimed.items() if rank == p for cell in those]
-        kv_bytes = sum(
-            (self.owed[p][tensor].end - self.owed[p][tensor].start) * TENSORS[tensor].head_dim * 2
-            for tensor, _ in cells
-        )
+        kv_bytes = sum(self.owed[p].token_bytes[tensor] for tensor, _ in cells)
         digests = sum(seal_of(self.made[p, number]) for number in numbers) % 2**64
         commit = Commit(ID, EPOCH, len(numbers), kv_bytes, digests, 0, b"of %d" % p)
         if not self.speaks or p not in self.lease_ends:
