@@ -34,6 +34,7 @@ _FRAME = struct.Struct("!IIIIIHHQQI")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
 _SIGNAL = struct.Struct("!Q")
+FRAME_HEAD_BYTES = PREFIX.size + _TICKET.size + _FRAME.size  # of a FRAME that names no blocks
 
 
 class WireError(Exception):
@@ -89,6 +90,7 @@ _MAX_BODY = {
     MessageType.PROBE: _SIGNAL.size,
     MessageType.PROBED: _SIGNAL.size,
 }
+_KINDS = {int(kind): kind for kind in _MAX_BODY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +243,12 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, 
         raise WireError(f"{bytes(magic)!r} is not a KV link's magic {MAGIC!r}")
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(f"KV protocol version {PROTOCOL_VERSION} here, {version} there")
-    if zero != 0 or kind not in _MAX_BODY:
+    known = _KINDS.get(kind)
+    if zero != 0 or known is None:
         raise WireError(f"no message of type {kind} with flags {zero}")
-    if length > _MAX_BODY[MessageType(kind)]:
-        raise WireError(f"{MessageType(kind).name} of {length} bytes, the limit is {_MAX_BODY[MessageType(kind)]}")
-    return MessageType(kind), length
+    if length > _MAX_BODY[known]:
+        raise WireError(f"{known.name} of {length} bytes, the limit is {_MAX_BODY[known]}")
+    return known, length
 
 
 def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse | Signal:

@@ -26,7 +26,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.ring import Ring
 from kvtransfer.staging import Staging
-from kvtransfer.stream import LinkLost, Stream, expect
+from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
 from kvtransfer.transport import Timeouts
 from telemetry.logs import EventLogger
@@ -101,6 +101,7 @@ class MooncakeTransport:
             memory = Registered(_engine(stream.socket.getsockname()[0]), _MOST_BYTES)
         except OSError as error:
             raise Unavailable(f"mooncake cannot serve {hello.sender_id}: {error}") from error
+        stream.read_ahead(READ_AHEAD_BYTES)
         return MooncakeInlet(stream, memory, session, address, num_bytes, timeouts, digests=hello.digests)
 
 

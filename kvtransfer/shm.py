@@ -19,7 +19,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.slots import SlotMap, Window
 from kvtransfer.staging import move
-from kvtransfer.stream import Stream
+from kvtransfer.stream import READ_AHEAD_BYTES, Stream
 from kvtransfer.transport import Timeouts
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads
@@ -74,6 +74,7 @@ class ShmTransport:
                 os.close(fd)
             raise WireError(f"{data!r} and {len(fds)} descriptors came where the pool was due")
         try:
+            stream.read_ahead(READ_AHEAD_BYTES)
             return ShmInlet(fds[0], hello)
         finally:
             os.close(fds[0])

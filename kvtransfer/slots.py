@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtransfer.digest import Place, Region, Runs
 from wire.kv_layout import Heads, PoolLayout
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these."""
 
     block_ids: tuple[int, ...]

@@ -12,6 +12,7 @@ from kvtransfer.frame import PREFIX, MessageType, WireError, decode_prefix
 
 _MAX_PIECES = 1_024
 _SCRATCH_BYTES = 64 << 10
+READ_AHEAD_BYTES = 32 << 10  # where a stream carries messages only
 _STOP_POLL_S = 0.1
 
 
@@ -33,12 +34,21 @@ class Stream:
         self._writable.register(self._fd, select.POLLOUT)
         self._send_lock = threading.Lock()
         self._scratch = memoryview(bytearray(0))
+        self._ahead = memoryview(bytearray(0))  # bytes [_at, _end) of it came and were not yet asked for
+        self._at = self._end = 0
         self._down = False
 
     @property
     def socket(self) -> socket.socket:
         """The socket, for what is special to one transport."""
         return self._sock
+
+    def read_ahead(self, num_bytes: int) -> None:
+        """Take up to `num_bytes` at a time where less is asked for: fewer calls where messages are small.
+
+        Not before descriptors have come, and little where payload follows a message: what is taken is copied twice.
+        """
+        self._ahead = memoryview(bytearray(num_bytes))
 
     def receive_message(
         self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = frozenset(MessageType),
@@ -49,6 +59,12 @@ class Stream:
         An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress, and
         be there `whole_s` after the call.
         """
+        if self._end - self._at >= PREFIX.size:
+            kind, length = decode_prefix(self._ahead[self._at : self._at + PREFIX.size])
+            if self._end - self._at >= PREFIX.size + length and kind in wanted:
+                start = self._at + PREFIX.size
+                self._at = start + length
+                return kind, bytearray(self._ahead[start : self._at])
         deadline = time.monotonic() + whole_s
         prefix = bytearray(PREFIX.size)
         got = self._receive_some([memoryview(prefix)])
@@ -157,8 +173,22 @@ class Stream:
             raise LinkLost("the peer was too slow with a message")
 
     def _receive_some(self, targets: list[memoryview]) -> int | None:
+        """Receive into the targets what is there; None when nothing is. Raises LinkLost."""
+        if self._at == self._end:
+            if len(self._ahead) <= len(targets[0]):
+                return self._receive_from_socket(targets[:_MAX_PIECES])
+            count = self._receive_from_socket([self._ahead])
+            if count is None:
+                return None
+            self._at, self._end = 0, count
+        count = min(len(targets[0]), self._end - self._at)
+        targets[0][:count] = self._ahead[self._at : self._at + count]
+        self._at += count
+        return count
+
+    def _receive_from_socket(self, targets: list[memoryview]) -> int | None:
         try:
-            count = self._sock.recvmsg_into(targets[:_MAX_PIECES])[0]
+            count = self._sock.recvmsg_into(targets)[0]
         except BlockingIOError:
             return None
         except OSError as error:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, StopFlag, process_mover
-from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
+from kvtransfer.frame import FRAME_HEAD_BYTES, MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.staging import Staging, pieces_of
@@ -45,7 +45,8 @@ class TcpTransport:
         return TcpOutlet()
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpInlet":
-        """Nothing to set up."""
+        """Read no further ahead than a frame's header: payload goes to its place at once."""
+        stream.read_ahead(FRAME_HEAD_BYTES)
         return TcpInlet(stream, digests=hello.digests)
 
 

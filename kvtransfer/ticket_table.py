@@ -189,12 +189,13 @@ class TicketTable:
         if digest is None:
             inlet.skip(frame)
             return
-        self.count(bytes_received=frame.num_bytes)
-        self._try_commit(ticket)
+        if ticket.proposed:
+            self._try_commit(ticket)
 
     def _finish(self, ticket: ReceiverTicket, frame: Frame, link: int, digest: int | None) -> None:
         try:
             with self._lock:
+                self._counts["bytes_received"] += frame.num_bytes if digest is not None else 0
                 progress = ticket.finish(link, frame.number, digest, self._clock())
         except HandoffFailed as error:
             self.count(corrupt_frames=1)

@@ -4,6 +4,10 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no deadlines", deadline=None)  # a busy machine is no defect
+settings.load_profile("no deadlines")
 
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
