@@ -68,6 +68,7 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
             events=events,
             clock=clock,
             progress_age=host.loop.progress_age,
+            links_per_peer=config.options.kv_links,
             digests=config.options.kv_digests,
             trust=config.trust,
         )

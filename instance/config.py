@@ -42,7 +42,7 @@ class InstanceConfig:
             raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
         if options.quantization is not None:
             raise ConfigError(f"--quantization {options.quantization}: quantised checkpoints are not supported yet")
-        for name in ("max_num_seqs", "prefill_chunk_size", "block_size"):
+        for name in ("max_num_seqs", "prefill_chunk_size", "block_size", "kv_links"):
             if getattr(options, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, must be at least 1")
         for transport in options.kv_transport:

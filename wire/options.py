@@ -65,6 +65,7 @@ class EngineOptions:
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
     attention_backend: str = flag("auto", "how attention is computed", choices=("auto", "reference", "cpu"))
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)
+    kv_links: int = flag(2, "most links to one peer at once, where the transport gains by several (tcp)", parse=int)
     kv_digests: bool = flag(True, "check every KV frame by digest; off only when both ends of a link say so")
     kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")
     engine: str = flag("torch", "torch, or fake: arithmetic instead of a model, for tests", choices=("torch", "fake"))

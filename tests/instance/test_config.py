@@ -17,6 +17,7 @@ from wire.types import Role
         ({"quantization": "awq"}, "--quantization awq"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
         ({"kv_transport": ("hccl",)}, "'hccl' is not one of shm, process_group, "),
+        ({"kv_links": 0}, "--kv-links is 0, must be at least 1"),
         ({"kv_port_range": "9-1"}, "'9-1'"),
     ],
 )
