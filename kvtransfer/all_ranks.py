@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from kvtransfer.interface import PoolMemory, ReceiverEvents, SenderEvents, SendStats
 from kvtransfer.quorum import Quorum
-from kvtransfer.ranks import receivers_of
+from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
-from wire.errors import PdserveError
+from wire.errors import Incompatible, PdserveError
 from wire.failpoints import Failpoints
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
@@ -77,7 +77,11 @@ class RanksSender:
 
     def begin(self, ticket: Ticket) -> None:
         """Open the ticket on the links of every rank that sends for it."""
-        plan = self._plan(1 + max((endpoint.rank for endpoint in ticket.endpoints), default=0))
+        try:
+            plan = self._plan(count_ranks(ticket.endpoints))
+        except Incompatible as error:
+            self._events.failed(ticket.ticket_id, error)
+            return
         with self._lock:
             if ticket.ticket_id in self._tickets:
                 return
@@ -114,7 +118,7 @@ class RanksSender:
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
     ) -> LinkStatus:
         """Measure one link, that from the rank which tells what the prompt is; see KvSender.measure."""
-        plan = self._plan(1 + max((endpoint.rank for endpoint in endpoints), default=0))
+        plan = self._plan(count_ranks(endpoints))
         return self._senders[plan.speaker].measure(peer_id, epoch, endpoints, num_bytes, timeout_s)
 
     def sweep(self) -> None:

@@ -10,7 +10,9 @@ heads), the D ranks that want the head share them out; a D rank left with severa
 from collections.abc import Mapping, Sequence
 
 from kvtransfer.terms import Part
-from wire.kv_layout import Heads, KvTensor, Rank, head_range, ranks_holding
+from wire.errors import Incompatible
+from wire.kv_layout import MAX_RANKS, Heads, KvTensor, Rank, head_range, ranks_holding
+from wire.types import KvEndpoint
 
 _NONE = Heads(0, 0)
 
@@ -34,6 +36,14 @@ def receivers_of(tensors: Sequence[KvTensor], sender: Rank, num_receivers: int) 
     return tuple(
         d for d in range(num_receivers) if part_between(tensors, sender, Rank(d, num_receivers)).num_tensors
     )  # fmt: skip
+
+
+def count_ranks(endpoints: Sequence[KvEndpoint]) -> int:
+    """Return how many ranks listen there. Raises Incompatible, with value and limit, for more than there can be."""
+    last = max((endpoint.rank for endpoint in endpoints), default=0)
+    if not 0 <= last < MAX_RANKS:
+        raise Incompatible(f"KV rank {last} is named, an instance has at most {MAX_RANKS}")
+    return last + 1
 
 
 class Senders:

@@ -13,12 +13,12 @@ from kvtransfer.link import join_all
 from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
 from kvtransfer.peer import Peer
 from kvtransfer.probe import check_num_bytes
-from kvtransfer.ranks import receivers_of
+from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.routes import Routes
 from kvtransfer.totals import Life, merge_links
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
-from wire.errors import DeadlineExceeded, Draining, PdserveError, Unavailable
+from wire.errors import DeadlineExceeded, Draining, Incompatible, PdserveError, Unavailable
 from wire.failpoints import Failpoints, process_failpoints
 from wire.kv_layout import Rank
 from wire.trust import Trust
@@ -59,7 +59,11 @@ class KvSender:
 
     def begin(self, ticket: Ticket) -> None:
         """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
-        num_receivers = 1 + max((endpoint.rank for endpoint in ticket.endpoints), default=0)
+        try:
+            num_receivers = count_ranks(ticket.endpoints)
+        except Incompatible as error:
+            self._settings.events.failed(ticket.ticket_id, error)
+            return
         ranks = self._receivers_of(num_receivers)
         with self._lock:
             if self._closed or not self._routes.open(ticket.ticket_id, len(ranks)):
@@ -123,7 +127,7 @@ class KvSender:
         with self._lock:
             if self._closed:
                 raise Draining("the KV sender is closed")
-            rank = Rank(0, 1 + max((endpoint.rank for endpoint in endpoints), default=0))
+            rank = Rank(0, count_ranks(endpoints))
             self._peer(PeerKey(peer_id, epoch, rank)).measure(endpoints, num_bytes, deadline, done)
 
     @property

@@ -63,9 +63,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[RankRig]:
 
 def settled(rig: RankRig) -> bool:
     """Whether no rank holds anything of any ticket any more."""
-    return not any(receiver._table._tickets for receiver in rig.receivers) and not any(
-        sender._routes._routes for sender in rig.senders
-    )
+    return not any(receiver._table._tickets for receiver in rig.receivers) and settled_senders(rig)
 
 
 def test_only_what_is_wanted_crosses_and_links_show_as_one_peer(rig: RankRig) -> None:
@@ -285,3 +283,31 @@ def test_every_value_of_a_tensor_is_compared(theirs: dict[str, object], words: s
         tensors = (replace(rig.tensors[0], **theirs), *rig.tensors[1:])  # type: ignore[arg-type]
         with pytest.raises(Incompatible, match=re.escape(words)):
             RawRank(rig, 0, 1, tensors=tensors)
+
+
+@pytest.mark.parametrize("p_ranks", [1, 2])
+def test_a_ticket_of_more_ranks_than_there_can_be_fails_in_words(p_ranks: int) -> None:
+    with make_rank_rig("tcp", p_ranks=p_ranks, d_ranks=1) as rig:
+        ticket = rig.open(8, (0,))
+        wild = replace(ticket, endpoints=(*ticket.endpoints, replace(ticket.endpoints[0], rank=1 << 30)))
+
+        rig.sender.begin(wild)
+
+        assert isinstance(rig.events.failures[ticket.ticket_id], Incompatible)
+        assert "KV rank 1073741824 is named, an instance has at most 256" in str(rig.events.failures[ticket.ticket_id])
+
+
+def test_a_rank_that_listens_nowhere_fails_the_ticket_in_words() -> None:
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=4) as rig:
+        ticket = rig.open(8, (0,))
+        holed = replace(ticket, endpoints=tuple(one for one in ticket.endpoints if one.rank != 1))
+
+        rig.hand_over(holed, (0,))
+        rig.events.wait("failed", ticket.ticket_id)
+
+        assert isinstance(rig.events.failures[ticket.ticket_id], Incompatible)
+        until(lambda: settled_senders(rig))
+
+
+def settled_senders(rig: RankRig) -> bool:
+    return not any(sender._routes._routes for sender in rig.senders)
