@@ -67,7 +67,9 @@ def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Ins
 
 
 def _link(link: Link) -> str:
-    shown = f"{link.transport or 'no link'} to {link.peer} {'up' if link.up else 'down'}"
+    if not link.transport:
+        return f"no link to {link.peer} yet"
+    shown = f"{link.transport} to {link.peer} {'up' if link.up else 'down'}"
     if not link.passed_over:
         return shown
     reasons = "; ".join(link.passed_over)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
     return links
 
 
+def _status_of_link_up(cluster: GuideCluster, transport: str) -> str:
+    """Return what `pdserve status` prints, once the instance's next heartbeat has told the scheduler of its link."""
+    deadline = time.monotonic() + 10.0
+    while [(one.labels["transport"], one.value) for one in cluster.gauge("pdserve_link_up")] != [(transport, 1.0)]:
+        assert time.monotonic() < deadline, cluster.gauge("pdserve_link_up")
+        time.sleep(0.02)
+    status = _pdserve("status", "--url", cluster.client.base_url)
+    assert status.returncode == 0, status.stderr
+    return status.stdout
+
+
 def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideCluster) -> None:
     (link,) = _links(fake_cluster)
 
@@ -37,12 +49,11 @@ def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideClu
     reply = fake_cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
     assert reply.status == 200, reply.body
     pair = {"prefill-0": link["prefill_address"], "decode-0": link["decode_address"]}
-    status = _pdserve("status", "--url", fake_cluster.client.base_url)
-    assert status.returncode == 0, status.stderr
-    assert [line.split()[:3] for line in status.stdout.splitlines()[2:]] == [
+    status = _status_of_link_up(fake_cluster, "shm")
+    assert [line.split()[:3] for line in status.splitlines()[2:]] == [
         [name, name[:-2], address] for name, address in pair.items()
     ]
-    assert "shm to decode-0 up" in status.stdout
+    assert "shm to decode-0 up" in status
     (moved,) = fake_cluster.gauge("pdserve_kv_handoff_bytes_total")
     (early,) = fake_cluster.gauge("pdserve_kv_handoff_early_bytes_total")
     assert 0 <= early.value <= moved.value
@@ -56,8 +67,8 @@ def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path
         cluster.wait_ready()
 
         (link,) = _links(cluster)
-        status = _pdserve("status", "--url", cluster.client.base_url)
+        status = _status_of_link_up(cluster, "tcp")
 
     assert (link["transport"], link["state"]) == ("tcp", "up")
     assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
-    assert f"tcp to decode-0 up (fallback: {link['passed_over'][0][:40]}" in status.stdout
+    assert f"tcp to decode-0 up (fallback: {link['passed_over'][0][:40]}" in status

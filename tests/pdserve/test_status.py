@@ -57,6 +57,12 @@ def test_a_fallback_is_told_with_its_reason_and_control_characters_do_not_reach_
     assert lines[1].endswith("shm to decode-1 down")
 
 
+def test_a_link_that_is_being_made_is_not_called_down() -> None:
+    page = PAGE.replace('peer="E",transport="shm"', 'peer="E",transport=""')
+
+    assert table(None, read_page(parse_metrics(page)))[1].endswith(", no link to decode-1 yet")
+
+
 def test_a_long_reason_is_cut() -> None:
     page = PAGE + (
         'pdserve_link_passed_over{instance="P",peer="E",reason="' + "x" * 150 + '",transport="process_group"} 1\n'
