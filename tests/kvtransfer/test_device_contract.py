@@ -10,12 +10,21 @@ from kvtransfer.process_group.payload import DeviceStaging
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer import test_contract
 from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import Rig, make_rig, until
 
 globals().update({name: test for name, test in vars(test_contract).items() if name.startswith("test_")})
 
 
-@pytest.fixture(params=["cuda_ipc", "tcp", pytest.param("process_group", marks=pytest.mark.long)])
+IN_SHORT = ("cuda_ipc", "tcp")
+OTHERS = [
+    pytest.param(*one.values, marks=[*one.marks, pytest.mark.long])
+    for one in EVERY_TRANSPORT
+    if one.values[0] not in (*IN_SHORT, "shm")
+]
+
+
+@pytest.fixture(params=[*IN_SHORT, *OTHERS])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     host = FakeHost()
     makers, names = offer_cuda_ipc(FakeDriver(host))
