@@ -88,7 +88,7 @@ def block_tables(draw: st.DrawFn) -> tuple[int, int, int, int, list[tuple[int, i
     return draw(st.sampled_from([0, 4096, 40])), heads * unit, first * unit, count * unit, spans
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(block_tables(), st.sampled_from([64, 1000, 4096, 1 << 20]))
 def test_heads_of_any_block_table_are_moved_whatever_the_piece(
     table: tuple[int, int, int, int, list[tuple[int, int]]], piece_bytes: int
