@@ -22,7 +22,7 @@ from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.slots import SlotMap
-from kvtransfer.stream import LinkLost, Stream, expect
+from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts
 from wire.errors import Unavailable
 from wire.types import KvEndpoint
@@ -147,6 +147,7 @@ class CudaIpcTransport:
             raise Unavailable(
                 f"the pool of {hello.sender_id} lies on device {lent.device_uuid.hex()}, which is not seen here"
             )
+        stream.read_ahead(READ_AHEAD_BYTES)
         try:
             opened = driver.open(lent)
         except OSError as error:
