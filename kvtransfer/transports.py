@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from kvtransfer.cuda_ipc import CudaIpcTransport
 from kvtransfer.interface import PoolMemory
 from kvtransfer.mooncake import MooncakeTransport
 from kvtransfer.process_group.transport import ProcessGroupTransport
@@ -11,13 +12,14 @@ from kvtransfer.transport import Transport
 from wire.errors import ConfigError
 
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
+    "cuda_ipc": CudaIpcTransport,
     "shm": ShmTransport,
     "process_group": ProcessGroupTransport,
     "mooncake": MooncakeTransport,
     "tcp": TcpTransport,
 }
 NAMES = tuple(_MAKERS)
-DEFAULT_NAMES = ("shm", "tcp")
+DEFAULT_NAMES = ("cuda_ipc", "shm", "tcp")
 
 
 def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | None = None) -> tuple[Transport, ...]:

@@ -4,9 +4,10 @@ import os
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("no deadlines", deadline=None)  # a busy machine is no defect
+# A busy machine is no defect.
+settings.register_profile("no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no deadlines")
 
 MISSING = "missing tool"

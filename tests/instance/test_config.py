@@ -16,7 +16,7 @@ from wire.types import Role
         ({"device": "npu"}, "--device npu"),
         ({"quantization": "awq"}, "--quantization awq"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
-        ({"kv_transport": ("hccl",)}, "'hccl' is not one of shm, process_group, "),
+        ({"kv_transport": ("hccl",)}, "'hccl' is not one of cuda_ipc, shm, process_group, "),
         ({"kv_links": 0}, "--kv-links is 0, must be at least 1"),
         ({"kv_port_range": "9-1"}, "'9-1'"),
     ],

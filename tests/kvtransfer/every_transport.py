@@ -18,4 +18,6 @@ def _lacking() -> str | None:
 
 
 _MOONCAKE = pytest.mark.skipif(_lacking() is not None, reason=f"{MISSING}: {_lacking()}")
-EVERY_TRANSPORT = [pytest.param(name, marks=_MOONCAKE if name == "mooncake" else ()) for name in NAMES]
+EVERY_TRANSPORT = [
+    pytest.param(name, marks=_MOONCAKE if name == "mooncake" else ()) for name in NAMES if name != "cuda_ipc"
+]
