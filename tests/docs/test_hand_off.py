@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer import frame, transports
+from kvtransfer import frame, incoming, transports
 from kvtransfer.frame import MessageType
 from kvtransfer.ticket import ReceiverState, SenderState
 
@@ -40,6 +40,12 @@ def test_every_message_is_there_with_its_number_and_limit() -> None:
     written = [(int(kind), name, int(limit.replace(",", ""))) for kind, name, _, limit, _ in rows("## The messages")]
 
     assert written == [(int(kind), kind.name, frame._MAX_BODY[kind]) for kind in MessageType]
+
+
+def test_messages_of_tickets_and_measurements_come_from_the_side_that_is_written() -> None:
+    by_sender = {MessageType[name] for _, name, side, _, _ in rows("## The messages") if side in ("P", "either")}
+
+    assert by_sender - {MessageType.HELLO, MessageType.PROOF, MessageType.SETUP} == set(incoming._FROM_SENDER)
 
 
 def test_every_limit_is_that_of_the_code() -> None:
