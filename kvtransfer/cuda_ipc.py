@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kvtransfer import shm
 from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
 from kvtransfer.digest import Place, StopFlag
-from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
+from kvtransfer.frame import Frame, MessageType, Taken, WireError, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.naming import Namer, Names
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts
@@ -166,7 +167,7 @@ class CudaIpcOutlet:
     """The sender's side of one connection: owner of the event that says that the KV announced is complete."""
 
     def __init__(self, memory: DeviceMemory, event: LentEvent) -> None:
-        self._memory, self._event = memory, event
+        self._memory, self._event, self._namer = memory, event, Namer()
 
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header alone, which names the blocks; the event is behind the kernels that filled them."""
@@ -174,7 +175,7 @@ class CudaIpcOutlet:
             self._event.record(self._memory.ready)
         except OSError as error:
             raise LinkLost(f"the KV of frame {frame.number} cannot be awaited: {error}") from error
-        return [encode(frame)]
+        return [self._namer.encode(frame)]
 
     def taken(self, message: Taken) -> None:
         """Nothing is lent but the pool."""
@@ -190,14 +191,16 @@ class CudaIpcInlet:
         self._opened, self._digests = opened, hello.digests
         region = DeviceRegion(opened.tensor, readonly=True, ready=opened.wait_event)
         self._slots: SlotMap | None = SlotMap(hello.layout, region)
+        self._names = Names(hello.layout.block_size)
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         """Copy from the sender's blocks to the target, digesting on the way; ends when the copy has."""
         assert self._slots is not None, "closed by the thread that moves"
-        return shm.move_blocks(self._slots, frame, target, stop, digests=self._digests)
+        return shm.move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Nothing of a frame is in the stream but its header."""
+        """Nothing of a frame is in the stream but its header, which may name blocks for later ones."""
+        shm.skip_blocks(self._names, frame)
 
     def close(self) -> None:
         """Unmap the pool; no move is under way, for a move has ended when it returns."""

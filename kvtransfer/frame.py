@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 4_096
 
 _TICKET = struct.Struct("!16sQ")
 _OPEN = struct.Struct("!II")
-_FRAME = struct.Struct("!IIIIIHHQQI")
+_FRAME = struct.Struct("!IIIIIHHQQII")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
 _SIGNAL = struct.Struct("!Q")
@@ -107,7 +107,8 @@ class Open:
 class Frame:
     """Tokens [start, end) of one KV tensor: `tensor` is its index in the layout, `digest` xxh3-64 of the payload.
 
-    `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool.
+    `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool;
+    none when they are those of an earlier frame of the same `window` (naming.py). Mooncake's place in its ring, too.
     """
 
     ticket_id: str
@@ -122,6 +123,7 @@ class Frame:
     num_bytes: int
     digest: int
     block_ids: tuple[int, ...] = ()
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,18 +290,19 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Sig
 def _encode_frame(frame: Frame) -> bytes:
     head = _FRAME.pack(
         frame.number, frame.layer, frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end,
-        frame.num_bytes, frame.digest, len(frame.block_ids),
+        frame.num_bytes, frame.digest, frame.window, len(frame.block_ids),
     )  # fmt: skip
     return head + struct.pack(f"!{len(frame.block_ids)}I", *frame.block_ids)
 
 
 def _decode_frame(ticket_id: str, epoch: int, tail: memoryview) -> Frame:
-    number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, num_blocks = _FRAME.unpack_from(tail)
+    head = _FRAME.unpack_from(tail)
+    number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, window, num_blocks = head
     if num_blocks > MAX_FRAME_BLOCKS:
         raise WireError(f"a FRAME names {num_blocks} blocks, the limit is {MAX_FRAME_BLOCKS}")
     block_ids = struct.unpack(f"!{num_blocks}I", tail[_FRAME.size :])
     return Frame(
-        ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids
+        ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids, window
     )
 
 

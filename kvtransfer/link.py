@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvtransfer.dial import Dialled, dial
 from kvtransfer.hello import Hello
-from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend
+from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend, merge_puts
 from kvtransfer.link_reader import LinkReader
 from kvtransfer.outbox import Outbox
 from kvtransfer.probe import Probe
@@ -27,7 +27,7 @@ from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 _log = EventLogger("kvtransfer")
-_GATHER_OPS = 64
+_GATHER_OPS = 512
 
 
 class LinkOwner(Protocol):
@@ -234,6 +234,7 @@ class Link:
                 self._gathered.append(self._queue.get_nowait())
         except queue.Empty:
             pass
+        self._gathered = deque(merge_puts(self._gathered))
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:

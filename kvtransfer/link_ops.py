@@ -1,6 +1,6 @@
 """What is posted to a link's queue, and what all links of one sender share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvtransfer.frame import Abort, Ack, Nack, Signal
@@ -99,6 +99,25 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Tend:
     """Look at the leases now."""
+
+
+def merge_puts(ops: Iterable["Op"]) -> Iterator["Op"]:
+    """Join the puts of one layer that wait behind each other: a link that is behind sends fewer, larger frames.
+
+    A later put goes out with the earlier one that it continues; all else keeps its order.
+    """
+    kept: list[Op] = []
+    places: dict[tuple[str, int], int] = {}
+    for op in ops:
+        if isinstance(op, Put):
+            place = places.get((op.ticket_id, op.layer))
+            earlier = None if place is None else kept[place]
+            if place is not None and isinstance(earlier, Put) and earlier.end == op.start:
+                kept[place] = Put(op.ticket_id, op.layer, earlier.start, op.end, op.block_ids)
+                continue
+            places[op.ticket_id, op.layer] = len(kept)
+        kept.append(op)
+    return iter(kept)
 
 
 TicketOp = Begin | Put | Finish | Drop | Heard

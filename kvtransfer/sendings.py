@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, digest_of, process_mover
@@ -11,7 +11,7 @@ from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
 from kvtransfer.ranks import part_between
-from kvtransfer.slots import SlotMap, Window, window
+from kvtransfer.slots import SlotMap, Window, Windows
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
 from kvtransfer.ticket import SenderTicket
@@ -29,6 +29,7 @@ class _Sending:
     ticket: SenderTicket
     started: float | None = None
     early_bytes: int = 0
+    windows: Windows = field(default_factory=Windows)
 
 
 class Sendings:
@@ -148,10 +149,11 @@ class Sendings:
                 for start in range(gap_start, gap_end, most):
                     if sending.ticket.over:
                         return
-                    self._send(sending.ticket, tensor, start, min(gap_end, start + most), put.block_ids)
+                    end = min(gap_end, start + most)
+                    where = sending.windows.of(put.block_ids, self._layout.block_size, start, end)
+                    self._send(sending.ticket, tensor, start, end, where)
 
-    def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, block_ids: tuple[int, ...]) -> None:
-        where = window(block_ids, self._layout.block_size, start, end)
+    def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, where: Window) -> None:
         source = self._place(tensor, where)
         digest = self._mover.digest(source) if self._digests else 0
         frame = ticket.send(tensor, start, end, digest, where.block_ids)

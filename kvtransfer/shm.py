@@ -14,10 +14,11 @@ import socket
 import struct
 
 from kvtransfer.digest import Place, StopFlag
-from kvtransfer.frame import Frame, Taken, WireError, encode
+from kvtransfer.frame import Frame, Taken, WireError
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.slots import SlotMap, Window
+from kvtransfer.naming import Namer, Names
+from kvtransfer.slots import SlotMap
 from kvtransfer.staging import move
 from kvtransfer.stream import READ_AHEAD_BYTES, Stream
 from kvtransfer.transport import Timeouts
@@ -83,9 +84,12 @@ class ShmTransport:
 class ShmOutlet:
     """The sender's side of one connection: nothing but headers goes out."""
 
+    def __init__(self) -> None:
+        self._namer = Namer()
+
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header alone: it names the blocks."""
-        return [encode(frame)]
+        return [self._namer.encode(frame)]
 
     def taken(self, message: Taken) -> None:
         """Nothing is lent."""
@@ -113,14 +117,15 @@ class ShmInlet:
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} cannot be mapped: {error}") from error
         self._view, self._digests = memoryview(self._map), hello.digests
-        self._slots = SlotMap(layout, self._view)
+        self._slots, self._names = SlotMap(layout, self._view), Names(layout.block_size)
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         """Copy from the sender's blocks to the target, digesting on the way."""
-        return move_blocks(self._slots, frame, target, stop, digests=self._digests)
+        return move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Nothing of a frame is in the stream but its header."""
+        """Nothing of a frame is in the stream but its header, which may name blocks for later ones."""
+        skip_blocks(self._names, frame)
 
     def close(self) -> None:
         """Unmap the pool."""
@@ -129,17 +134,24 @@ class ShmInlet:
             self._map.close()
 
 
-def move_blocks(slots: SlotMap, frame: Frame, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+def move_blocks(
+    slots: SlotMap, names: Names, frame: Frame, target: Place, stop: StopFlag, *, digests: bool
+) -> int | None:
     """Move a frame from the blocks it names in the sender's pool, which is mapped here. See transport.Inlet.move."""
-    start = frame.start % slots.layout.block_size
-    where = Window(frame.block_ids, start, start + frame.end - frame.start)
+    where = names.window_of(frame)
     try:
         source = slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
         return move(source, target, stop, digests=digests)
     except (IndexError, ValueError) as error:
         raise HandoffFailed(
-            f"frame {frame.number} names {len(frame.block_ids)} blocks for tokens [{frame.start}, {frame.end}): {error}"
+            f"frame {frame.number} names {len(where.block_ids)} blocks for tokens [{frame.start}, {frame.end}): {error}"
         ) from error
+
+
+def skip_blocks(names: Names, frame: Frame) -> None:
+    """Learn what a frame that nobody wants names."""
+    with contextlib.suppress(HandoffFailed):
+        names.window_of(frame)
 
 
 def connect(name: str, timeouts: Timeouts) -> Stream:

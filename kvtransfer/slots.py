@@ -1,19 +1,25 @@
 """Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of that slot size."""
 
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvtransfer.digest import Place, Region, Runs
 from wire.kv_layout import Heads, PoolLayout
 
+_MAX_WINDOWS = 64
 
-class Window(NamedTuple):
-    """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these."""
 
-    block_ids: tuple[int, ...]
-    start: int
-    end: int
+class Window:
+    """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these.
+
+    It keeps the runs that were worked out for it, by slot size and heads: so it is used with one pool, and again and
+    again.
+    """
+
+    __slots__ = ("block_ids", "end", "runs", "start")
+
+    def __init__(self, block_ids: tuple[int, ...], start: int, end: int) -> None:
+        self.block_ids, self.start, self.end = block_ids, start, end
+        self.runs: dict[tuple[int, int, int], Runs] = {}
 
 
 def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
@@ -22,14 +28,30 @@ def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> W
     return Window(tuple(block_ids[first : -(-end // block_size)]), start - first * block_size, end - first * block_size)
 
 
+class Windows:
+    """The windows of one growing block table, each cut once for all tensors of all layers. Keeps the last few."""
+
+    def __init__(self) -> None:
+        self._cut: dict[tuple[int, int], tuple[Sequence[int], Window]] = {}
+
+    def of(self, block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
+        """Return the window of tokens [start, end)."""
+        known = self._cut.get((start, end))
+        if known is not None and (known[0] is block_ids or known[0] == block_ids):
+            return known[1]
+        if len(self._cut) >= _MAX_WINDOWS:
+            self._cut.clear()
+        where = window(block_ids, block_size, start, end)
+        self._cut[start, end] = block_ids, where
+        return where
+
+
 class SlotMap:
-    """Turns windows into places of one pool. Immutable but for small caches; it keeps the memory mapped."""
+    """Turns windows into places of one pool. Immutable; it keeps the memory mapped."""
 
     def __init__(self, layout: PoolLayout, memory: memoryview | Region) -> None:
         self.layout = layout
         self._region = memory if isinstance(memory, Region) else Region(memory)
-        self._spans = functools.lru_cache(maxsize=64)(self._find_spans)
-        self._runs = functools.lru_cache(maxsize=256)(self._make_runs)
 
     def place(self, tensor: int, where: Window, heads: Heads | None = None) -> Place:
         """Return where these heads (None: all held) of one tensor's tokens lie, in order: [token][head][dim].
@@ -45,8 +67,10 @@ class SlotMap:
         skip, row_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
         return Place(self._region, self.layout.offsets[tensor], self._runs(where, slot_bytes, skip, row_bytes))
 
-    def _make_runs(self, where: Window, slot_bytes: int, skip: int, row_bytes: int) -> Runs:
-        return Runs.of_slots(self._spans(where), slot_bytes, skip=skip, row_bytes=row_bytes)
-
-    def _find_spans(self, where: Window) -> tuple[tuple[int, int], ...]:
-        return tuple(self.layout.slots(where.block_ids, where.start, where.end))
+    def _runs(self, where: Window, slot_bytes: int, skip: int, row_bytes: int) -> Runs:
+        key = slot_bytes, skip, row_bytes
+        runs = where.runs.get(key)
+        if runs is None:
+            spans = self.layout.slots(where.block_ids, where.start, where.end)
+            runs = where.runs[key] = Runs.of_slots(spans, slot_bytes, skip=skip, row_bytes=row_bytes)
+        return runs

@@ -16,6 +16,7 @@ from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.inflow import Inflow, Progress, Source, Verdict
 from kvtransfer.ranks import Senders
+from kvtransfer.slots import Windows
 from kvtransfer.terms import Part, Terms, seal_of
 from wire.errors import HandoffFailed
 
@@ -59,6 +60,7 @@ class ReceiverTicket:
         self.state = ReceiverState.RESERVED
         self.reason = ""
         self.stop = StopFlag()
+        self.windows = Windows()
         self._senders = senders
         self._owed: Mapping[int, Part] = {}  # by P rank, known from the first opening on
         self._inflows: dict[int, Inflow] = {}  # by link

@@ -12,7 +12,7 @@ from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.interface import PoolMemory
 from kvtransfer.quorum import ShareReports
 from kvtransfer.ranks import Senders
-from kvtransfer.slots import SlotMap, window
+from kvtransfer.slots import SlotMap
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.transport import Inlet
 from telemetry.logs import EventLogger
@@ -178,7 +178,7 @@ class TicketTable:
 
     def _move(self, ticket: ReceiverTicket, frame: Frame, link: int, inlet: Inlet) -> None:
         digest = None
-        where = window(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
+        where = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
         try:
             target = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
             digest = inlet.move(frame, target, ticket.stop)

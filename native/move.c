@@ -16,7 +16,7 @@ struct run {
 
 enum { FLAG_DIGEST = 1, FLAG_STREAM = 2, KERNEL_SHIFT = 8 };
 enum { LOOK_BYTES = 256 << 10, STEP_BYTES = 4096, AHEAD_BYTES = 4096 };
-enum { LANES = 8, LANE_BYTES = 8192, LANE_MIN_BYTES = 1024, LANE_STEP_BYTES = 256 };
+enum { LANES = 16, LANE_BYTES = 8192, LANE_MIN_BYTES = 1024, LANE_STEP_BYTES = 512 };
 
 /* Walks the rows of a list of runs. */
 struct cursor {

@@ -162,7 +162,7 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
         process_mover().copy(mine, theirs, StopFlag())
 
 
-@pytest.mark.parametrize("blocks", [(), (1,), (1, 8), (1, 4_000_000_000)])
+@pytest.mark.parametrize("blocks", [(1,), (1, 8), (1, 4_000_000_000)])
 def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: tuple[int, ...]) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
     event = driver.lend_event("cpu")
