@@ -4,7 +4,8 @@
     receiver  reads it into staging memory of its own, digests it while copying into the slots
 
 The engine can also write into memory that is registered, and it listens on all interfaces whatever it is told: so only
-staging memory is ever registered, never a pool, and it is used only where `--kv-transport` names it (docs/ports.md).
+staging memory is ever registered, never a pool, it is used only where `--kv-transport` names it, and it is made at the
+first link that has been proven, not before (docs/ports.md).
 The same class of the same package runs over TCP here and over HCCS or RoCE on Ascend.
 """
 
@@ -30,7 +31,7 @@ from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
 from kvtransfer.transport import Timeouts
 from telemetry.logs import EventLogger
-from wire.errors import ConfigError, HandoffFailed, Unavailable
+from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")
@@ -40,8 +41,11 @@ _ROOM = struct.Struct("!QQ")
 _MAX_SESSION_BYTES = 256
 _POLL_S = 0.05
 _GRACE_S = 1.0
+_MOST_PARKED = 16
 _TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its least; its own default is 30
 _PACKAGE = "mooncake-transfer-engine-non-cuda"
+_PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's own
+_LEAST_PORT, _LAST_PORT = 1_024, 65_535  # what it takes for a port
 
 
 class MooncakeTransport:
@@ -59,11 +63,8 @@ class MooncakeTransport:
         return _lacking()
 
     def open(self, host: str) -> None:
-        """Start the engine at `host`, and warn of the ports it opens. Raises ConfigError."""
-        try:
-            _engine(host)
-        except OSError as error:
-            raise ConfigError(f"--kv-transport mooncake: {error}") from error
+        """Warn, once a process, of the ports that the engine will open at the first proven link. Opens none."""
+        _warn_of_ports(host)
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -74,7 +75,7 @@ class MooncakeTransport:
         return connect(endpoint.address, timeouts)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
-        """Register the ring and tell the receiver where it is. Raises OSError."""
+        """Register the ring and tell the receiver where it is; the first link starts the engine. Raises OSError."""
         engine = _engine(stream.socket.getsockname()[0])
         memory = Registered(engine, _RING_BYTES)
         body = _ROOM.pack(memory.staging.address, _RING_BYTES) + _session(engine, stream).encode()
@@ -86,7 +87,10 @@ class MooncakeTransport:
         return MooncakeOutlet(memory, timeouts)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeInlet":
-        """Hear where the sender's ring is and register memory of this side's own. Raises Unavailable, WireError."""
+        """Hear where the sender's ring is and register memory of this side's own. Raises Unavailable, WireError.
+
+        The first link starts the engine.
+        """
         body = expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s)
         if not _ROOM.size < len(body) <= _ROOM.size + _MAX_SESSION_BYTES:
             raise WireError(f"SETUP of {len(body)} bytes is no ring of mooncake")
@@ -118,19 +122,15 @@ class Registered:
             raise OSError(f"the engine did not register {num_bytes} bytes of staging memory")
 
     def close(self, *, after_s: float = 0.0) -> None:
-        """Take the memory from the engine; idempotent. With `after_s`, when some link next begins or ends after that.
+        """Take the memory from the engine, now or `after_s` seconds from now; idempotent.
 
-        Until then the peer can still read what was lent to it, and nothing else.
+        Until then the peer can still read what was lent to it, and nothing else. Where more than 16 wait for their time
+        the oldest of them goes at once.
         """
-        with _PARKING:
-            now = time.monotonic()
-            due = [memory for memory, end in _PARKED.items() if end <= now]
-            for memory in due:
-                del _PARKED[memory]
-            if after_s > 0:
-                _PARKED[self] = now + after_s
-        for memory in due if after_s > 0 else [*due, self]:
-            memory.take_back()
+        if after_s > 0:
+            _park(self, after_s)
+        else:
+            _unpark(self)
 
     def take_back(self) -> None:
         """Take the memory from the engine now; idempotent."""
@@ -169,7 +169,7 @@ class MooncakeOutlet:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take the ring from the engine; frames that are on their way may be read for a moment more."""
+        """Take the ring from the engine; with frames lent out, 1 s later: till then the receiver can read the ring."""
         with self._changed:
             self._closed = True
             lent = bool(self._lent)
@@ -247,9 +247,34 @@ class MooncakeInlet:
 
 
 _KEPT: list[Staging] = []
-_PARKED: dict[Registered, float] = {}
+_PARKED: dict[Registered, threading.Timer] = {}  # the oldest first
 _PARKING = threading.Lock()
 _MAKING = threading.Lock()
+
+
+def _park(memory: Registered, after_s: float) -> None:
+    """Leave `memory` registered for `after_s` seconds; a thread of its own ends that."""
+    timer = threading.Timer(after_s, _unpark, (memory,))
+    timer.name, timer.daemon = "kv-mooncake-park", True
+    with _PARKING:
+        if memory in _PARKED:
+            return
+        _PARKED[memory] = timer
+        crowded = next(iter(_PARKED)) if len(_PARKED) > _MOST_PARKED else None
+    if crowded is not None:
+        _unpark(crowded)
+    try:
+        timer.start()
+    except RuntimeError:  # no thread to be had
+        _unpark(memory)
+
+
+def _unpark(memory: Registered) -> None:
+    with _PARKING:
+        timer = _PARKED.pop(memory, None)
+    if timer is not None:
+        timer.cancel()
+    memory.take_back()
 
 
 @functools.cache
@@ -261,6 +286,27 @@ def _lacking() -> str | None:
             return f"{error}: install Debian's libibverbs1"
         return f"the package {_PACKAGE} is missing ({error}): pip install 'pdserve[mooncake]'"
     return None
+
+
+@functools.cache
+def _warn_of_ports(host: str) -> None:
+    first, last = _port_range()
+    _log.warning(
+        "mooncake_will_listen", host=host, ports=f"{first}-{last}",
+        note="two TCP ports of these, on all interfaces, from the first proven link on: see docs/ports.md",
+    )  # fmt: skip
+
+
+def _port_range() -> tuple[int, int]:
+    """The ports that the engine takes its two from, as it reads its environment: what makes no sense is ignored."""
+    texts = [os.environ.get(name) for name in _PORT_VARIABLES]
+    try:
+        first, last = (
+            default if text is None else int(text) for text, default in zip(texts, _DEFAULT_PORTS, strict=True)
+        )
+    except ValueError:
+        return _DEFAULT_PORTS
+    return (first, last) if _LEAST_PORT <= first <= last <= _LAST_PORT else _DEFAULT_PORTS
 
 
 def _engine(host: str) -> Any:

@@ -26,7 +26,7 @@ def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | Non
     """Return the named transports, best first; `names` empty means the default ones. Raises ConfigError.
 
     A transport that this machine lacks is an error when it was named. With `host`, the address of this instance, what
-    opens ports by itself does so now.
+    will open ports by itself warns of them now.
     """
     for name in names:
         if name not in _MAKERS:

@@ -64,6 +64,7 @@ def test_a_read_that_stalls_is_left_when_its_ticket_ends() -> None:
         frame, payload = raw.frame(ticket, 0, 0, tokens)
         raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
         (incoming,) = rig.receiver._links.values()
+        until(lambda: incoming._inlet is not None)  # the receiver says READY a moment before
         inlet, reading, go_on = incoming._inlet, StopFlag(), StopFlag()
 
         class Stalled:
