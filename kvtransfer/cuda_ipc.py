@@ -4,7 +4,8 @@
 
 Unlike a sealed memfd an opened allocation can be written: that the receiver only reads is its own promise, which the
 driver does not enforce. An allocation is opened whole, with all that lies in it besides the pool. So a link is made
-only between processes of one user (as on every Unix socket here) that have proven the cluster's secret.
+only between processes of one user (as on every Unix socket here), which have proven the cluster's secret where there is
+one: without a secret the same user is enough.
 
 The sender's KV is complete before a frame is announced: it records an event that the receiver's stream waits for.
 The calls of the driver stand behind IpcDriver (cuda_driver.py has the real ones, never run by us).

@@ -108,7 +108,8 @@ class Frame:
     """Tokens [start, end) of one KV tensor: `tensor` is its index in the layout, `digest` xxh3-64 of the payload.
 
     `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool;
-    none when they are those of an earlier frame of the same `window` (naming.py). Mooncake's place in its ring, too.
+    none when they are those of an earlier frame of the same `window` (naming.py). Over mooncake it is one number, where
+    the payload starts in the sender's ring; over all others there is none.
     """
 
     ticket_id: str

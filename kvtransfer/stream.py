@@ -21,7 +21,10 @@ class LinkLost(Exception):
 
 
 class Stream:
-    """Owner of one socket. One thread receives; sending is serialised by a lock; `close` may come from any thread."""
+    """Owner of one socket. One thread receives; sending is serialised by a lock; any thread may `shutdown` it.
+
+    `close` comes from whoever uses it last: a descriptor closed under a thread that reads it may be another's by then.
+    """
 
     def __init__(self, sock: socket.socket, *, progress_timeout_s: float) -> None:
         sock.setblocking(False)
@@ -163,7 +166,7 @@ class Stream:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket; only its receiving thread does this, last."""
+        """Close the socket: done by whoever leaves it last, when no other thread receives any more."""
         self.shutdown()
         with self._send_lock:
             self._sock.close()

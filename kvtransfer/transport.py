@@ -1,7 +1,7 @@
 """What a transport is, with receiver-reads meaning: only the receiver writes its pool.
 
-    sender    reaches -> connect -> [HELLO, WELCOME] -> outlet -> [READY] -> announce ... -> close
-    receiver             (accept)   [HELLO, WELCOME] -> inlet  -> [READY] -> move | skip ... -> close
+    sender    unreachable -> connect -> [HELLO ... WELCOME] -> outlet -> [READY] -> announce ... -> close
+    receiver                 (accept)   [HELLO ... WELCOME] -> inlet  -> [READY] -> move | skip ... -> close
 
 The messages go over one `Stream` a link; how the bytes of a frame go is the transport's own.
 """
@@ -39,7 +39,11 @@ class Outlet(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the set-up took; idempotent. Afterwards the receiver can read nothing more."""
+        """Release what the set-up took; idempotent.
+
+        What the receiver was sent or lent before, it may still read: over `shm` and `cuda_ipc` the sender's pool until
+        the receiver unmaps it, which it does at the link's end; over `mooncake` a ring with frames lent out for 1 s.
+        """
         ...
 
 

@@ -65,9 +65,9 @@ class PromptState:
 class KvEndpoint:
     """Where an instance listens for KV over one transport.
 
-    shm: `address` is an abstract Unix socket name (without the leading NUL) and `host_id` the boot id of the host and
-    its network namespace; all others: `address` is "host:port" of the listener where the link begins. `rank` is the
-    rank of the instance that listens there.
+    shm, cuda_ipc: `address` is an abstract Unix socket name (without the leading NUL) and `host_id` the boot id of the
+    host and its network namespace; all others: `address` is "host:port" of the listener where the link begins. `rank`
+    is the rank of the instance that listens there.
     """
 
     transport: str

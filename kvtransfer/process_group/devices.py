@@ -72,4 +72,4 @@ class Lease:
             self._devices.give_back(self._key)
 
 
-PROCESS_DEVICES = Devices()  # the one module state: a device's rules hold for all that this process does on it
+PROCESS_DEVICES = Devices()  # of the process, as a device's rules are: they hold for all that it does there
