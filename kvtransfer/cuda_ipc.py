@@ -25,7 +25,7 @@ from kvtransfer.interface import PoolMemory
 from kvtransfer.naming import Namer, Names
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts
 from wire.errors import Unavailable
 from wire.types import KvEndpoint
 
@@ -166,6 +166,8 @@ class CudaIpcTransport:
 
 class CudaIpcOutlet:
     """The sender's side of one connection: owner of the event that says that the KV announced is complete."""
+
+    most_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: DeviceMemory, event: LentEvent) -> None:
         self._memory, self._event, self._namer = memory, event, Namer()

@@ -29,14 +29,14 @@ from kvtransfer.ring import Ring
 from kvtransfer.staging import Staging
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")
 _RING_BYTES = 16 << 20
-_MOST_BYTES = 4 << 20  # of one frame
+_MOST_BYTES = FRAME_BYTES
 _ROOM = struct.Struct("!QQ")
 _MAX_SESSION_BYTES = 256
 _POLL_S = 0.05
@@ -143,6 +143,8 @@ class Registered:
 
 class MooncakeOutlet:
     """The sender's side of one connection: owner of the ring that frames lie in until they are taken."""
+
+    most_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: Registered, timeouts: Timeouts) -> None:
         self._memory, self._timeouts = memory, timeouts

@@ -20,7 +20,6 @@ from wire.errors import HandoffFailed, PdserveError, from_name, to_name
 from wire.kv_layout import ONLY_RANK, Rank
 from wire.types import Ticket
 
-_FRAME_BYTES = 4 << 20
 _FRAME_TOKENS = 32_768
 
 
@@ -144,7 +143,7 @@ class Sendings:
         if sending.started is None:
             sending.started = self._settings.clock()
         for tensor in self._tensors_of.get(put.layer, ()):  # a layer may hold no KV
-            most = max(1, min(_FRAME_TOKENS, _FRAME_BYTES // (self._part.token_bytes[tensor] or 1)))
+            most = max(1, min(_FRAME_TOKENS, self._outlet.most_frame_bytes // (self._part.token_bytes[tensor] or 1)))
             for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
                 for start in range(gap_start, gap_end, most):
                     if sending.ticket.over:

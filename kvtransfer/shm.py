@@ -84,6 +84,8 @@ class ShmTransport:
 class ShmOutlet:
     """The sender's side of one connection: nothing but headers goes out."""
 
+    most_frame_bytes = 16 << 20
+
     def __init__(self) -> None:
         self._namer = Namer()
 

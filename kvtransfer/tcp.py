@@ -11,7 +11,7 @@ from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts
 from wire.errors import ConfigError, HandoffFailed
 from wire.types import KvEndpoint
 
@@ -52,6 +52,8 @@ class TcpTransport:
 
 class TcpOutlet:
     """The sender's side of one connection."""
+
+    most_frame_bytes = FRAME_BYTES
 
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header, then the payload from where it lies."""

@@ -15,6 +15,8 @@ from kvtransfer.hello import Hello
 from kvtransfer.stream import Stream
 from wire.types import KvEndpoint
 
+FRAME_BYTES = 4 << 20  # of the largest frame where the payload is sent or staged
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -26,6 +28,11 @@ class Timeouts:
 
 class Outlet(Protocol):
     """The sender's side of one connection. Used by the link's writer thread only, but for `taken` and `close`."""
+
+    @property
+    def most_frame_bytes(self) -> int:
+        """The largest frame to be announced; larger ones cost less a byte, and more when one has to be sent again."""
+        ...
 
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """Return what goes out on the stream for a frame whose payload lies at `source` in the sender's pool.

@@ -1,6 +1,7 @@
 """Our own contestants: P and D processes with real pools, one pair or several of each."""
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,17 +32,28 @@ class Ours:
         }  # fmt: skip
         try:
             self.decodes = [
-                self._start("receiver_process", {**common, "name": f"d{i}", "door": door})
+                self._start(
+                    "receiver_process", {**common, "name": f"d{i}", "door": door, "core": self._core(i, num_d, 1)}
+                )
                 for i, door in enumerate(doors)
             ]
             # P i begins with D i, so that the prompts of all are spread
             self.prefills = [
-                self._start("sender_process", {**common, "name": f"p{i}", "doors": doors[i:] + doors[:i]})
+                self._start(
+                    "sender_process",
+                    {**common, "name": f"p{i}", "doors": doors[i:] + doors[:i], "core": self._core(i, num_p, 0)},
+                )
                 for i in range(num_p)
             ]
         except BaseException:
             self._stack.close()
             raise
+
+    @staticmethod
+    def _core(number: int, of: int, half: int) -> int | None:
+        """Give P one core and D another, as `pdserve up` does; several share none of their own."""
+        cores = sorted(os.sched_getaffinity(0))
+        return cores[half] if of == 1 and number == 0 and len(cores) > 1 else None
 
     def move(self, num_bytes: int, *, verify: bool = False, chunk: int | None = None, scattered: bool = False) -> float:
         """Return the seconds of one hand-off of the tokens that make up so many bytes, first put to ack."""

@@ -73,8 +73,10 @@ class Decode:
 def main() -> None:
     """Run until the parent closes the pipe."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, door, profile")
+    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, door, profile, core")
     config = json.loads(parser.parse_args().config)
+    if config["core"] is not None:
+        os.sched_setaffinity(0, {config["core"]})
     try:
         decode = Decode(config)
     except Exception as error:

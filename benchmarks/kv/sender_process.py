@@ -153,8 +153,10 @@ class Prefill:
 def main() -> None:
     """Run until the parent closes the pipe."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, doors, profile")
+    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, doors, profile, core")
     config = json.loads(parser.parse_args().config)
+    if config["core"] is not None:
+        os.sched_setaffinity(0, {config["core"]})
     try:
         prefill = Prefill(config)
     except Exception as error:

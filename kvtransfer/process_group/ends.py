@@ -34,6 +34,8 @@ _NEVER = StopFlag()
 class GroupOutlet:
     """The sender's end: gathers pieces into staging and issues them, without waiting for the frames before."""
 
+    most_frame_bytes = MAX_PAYLOAD_BYTES
+
     def __init__(self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
         self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
         self._ring = Ring(OUTLET_BYTES)
