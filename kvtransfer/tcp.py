@@ -1,6 +1,7 @@
 """TCP transport: the payload follows its header and is received straight into the slots, after the header's check."""
 
 import contextlib
+import mmap
 import socket
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from kvtransfer.transport import FRAME_BYTES, Timeouts
 from wire.errors import ConfigError, HandoffFailed
 from wire.types import KvEndpoint
 
-_SMALL_ROW_BYTES = 1 << 10
+_SMALL_ROW_BYTES = 32 << 10
+_RING_BYTES = 4 * FRAME_BYTES
 
 
 class TcpTransport:
@@ -55,9 +57,26 @@ class TcpOutlet:
 
     most_frame_bytes = FRAME_BYTES
 
+    def __init__(self) -> None:
+        self._ring: Staging | None = None
+        self._at = 0
+
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
-        """The header, then the payload from where it lies."""
-        return [encode(replace(frame, block_ids=())), *pieces_of(source)]
+        """The header, then the payload: from where it lies, or gathered where that is many small rows."""
+        header = encode(replace(frame, block_ids=()))
+        if not _is_scattered(source) or frame.num_bytes > FRAME_BYTES:
+            return [header, *pieces_of(source)]
+        return [header, self._gather(source, frame.num_bytes)]
+
+    def _gather(self, source: Place, num_bytes: int) -> memoryview:
+        """Copy into the ring, which is far larger than what an Outbox holds back: nothing unsent is overwritten."""
+        if self._ring is None:
+            self._ring = Staging(memoryview(mmap.mmap(-1, _RING_BYTES)))
+        if self._at + num_bytes > _RING_BYTES:
+            self._at = 0
+        start, self._at = self._at, self._at + num_bytes
+        self._ring.gather(start, source)
+        return self._ring.view[start : start + num_bytes]
 
     def taken(self, message: Taken) -> None:
         """Nothing is lent."""
@@ -72,18 +91,18 @@ class TcpInlet:
     def __init__(self, stream: Stream, *, digests: bool) -> None:
         self._stream, self._digests = stream, digests
         self._mover = process_mover()
+        self._staging: Staging | None = None
         self._moved = 0
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         """Receive into the slots and digest what lies there; by way of a buffer: small rows, device memory."""
         region, base, runs = target
-        rows = list(runs.rows())
         if runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {runs.num_bytes}")
-        if isinstance(region, DeviceRegion) or runs.num_bytes < _SMALL_ROW_BYTES * len(rows):
+        if isinstance(region, DeviceRegion) or _is_scattered(target):
             digest = self._move_staged(frame, target, stop)
         elif self._receive(
-            frame, [region.view[base + offset : base + offset + num_bytes] for offset, num_bytes in rows], stop
+            frame, [region.view[base + offset : base + offset + num_bytes] for offset, num_bytes in runs.rows()], stop
         ):
             digest = self._mover.digest(target) if self._digests else 0
         else:
@@ -100,8 +119,10 @@ class TcpInlet:
         self._stream.drain(left)
 
     def _move_staged(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
-        staging = Staging(memoryview(bytearray(frame.num_bytes)))
-        if not self._receive(frame, [staging.view], stop):
+        if self._staging is None or len(self._staging.view) < frame.num_bytes:
+            self._staging = Staging(memoryview(mmap.mmap(-1, max(FRAME_BYTES, frame.num_bytes))))
+        staging = self._staging
+        if not self._receive(frame, [staging.view[: frame.num_bytes]], stop):
             return None
         return staging.scatter(0, target, stop, digests=self._digests)
 
@@ -112,6 +133,11 @@ class TcpInlet:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _is_scattered(place: Place) -> bool:
+    """Tell whether a stream had better move it in one piece: the kernel's work for a piece is that of some KiB."""
+    return place.runs.num_rows > 1 and place.runs.num_bytes < _SMALL_ROW_BYTES * place.runs.num_rows
 
 
 def connect(address: str, timeouts: Timeouts) -> Stream:

@@ -28,7 +28,7 @@ class Run(NamedTuple):
 class Runs:
     """Runs in order, packed for native code. Immutable. `extent` is where the last byte of all ends."""
 
-    __slots__ = ("_words", "address", "extent", "num_bytes")
+    __slots__ = ("_words", "address", "extent", "num_bytes", "num_rows")
 
     def __init__(self, runs: Iterable[Run | tuple[int, int, int, int]]) -> None:
         """Raises ValueError for a negative number, an empty run, and rows that overlap."""
@@ -77,6 +77,7 @@ class Runs:
         last_rows = offsets if single else map(add, offsets, map(mul, strides, map(sub, rows, repeat(1))))
         self._words = words
         self.address = words.buffer_info()[0]
+        self.num_rows = sum(rows)
         self.num_bytes = sum(row_bytes if single else map(mul, row_bytes, rows))
         self.extent = max(map(add, last_rows, row_bytes), default=0)
 
