@@ -71,6 +71,8 @@ class RetryBudget:
     def _pump(self) -> None:
         while self._waiting and len(self._under_way) < self.limit:
             retry, turn = self._waiting.popleft()
+            if turn.done():  # cancelled while it waited; its task has yet to run and leave
+                continue
             forget = asyncio.get_running_loop().call_later(self._limits.retry_window_s, self.give_back, retry)
             self._under_way[retry] = forget
             turn.set_result(None)

@@ -76,6 +76,20 @@ async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
 
 
 @virtual
+async def test_a_waiter_cancelled_in_the_tick_of_its_turn_harms_nobody_and_the_next_one_gets_it() -> None:
+    budget = RetryBudget(LIMITS, lambda: 0)
+    retries, tasks = await begun(budget, 5)
+    tasks[3].cancel()
+    retries[0].done()  # the fourth has not run since its cancel: it stands in the queue still
+    await asyncio.sleep(0)
+
+    assert [task.done() for task in tasks] == [True] * 5
+    assert tasks[3].cancelled()
+    assert not tasks[4].cancelled()
+    assert (budget.num_under_way, budget.num_waiting) == (3, 0)
+
+
+@virtual
 async def test_a_fault_that_hits_many_is_retried_a_few_at_a_time_and_all_are_answered() -> None:
     async with FakeCluster("PPD", prefill_chunk_size=512, max_num_seqs=100).serving() as cluster:
         dispatch = cluster.control.dispatch
