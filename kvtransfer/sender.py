@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvtransfer.guarded_events import GuardedEvents
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.link import join_all
 from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
@@ -44,7 +45,7 @@ class KvSender:
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
-            transports=make_transports(transports, memory), events=events, acked=self._acked, claim=self._claim,
+            transports=make_transports(transports, memory), events=GuardedEvents(events), acked=self._acked, claim=self._claim,
             clock=clock, progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             links_per_peer=links_per_peer, trust=trust or Trust(),

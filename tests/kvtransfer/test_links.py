@@ -13,6 +13,7 @@ from kvtransfer.link import Link
 from kvtransfer.receiver import KvReceiver
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
+from wire.errors import PdserveError
 from wire.types import KvEndpoint, Ticket
 
 
@@ -330,3 +331,26 @@ def test_what_left_before_the_commit_is_counted_as_early() -> None:
 
         stats, token_bytes = rig.events.acks[ticket.ticket_id], rig.p_pool.layout.token_bytes
         assert 8 * token_bytes <= stats.early_bytes <= stats.kv_bytes == 20 * token_bytes
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_owner_that_breaks_over_one_ending_costs_no_other_ticket_its_own(transport: str) -> None:
+    with make_rig(transport) as rig:
+        tickets = [rig.open(4, (block,)) for block in (1, 2, 3)]
+        failed, broken = rig.events.failed, []
+
+        def break_once(ticket_id: str, error: PdserveError) -> None:
+            failed(ticket_id, error)
+            if not broken:
+                broken.append(ticket_id)
+                raise RuntimeError("a defect of the owner")
+
+        rig.events.failed = break_once  # type: ignore[method-assign]
+        for ticket in tickets:
+            rig.sender.begin(ticket)
+        until(lambda: all(link.state == "up" for link in rig.sender.links()) and bool(rig.sender.links()))
+        rig.receiver.close()
+        for ticket in tickets:
+            rig.events.wait("failed", ticket.ticket_id)
+
+        assert len(broken) == 1
