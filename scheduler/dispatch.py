@@ -10,6 +10,7 @@ all goes back to the front of the queue.
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 
 from scheduler.admission import Admission, Waiting
@@ -111,10 +112,15 @@ class Dispatch:
                 tasks.create_task(self._serve(prompt, places, running))
 
     async def _serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting], running: Running) -> None:
-        """Take one prompt from the queue to its end."""
+        """Take one prompt from the queue to its end.
+
+        Only failures count as tries. An instance without room after all is asked again after its next load, until the
+        prompt's limit; where the first token is out, that limit does not start anew with every refusal.
+        """
         failure: PdserveError | None = None
+        num_failures, stalls_at = 0, math.inf
         with self.retries.retry() as retry:
-            for attempt in itertools.count(1):
+            while True:
                 grant = await self._wait_for_grant(prompt, places[prompt], failure)
                 try:
                     with grant:
@@ -125,10 +131,14 @@ class Dispatch:
                     if not prompt.can_be_retried:
                         raise
                     log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
+                    stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
+                    if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
+                        raise prompt.deadline_error() from error
                 except RETRYABLE as error:
-                    if not prompt.can_be_retried or attempt >= self._limits.max_tries:
+                    num_failures += 1
+                    if not prompt.can_be_retried or num_failures >= self._limits.max_tries:
                         raise
-                    failure = error
+                    failure, stalls_at = error, math.inf
                     self._note_retry(prompt, grant.plan, error)
                     await self._wait_for_retry(prompt, retry)
                 self._requeue(prompt, places)

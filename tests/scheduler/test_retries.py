@@ -8,26 +8,32 @@ import pytest
 
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.errors import InstanceLost
+from wire.errors import DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
-from wire.messages import Cancel, Event, Failed, HandedOff, Prefill
+from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
 from wire.types import FinishReason
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"
+FULL = "no room for the sequences"
 
 
 class Linked(FakeInstance):
-    """Reports its next hand-offs as a broken link: `lost_acks` after D committed, `fail_handoffs` before."""
+    """Reports its next hand-offs as a broken link: `lost_acks` after D committed, `fail_handoffs` before.
+
+    With `finds_no_room` the latter are reported as lack of room on D.
+    """
 
     lost_acks = 0
+    finds_no_room = False
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, HandedOff) and self.lost_acks:
             self.lost_acks -= 1
             event = Failed(event.prompt_id, "InstanceLost", LOST)
         elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "told to fail":
-            event = Failed(event.prompt_id, "InstanceLost", LOST)
+            told = ("NoCapacity", FULL) if self.finds_no_room else ("InstanceLost", LOST)
+            event = Failed(event.prompt_id, *told)
         super()._tell(event)
 
 
@@ -156,3 +162,54 @@ async def test_decode_killed_before_its_first_token_is_replaced() -> None:
         await until(lambda: set(cluster.blocks_used) == {0})
         assert_whole(cluster, answer, 4, retried=1)
         assert answer.done[0].decode_instance == other.description.instance_id
+
+
+@pytest.mark.parametrize("refusals", [1, 5])
+@virtual
+async def test_refusals_for_want_of_room_use_up_no_try(refusals: int) -> None:
+    async with linked("PD") as (cluster, (prefill, decode)):
+        decode.behaviour.refuse.extend(["NoCapacity"] * refusals)
+        prefill.behaviour.fail_handoffs = 1
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert_whole(cluster, answer, 4, retried=1)
+
+
+@virtual
+async def test_a_failure_after_a_refusal_is_still_tried_twice_and_no_more() -> None:
+    async with linked("PD") as (cluster, (prefill, decode)):
+        decode.behaviour.refuse.append("NoCapacity")
+        prefill.behaviour.fail_handoffs = 99
+
+        with pytest.raises(InstanceLost):
+            await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert sum(isinstance(command, Prefill) for command in prefill.commands) == 2
+        await until(lambda: set(cluster.blocks_used) == {0})
+
+
+@virtual
+async def test_want_of_room_without_end_before_the_first_token_ends_at_the_limit() -> None:
+    async with linked("PD") as (cluster, (_, decode)):
+        decode.behaviour.refuse.extend(["NoCapacity"] * 999)
+
+        async with asyncio.timeout(60.0):
+            with pytest.raises(DeadlineExceeded, match="no first token within 30 s"):
+                await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert sum(isinstance(command, Reserve) for command in decode.commands) <= 35  # once a heartbeat
+
+
+@virtual
+async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_too() -> None:
+    async with linked("PD") as (cluster, (prefill, decode)):
+        prefill.finds_no_room = decode.finds_no_room = True
+        prefill.behaviour.fail_handoffs = 999
+
+        async with asyncio.timeout(60.0):
+            with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
+                await collect(cluster.control.dispatch.start(request(PROMPT)))
+
+        assert cluster.control.dispatch.ledger.retried_prompts == 0
+        await until(lambda: set(cluster.blocks_used) == {0})
