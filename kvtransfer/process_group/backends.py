@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 _MIB = 1 << 20
-_ABORT_TAG = 1
+_ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload: a peer could send one here
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
 
 
@@ -22,6 +22,8 @@ class Backend:
 
     `make(store, rank, host, timeout_s, device)` and `abort(group, peer)` run on the device's issuing thread.
     `polls`: a work's `is_completed` is true to life; else only a thread inside `wait` gets to know (gloo).
+    `exact`: a receive has the size of what is sent; else it may be larger, and must not be smaller: gloo calls
+    std::terminate on more bytes than were asked for, whatever the peer meant by it.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Backend:
     link_bytes: Callable[[Mapping[str, str]], int]
     free_bytes: Callable[[str], int | None]
     polls: bool
+    exact: bool
 
 
 def torch_lacking() -> str | None:
@@ -73,7 +76,7 @@ def _abort_gloo(group: Any, peer: int) -> None:
     """Close the pair: gloo's own abort does nothing, but one receive that times out ends all others (torch 2.13)."""
     import torch
 
-    group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+    group.recv([torch.empty(_ABORT_BYTES, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
 def _nccl_lacking() -> str | None:
@@ -141,13 +144,15 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 BACKENDS: dict[str, Backend] = {
     "gloo": Backend(
-        "gloo", "cpu", "cpu", _gloo_lacking, _make_gloo, _abort_gloo, lambda _: 0, lambda _: None, polls=False
+        "gloo", "cpu", "cpu", _gloo_lacking, _make_gloo, _abort_gloo, lambda _: 0, lambda _: None, polls=False,
+        exact=False,
     ),
     "nccl": Backend(
-        "nccl", "cuda", "cuda", _nccl_lacking, _make_nccl, _abort_nccl, _nccl_link_bytes, _cuda_free_bytes, polls=True
+        "nccl", "cuda", "cuda", _nccl_lacking, _make_nccl, _abort_nccl, _nccl_link_bytes, _cuda_free_bytes, polls=True,
+        exact=True,
     ),
     "hccl": Backend(
-        "hccl", "npu", "npu", _hccl_lacking, _make_hccl, None, hccl_link_bytes, _npu_free_bytes, polls=True
+        "hccl", "npu", "npu", _hccl_lacking, _make_hccl, None, hccl_link_bytes, _npu_free_bytes, polls=True, exact=True
     ),
 }  # fmt: skip
 

@@ -93,7 +93,7 @@ class GroupInlet:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
         if target.runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {target.runs.num_bytes}")
-        self._arriving = self._group.receive(self._staging.tensor(0, frame.num_bytes))
+        self._arriving = self._group.receive(self._staging, frame.num_bytes)
         if not self._line.wait(self._arriving, stop):
             return None
         self._arriving, self._here = None, True
@@ -109,7 +109,7 @@ class GroupInlet:
             return
         if frame.num_bytes > min(MAX_PAYLOAD_BYTES, MAX_FRAME_BYTES):
             raise WireError(f"FRAME of {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
-        arriving = self._arriving or self._group.receive(self._staging.tensor(0, frame.num_bytes))
+        arriving = self._arriving or self._group.receive(self._staging, frame.num_bytes)
         self._arriving = None
         self._line.wait(arriving, _NEVER)
 

@@ -115,7 +115,7 @@ class Exchange:
         left = deadline - time.monotonic()
         if left <= 0:
             raise LinkLost(f"the peer was not through in time{f' with the key {waiting_for!r}' if waiting_for else ''}")
-        kind, body = self._stream.receive_message(first_byte_s=left)
+        kind, body = self._stream.receive_message(first_byte_s=left, whole_s=left)
         if kind is MessageType.REFUSE:
             refusal = decode(kind, body)
             assert isinstance(refusal, Refuse)

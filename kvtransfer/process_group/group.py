@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtransfer.process_group.backends import Backend
 from kvtransfer.process_group.devices import Lease
 from kvtransfer.stream import LinkLost
 from telemetry.logs import EventLogger
+
+if TYPE_CHECKING:
+    from kvtransfer.process_group.payload import GroupStaging
 
 _log = EventLogger("kvtransfer")
 _TAG = 0
@@ -56,8 +59,13 @@ class Group:
         """Send a tensor; the future ends when it is free again, with LinkLost when the group broke."""
         return self._post(lambda: self._group.send([tensor], self._peer, _TAG))
 
-    def receive(self, tensor: Any) -> "Future[None]":
-        """Fill a tensor with the peer's next one, of the same size; the future ends like that of `send`."""
+    def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
+        """Take the peer's next tensor, of `num_bytes`, to the start of `staging`; the future ends like that of `send`.
+
+        Unless the backend is exact, all of `staging` is offered: a peer that sends more than it said overwrites what
+        is there, and more than all of it ends this process (gloo).
+        """
+        tensor = staging.tensor(0, num_bytes if self._backend.exact else staging.num_bytes)
         return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))
 
     def close(self) -> None:

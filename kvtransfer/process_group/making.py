@@ -160,6 +160,6 @@ def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeo
         staging.write(0, hello.nonce)
         group.send(staging.tensor(0, _PROOF_BYTES)).result(timeouts.progress_s)
         return
-    group.receive(staging.tensor(0, _PROOF_BYTES)).result(timeouts.progress_s)
+    group.receive(staging, _PROOF_BYTES).result(timeouts.progress_s)
     if staging.read(0, _PROOF_BYTES) != hello.nonce:
         raise WireError("the group leads to another peer than the link")

@@ -19,6 +19,11 @@ _NEVER = StopFlag()
 class GroupStaging(Protocol):
     """Memory of one link that its group sends from and receives into. One user at a time for any part of it."""
 
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        ...
+
     def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
         """Return a part of it as the group takes it."""
         ...
@@ -57,6 +62,7 @@ class HostStaging:
     """Host memory."""
 
     def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
         memory = bytearray(num_bytes)
         self._tensor = torch.frombuffer(memory, dtype=torch.uint8)  # [num_bytes]
         self._staging = Staging(memoryview(memory))
@@ -86,6 +92,7 @@ class DeviceStaging:
     """Memory of the device. Every move has ended when it returns, so the group's streams need not wait for ours."""
 
     def __init__(self, num_bytes: int, device: str) -> None:
+        self.num_bytes = num_bytes
         self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)  # [num_bytes]
         self._region = DeviceRegion(self._tensor)
 

@@ -58,6 +58,29 @@ def test_a_key_that_never_comes_costs_the_deadline_whatever_torch_waits(streams:
         LinkStore(exchange).wait(["0/0"], timedelta(hours=1))
 
 
+def test_a_key_that_comes_byte_by_byte_is_cut_at_the_deadline(streams: Both) -> None:
+    _, exchange = _exchanges(streams)
+    exchange.deadline = time.monotonic() + 0.1
+    message, cut, sent = pack(MessageType.SETUP, b"\x05\x00\x07group/k" + bytes(500)), threading.Event(), 0
+
+    def drip() -> None:
+        nonlocal sent
+        while sent < len(message) and not cut.wait(0.01):
+            streams[0].send([message[sent : sent + 1]])
+            sent += 1
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with pytest.raises(LinkLost):
+            exchange.get("k")
+    finally:
+        cut.set()
+        dripping.join(DEADLINE_S)
+
+    assert sent < len(message)
+
+
 def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
     one, two = _exchanges(streams)
     one.set("left", b"over")

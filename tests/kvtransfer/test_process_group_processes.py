@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.process_group.ends import GroupOutlet
+from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, GroupOutlet
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer.groups import Node, frame_of, group_threads, hello_of, make_node, place_of
@@ -37,8 +37,7 @@ frame = frame_of(payload)
 try:
     while True:
         target = bytearray(len(payload))
-        assert inlet.move(frame, place_of(target), NEVER) == frame.digest
-        stream.send([b"."])
+        stream.send([b"." if inlet.move(frame, place_of(target), NEVER) == frame.digest else b"!"])
 except LinkLost:
     inlet.close()
     stream.close()
@@ -47,15 +46,16 @@ except LinkLost:
 
 @dataclass
 class Far:
-    """A link to a receiver in a process of its own, which says "." for every frame it got."""
+    """A link to a receiver in a process of its own, which says "." for every frame it got, "!" for a corrupt one."""
 
     process: "subprocess.Popen[str]"
     outlet: GroupOutlet
     stream: Stream
     number: int = 0
 
-    def send(self) -> None:
-        self.outlet.announce(frame_of(PAYLOAD, self.number), place_of(bytearray(PAYLOAD)))
+    def send(self, payload: bytes = PAYLOAD) -> None:
+        """Send `payload` under a header that says PAYLOAD."""
+        self.outlet.announce(frame_of(PAYLOAD, self.number), place_of(bytearray(payload)))
         self.number += 1
 
     def send_until_lost(self) -> None:
@@ -63,11 +63,11 @@ class Far:
         for _ in range(2_000):
             self.send()
 
-    def send_and_hear(self) -> None:
-        self.send()
+    def send_and_hear(self, payload: bytes = PAYLOAD, due: bytes = b".") -> None:
+        self.send(payload)
         answer = bytearray(1)
         self.stream.receive_into(memoryview(answer))
-        assert answer == b"."
+        assert answer == due
 
 
 @contextmanager
@@ -129,3 +129,18 @@ def test_a_killed_receiver_ends_its_link_and_a_new_one_takes_its_place() -> None
         reborn.send_and_hear()
 
     until(lambda: not group_threads())
+
+
+@pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, MAX_PAYLOAD_BYTES])
+def test_a_payload_longer_than_its_header_says_is_a_corrupt_frame_and_ends_no_process(longer: int) -> None:
+    with _far(make_node("p"), "lied-to") as far:
+        far.send_and_hear(bytes(longer), due=b"!")
+        far.send_and_hear()
+
+        assert far.process.poll() is None
+
+
+def test_a_proof_longer_than_the_nonce_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.process_group.making._PROOF_BYTES", 4_096)  # on this side only
+    with _far(make_node("p"), "lied-to") as far:
+        far.send_and_hear()
