@@ -3,8 +3,8 @@
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
     then the body; after a FRAME's body, on transports that carry it, the payload [token][head][dim]
 
-    sender   HELLO ->           PROOF ->                   (set-up)         OPEN, FRAME ..., COMMIT, RENEW, ABORT ->
-    receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)   <- READY | REFUSE     <- TAKEN, NACK, ACK, ABORT
+    sender   HELLO ->           PROOF ->                   (set-up)     OPEN, FRAME ..., COMMIT, RENEW, HELD, ABORT ->
+    receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)  <- READY | REFUSE  <- TAKEN, NACK, READ, ACK, ABORT
 
     to measure a link    sender PING ->, PROBE FRAME ->    receiver <- PONG, <- PROBED
 
@@ -67,6 +67,8 @@ class MessageType(IntEnum):
     PROBE = 17
     PROBED = 18
     SETUP = 19
+    READ = 20
+    HELD = 21
 
 
 _MAX_BODY = {
@@ -85,6 +87,8 @@ _MAX_BODY = {
     MessageType.CHALLENGE: 1_024,
     MessageType.PROOF: 1_024,
     MessageType.SETUP: 8_192,
+    MessageType.READ: _TICKET.size,
+    MessageType.HELD: _TICKET.size,
     MessageType.PING: _SIGNAL.size,
     MessageType.PONG: _SIGNAL.size,
     MessageType.PROBE: _SIGNAL.size,
@@ -188,6 +192,22 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """The receiver has read all frames out of the sender's pool: were the blocks held until now?"""
+
+    ticket_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The answer to READ: they were, so what was read is what was announced. Otherwise the answer is ABORT."""
+
+    ticket_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """The link is refused; `error` is a name of wire.errors."""
 
@@ -204,7 +224,10 @@ class Signal:
 
 
 SIGNALS = (MessageType.PING, MessageType.PONG, MessageType.PROBE, MessageType.PROBED)
-TicketMessage = Open | Frame | Nack | Taken | Commit | Ack | Abort | Renew
+TicketMessage = Open | Frame | Nack | Taken | Commit | Ack | Abort | Renew | Read | Held
+_BARE: dict[MessageType, type[Ack | Renew | Read | Held]] = {
+    MessageType.ACK: Ack, MessageType.RENEW: Renew, MessageType.READ: Read, MessageType.HELD: Held,
+}  # fmt: skip
 
 
 def encode(message: TicketMessage | Refuse | Signal) -> bytes:
@@ -230,6 +253,10 @@ def encode(message: TicketMessage | Refuse | Signal) -> bytes:
             kind, tail = MessageType.ABORT, pack_text(message.error) + pack_text(message.reason)
         case Renew():
             kind, tail = MessageType.RENEW, b""
+        case Read():
+            kind, tail = MessageType.READ, b""
+        case Held():
+            kind, tail = MessageType.HELD, b""
     return pack(kind, _TICKET.pack(bytes.fromhex(message.ticket_id), message.epoch) + tail)
 
 
@@ -283,8 +310,8 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Sig
             return Commit(ticket_id, epoch, num_frames, kv_bytes, digest_sum, digest, bytes(tail[_COMMIT.size :]))
         case MessageType.ABORT:
             return Abort(ticket_id, epoch, *unpack_texts(tail, 2))
-        case MessageType.ACK | MessageType.RENEW if not tail:
-            return Ack(ticket_id, epoch) if kind is MessageType.ACK else Renew(ticket_id, epoch)
+        case MessageType.ACK | MessageType.RENEW | MessageType.READ | MessageType.HELD if not tail:
+            return _BARE[kind](ticket_id, epoch)
     raise WireError(f"{kind.name} of {len(body)} bytes is not a message of a ticket")
 
 

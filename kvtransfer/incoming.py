@@ -10,6 +10,7 @@ from kvtransfer.probed import Probed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
+from kvtransfer.transports import READS_POOL
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
 from wire.trust import Trust
@@ -17,7 +18,7 @@ from wire.trust import Trust
 _log = EventLogger("kvtransfer")
 _FROM_SENDER = (
     MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW, MessageType.PING,
-    MessageType.PROBE,
+    MessageType.PROBE, MessageType.HELD,
 )  # fmt: skip
 
 
@@ -48,7 +49,8 @@ class Incoming:
         try:
             self._inlet, hello = answer(self._stream, self._timeouts, self._choose, self._trust, digests=self._digests)
             sender, greeted = hello.sender_id, True
-            self._table.meet(self._number, hello.source)
+            receipts = not hello.digests and hello.transport in READS_POOL
+            self._table.meet(self._number, hello.source, receipts=receipts)
             _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
             self._serve(self._inlet)
         except WireError as error:

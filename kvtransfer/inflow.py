@@ -2,6 +2,7 @@
 
 announced -> moving -> verified            (a digest that differs: -> repeat -> moving -> verified, once)
 complete: the commit is proposed, everything owed is in and verified, and the sums agree
+receipt:  owed -> asked -> held            (where nothing else shows that what was read is what was announced)
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,13 @@ class Progress(Enum):
     OVER = "over"
 
 
+class _Receipt(Enum):
+    NEEDLESS = "needless"
+    OWED = "owed"
+    ASKED = "asked"
+    HELD = "held"
+
+
 class _FrameState(Enum):
     MOVING = "moving"
     REPEAT = "repeat"
@@ -58,10 +66,14 @@ class _Expected:
 
 
 class Inflow:
-    """Owner of the frames of one link for one ticket. `lease_end` is when the sender will have been silent too long."""
+    """Owner of the frames of one link for one ticket. `lease_end` is when the sender will have been silent too long.
 
-    def __init__(self, source: Source, terms: Terms, lease_end: float) -> None:
+    With `receipt` the sender has to say, after the last read, that it held the blocks till then.
+    """
+
+    def __init__(self, source: Source, terms: Terms, lease_end: float, *, receipt: bool = False) -> None:
         self.source, self.lease_end = source, lease_end
+        self._receipt = _Receipt.OWED if receipt else _Receipt.NEEDLESS
         self.kv_bytes = 0
         self.complete = False
         self._terms, self._wanted_tokens = terms, terms.tensor_tokens
@@ -81,6 +93,30 @@ class Inflow:
         """What the commit says the prompt is."""
         assert self._commit is not None
         return self._commit.description
+
+    @property
+    def owes_receipt(self) -> bool:
+        """Whether the sender has yet to say that it held the blocks; not where no frame was read."""
+        return self._receipt in (_Receipt.OWED, _Receipt.ASKED) and bool(self._frames)
+
+    @property
+    def waits_for_sender(self) -> bool:
+        """Whether the sender's lease counts: it still owes frames, its commit, or a receipt that was asked for."""
+        return not self.complete or self._receipt is _Receipt.ASKED
+
+    def ask(self, lease_end: float) -> bool:
+        """Whether to ask for the receipt now: once, when everything is in. The sender has until `lease_end`."""
+        if not self.complete or not self.owes_receipt or self._receipt is _Receipt.ASKED:
+            return False
+        self._receipt, self.lease_end = _Receipt.ASKED, max(self.lease_end, lease_end)
+        return True
+
+    def held(self) -> bool:
+        """Take the receipt; False for one that was not asked for, or is there."""
+        if self._receipt is not _Receipt.ASKED:
+            return False
+        self._receipt = _Receipt.HELD
+        return True
 
     def accept(self, frame: Frame) -> Verdict:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the terms."""

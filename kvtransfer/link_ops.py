@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kvtransfer.frame import Abort, Ack, Nack, Signal
+from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.transport import Timeouts, Transport
 from wire.errors import PdserveError
@@ -61,7 +61,7 @@ class Drop:
 class Heard:
     """The receiver said something."""
 
-    message: Nack | Ack | Abort
+    message: Nack | Read | Ack | Abort
 
 
 @dataclass(frozen=True, slots=True)

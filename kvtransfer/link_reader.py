@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from kvtransfer.frame import Abort, Ack, Nack, Signal, Taken, WireError, decode
+from kvtransfer.frame import Abort, Ack, Nack, Read, Signal, Taken, WireError, decode
 from kvtransfer.link_ops import Answered, Heard, Lost
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet
@@ -65,7 +65,7 @@ class LinkReader:
         match message:
             case Taken():
                 self._outlet.taken(message)
-            case Nack() | Ack() | Abort():
+            case Nack() | Read() | Ack() | Abort():
                 self._post(Heard(message))
             case Signal():
                 self._post(Answered(message, self._clock()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, digest_of, process_mover
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, encode
+from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, encode
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
@@ -69,6 +69,8 @@ class Sendings:
         ticket_id = op.message.ticket_id if isinstance(op, Heard) else op.ticket_id
         sending = self._sendings.get(ticket_id)
         if sending is None:
+            if isinstance(op, Heard) and isinstance(op.message, Read):
+                self._say_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
             return
         try:
             self._apply(sending, op)
@@ -125,6 +127,8 @@ class Sendings:
                 self._tell_abort(sending.ticket, HandoffFailed(op.reason))
             case Heard(Nack() as nack):
                 self._resend(sending.ticket, nack)
+            case Heard(Read() as read):
+                self._confirm(sending.ticket, read)
             case Heard(Ack()):
                 self._acked(sending)
             case Heard(Abort() as abort):
@@ -167,6 +171,12 @@ class Sendings:
         self.frames_resent += 1
         self._announce(frame, source)
 
+    def _confirm(self, ticket: SenderTicket, read: Read) -> None:
+        """Say that the blocks are held. Whoever frees them has this ticket dropped first, and drops stand in line."""
+        if not ticket.holds(self._settings.clock()):
+            raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease ran out: it holds no blocks")
+        self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
+
     def _place(self, tensor: int, where: Window) -> Place:
         try:
             return self._slots.place(tensor, where, self._part.heads[tensor])
@@ -198,7 +208,10 @@ class Sendings:
     def _tell_abort(self, ticket: SenderTicket, error: PdserveError) -> None:
         ticket.abort()
         self._sendings.pop(ticket.ticket_id, None)
-        self._outbox.add([encode(Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))])
+        self._say_abort(ticket, error)
+
+    def _say_abort(self, of: SenderTicket | Read, error: PdserveError) -> None:
+        self._outbox.add([encode(Abort(of.ticket_id, of.epoch, to_name(error), str(error)))])
 
     def _end(self, sending: _Sending, error: PdserveError) -> None:
         sending.ticket.abort()

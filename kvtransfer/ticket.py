@@ -99,8 +99,13 @@ class ReceiverTicket:
         """Whether what comes over `link` may concern it: before it is opened any link may speak."""
         return link in self._inflows or not self._inflows
 
-    def open(self, link: int, source: Source, num_tokens: int, first_token: int, now: float) -> None:
-        """Bind one rank of P to its link. Raises HandoffFailed for a stranger and for other tokens."""
+    def open(
+        self, link: int, source: Source, num_tokens: int, first_token: int, now: float, *, receipt: bool = False
+    ) -> None:
+        """Bind one rank of P to its link; with `receipt` it owes one before all is in.
+
+        Raises HandoffFailed for a stranger and for other tokens.
+        """
         known = self._inflows.get(link)
         if self.over or (known is None and not self._is_awaited(source)):
             raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here by {source}")
@@ -111,7 +116,7 @@ class ReceiverTicket:
         if known is None:
             self._owed = self._senders.of(source.rank.of)
             terms = Terms(self._owed[source.rank.number], first_token, num_tokens)
-            self._inflows[link] = Inflow(source, terms, now + self._lease_s)
+            self._inflows[link] = Inflow(source, terms, now + self._lease_s, receipt=receipt)
         self.state = ReceiverState.RECEIVING
         self._lease_end = max(self._lease_end, now + self._lease_s)
         self.renew(link, now)
@@ -150,14 +155,25 @@ class ReceiverTicket:
         return verdict
 
     def ready(self) -> bool:
-        """Tell whether every rank of P that sends here has committed and every frame is in and verified.
+        """Tell whether every rank of P that sends here has committed, every frame is in, and no receipt is owed.
 
         Raises HandoffFailed when the sums of one differ.
         """
-        if self.over or self._committing or not any(inflow.committed for inflow in self._inflows.values()):
-            return False
-        complete = [inflow.check_complete() for inflow in self._inflows.values()]
-        return all(complete) and len(complete) == len(self._owed)
+        return self._is_all_in() and not any(inflow.owes_receipt for inflow in self._inflows.values())
+
+    def ask(self, now: float) -> tuple[int, ...]:
+        """Return the links whose receipt is to be asked for now: each once, when everything of all links is in.
+
+        Raises HandoffFailed when the sums of one differ.
+        """
+        if not self._is_all_in():
+            return ()
+        return tuple(link for link, inflow in self._inflows.items() if inflow.ask(now + self._lease_s))
+
+    def held(self, link: int, epoch: int) -> bool:
+        """Take the receipt of one link; False for one that was not asked for, or is there."""
+        inflow = self._speaks(link, epoch)
+        return inflow is not None and inflow.held()
 
     @property
     def proposed(self) -> bool:
@@ -182,7 +198,7 @@ class ReceiverTicket:
 
     def expire(self, now: float) -> bool:
         """End the ticket if a lease ran out: of a rank of P that still owes something, or that never came."""
-        ends = [inflow.lease_end for inflow in self._inflows.values() if not inflow.complete]
+        ends = [inflow.lease_end for inflow in self._inflows.values() if inflow.waits_for_sender]
         if not self._inflows or len(self._inflows) < len(self._owed):
             ends.append(self._lease_end)
         if all(now < end for end in ends):
@@ -203,6 +219,12 @@ class ReceiverTicket:
         others = [inflow.source for inflow in self._inflows.values()]
         life = source.sender_id, source.epoch, source.rank.of
         return all((one.sender_id, one.epoch, one.rank.of) == life and one.rank != source.rank for one in others)
+
+    def _is_all_in(self) -> bool:
+        if self.over or self._committing or not any(inflow.committed for inflow in self._inflows.values()):
+            return False
+        complete = [inflow.check_complete() for inflow in self._inflows.values()]
+        return all(complete) and len(complete) == len(self._owed)
 
     def _speaks(self, link: int, epoch: int) -> Inflow | None:
         mine = self.state is ReceiverState.RECEIVING and epoch == self.epoch
@@ -289,6 +311,10 @@ class SenderTicket:
             self.ticket_id, self.epoch, len(self._frames), self.kv_bytes, self._digest_sum,
             description_digest, description,
         )  # fmt: skip
+
+    def holds(self, now: float) -> bool:
+        """Tell whether everything was sent and the lease, at `now`, still keeps the blocks as they were announced."""
+        return self.state is SenderState.SENT and now < self._renewed + self.lease_s
 
     def ack(self) -> bool:
         """The receiver committed. False unless everything was sent."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import digest_of
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Nack, Open, Renew, TicketMessage
+from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.interface import PoolMemory
 from kvtransfer.quorum import ShareReports
@@ -53,6 +53,7 @@ class TicketTable:
         self._rank = memory.layout.rank
         self._senders = Senders(memory.layout.model_tensors, self._rank)
         self._sources: dict[int, Source] = {}
+        self._receipts: set[int] = set()
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
@@ -105,9 +106,15 @@ class TicketTable:
         elif settled:
             self._tell_commit(ticket)
 
-    def meet(self, link: int, source: Source) -> None:
-        """A link is ready; this is who speaks on it."""
+    def meet(self, link: int, source: Source, *, receipts: bool = False) -> None:
+        """A link is ready; this is who speaks on it.
+
+        With `receipts` nothing shows that what was read from the sender's pool is what it announced, so a ticket is
+        committed only after the sender said that it held the blocks until all was read.
+        """
         self._sources[link] = source
+        if receipts:
+            self._receipts.add(link)
 
     def handle(self, link: int, message: TicketMessage, inlet: Inlet) -> None:
         """Apply one message of a link, on that link's thread. Raises LinkLost, WireError."""
@@ -118,6 +125,8 @@ class TicketTable:
                 self._open(link, message)
             case Commit():
                 self._commit(link, message)
+            case Held():
+                self._held(link, message)
             case Renew():
                 self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
             case Abort():
@@ -126,6 +135,7 @@ class TicketTable:
     def lost(self, link: int, reason: str) -> None:
         """End all tickets of a link that is gone."""
         self._sources.pop(link, None)
+        self._receipts.discard(link)
         for ticket in self._all():
             if link in ticket.links:
                 self._end(ticket, reason, but=link)
@@ -151,7 +161,10 @@ class TicketTable:
             return
         try:
             with self._lock:
-                ticket.open(link, source, message.num_tokens, message.first_token, self._clock())
+                ticket.open(
+                    link, source, message.num_tokens, message.first_token, self._clock(),
+                    receipt=link in self._receipts,
+                )  # fmt: skip
         except HandoffFailed as error:
             if ticket.listens_to(link):
                 self._end(ticket, str(error), but=link)
@@ -226,14 +239,29 @@ class TicketTable:
             return
         self._try_commit(ticket)
 
+    def _held(self, link: int, message: Held) -> None:
+        ticket = self._tickets.get(message.ticket_id)
+        if ticket is None:
+            return
+        with self._lock:
+            taken = ticket.held(link, message.epoch)
+        if taken:
+            self._try_commit(ticket)
+
     def _try_commit(self, ticket: ReceiverTicket) -> None:
+        """Report the share once all is in; before that, ask each sender that owes a receipt for it, once."""
         try:
             with self._lock:
-                if not ticket.ready():
-                    return
-                ticket.begin_commit()
+                asked = ticket.ask(self._clock())
+                ready = ticket.ready()
+                if ready:
+                    ticket.begin_commit()
         except HandoffFailed as error:
             self._end(ticket, str(error))
+            return
+        for link in asked:
+            self._answer(link, Read(ticket.ticket_id, ticket.epoch))
+        if not ready:
             return
         self._quorum.share_ready(self._rank.number, ticket.ticket_id, ticket.description, ticket.kv_bytes)
 

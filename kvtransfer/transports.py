@@ -20,6 +20,7 @@ _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
 }
 NAMES = tuple(_MAKERS)
 DEFAULT_NAMES = ("cuda_ipc", "shm", "tcp")
+READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool itself, some time after the announcement
 
 
 def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | None = None) -> tuple[Transport, ...]:

@@ -61,7 +61,7 @@ class RankRig:
 
     def __init__(
         self, transport: str, *, p_ranks: int, d_ranks: int, heads: int = 4, p_block: int = 16, d_block: int = 16,
-        num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0,
+        num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0, digests: bool = True,
     ) -> None:  # fmt: skip
         self.tensors, self.clock, self.events, points = (
             tensors(heads),
@@ -83,7 +83,7 @@ class RankRig:
         def receive(memory: PoolMemory, quorum: Quorum) -> KvReceiver:
             made = KvReceiver(
                 memory, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
-                transports=(transport,), quorum=quorum, clock=self.clock,
+                transports=(transport,), quorum=quorum, clock=self.clock, digests=digests,
             )  # fmt: skip
             self.receivers.append(made)
             return made
@@ -91,7 +91,7 @@ class RankRig:
         def send(memory: PoolMemory, events: SenderEvents) -> KvSender:
             made = KvSender(
                 memory, instance_id="prefill-0", epoch=55, transports=(transport,), events=events, clock=self.clock,
-                progress_age=lambda: self.progress_age, failpoints=points, tend_interval_s=0.05,
+                progress_age=lambda: self.progress_age, failpoints=points, tend_interval_s=0.05, digests=digests,
             )  # fmt: skip
             self.senders.append(made)
             return made

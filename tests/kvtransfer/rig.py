@@ -144,9 +144,10 @@ class Rig:
         failpoints: str = "", lease_s: float = 30.0, sender_seals: int = POOL_SEALS,
         sender_tensors: Sequence[KvTensor] = TENSORS, sender_transports: Sequence[str] | None = None,
         receiver_transports: Sequence[str] | None = None, progress_timeout_s: float = 10.0,
-        tensors: Sequence[KvTensor] = TENSORS,
+        tensors: Sequence[KvTensor] = TENSORS, digests: bool = True, clocks_apart: bool = False,
     ) -> None:  # fmt: skip
         self.transport, self.clock, self.progress_age = transport, Clock(), 0.0
+        self.sender_clock, self.digests = Clock() if clocks_apart else self.clock, digests
         sender_tensors = tensors if sender_tensors is TENSORS else sender_tensors
         self.p_pool = Pool(PoolLayout(sender_tensors, num_blocks=num_blocks, block_size=sender_block), sender_seals)
         self.d_pool = Pool(PoolLayout(tensors, num_blocks=num_blocks, block_size=receiver_block))
@@ -155,12 +156,12 @@ class Rig:
         self.receiver = KvReceiver(
             self.d_pool, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
             transports=receiver_transports or (transport,), events=self.events, clock=self.clock,
-            progress_timeout_s=progress_timeout_s,
+            progress_timeout_s=progress_timeout_s, digests=digests,
         )  # fmt: skip
         self.sender = KvSender(
             self.p_pool, instance_id="prefill-0", epoch=55, transports=sender_transports or (transport,),
-            events=self.events, clock=self.clock, progress_age=lambda: self.progress_age, failpoints=points,
-            progress_timeout_s=progress_timeout_s, tend_interval_s=0.05,
+            events=self.events, clock=self.sender_clock, progress_age=lambda: self.progress_age, failpoints=points,
+            progress_timeout_s=progress_timeout_s, tend_interval_s=0.05, digests=digests,
         )  # fmt: skip
 
     def open(self, num_tokens: int, block_ids: Sequence[int], first_token: int = 0) -> Ticket:
@@ -202,7 +203,7 @@ class RawSender:
         self._rig, layout = rig, rig.p_pool.layout
         hello = Hello(
             PROTOCOL_VERSION, "raw", 5, link_epoch, "decode-0", 77, "", layout.block_size, layout.num_blocks,
-            layout.tensors,
+            layout.tensors, digests=rig.digests,
         )  # fmt: skip
         dialled = dial(
             make_transports((rig.transport,), rig.p_pool), rig.receiver.endpoints, hello, Timeouts(5, DEADLINE_S)
@@ -231,7 +232,7 @@ class RawSender:
         fields: dict[str, int] = {
             "epoch": ticket.epoch, "number": number, "layer": spec.layer, "tensor": tensor, "start": 0,
             "end": ticket.num_tokens, "head_start": 0, "head_end": spec.heads, "num_bytes": len(tokens[tensor]),
-            "digest": digest_of([tokens[tensor]]),
+            "digest": digest_of([tokens[tensor]]) if self._rig.digests else 0,
         }  # fmt: skip
         fields.update(changes)
         blocks = tuple(range(-(-ticket.num_tokens // size)))

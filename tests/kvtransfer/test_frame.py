@@ -16,9 +16,11 @@ from kvtransfer.frame import (
     Ack,
     Commit,
     Frame,
+    Held,
     MessageType,
     Nack,
     Open,
+    Read,
     Refuse,
     Renew,
     TicketMessage,
@@ -43,6 +45,8 @@ messages: st.SearchStrategy[TicketMessage | Refuse] = st.one_of(
     st.builds(Ack, ids, u64),
     st.builds(Abort, ids, u64, texts, texts),
     st.builds(Renew, ids, u64),
+    st.builds(Read, ids, u64),
+    st.builds(Held, ids, u64),
     st.builds(Refuse, texts, texts),
 )
 

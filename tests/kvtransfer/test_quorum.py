@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtransfer.digest import Place, StopFlag, digest_of
-from kvtransfer.frame import Abort, Ack, Frame, Nack, Open, Renew, TicketMessage
+from kvtransfer.frame import Abort, Ack, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.inflow import Source
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
@@ -42,10 +42,14 @@ class Memory:
 
 
 class Wire:
-    """The inlet of every link: payloads by (ticket, tensor, token, head), as P's ranks would have them."""
+    """The inlet of every link: payloads by (ticket, tensor, token, head), as P's ranks would have them.
+
+    Like `shm`: what lies in blocks that P has `freed` is another prompt's, and only `digests` could tell.
+    """
 
     def __init__(self, byte_of: Callable[[Frame, int, int], bytes]) -> None:
         self._byte_of = byte_of
+        self.digests, self.freed = True, set[str]()
         self.interruption: Callable[[], None] | None = None
 
     def payload(self, frame: Frame) -> bytes:
@@ -57,6 +61,8 @@ class Wire:
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         data, at = self.payload(frame), 0
+        if frame.ticket_id in self.freed:
+            data = bytes(255 - byte for byte in data)
         if self.interruption is not None:  # what another link's thread does meanwhile
             interrupt, self.interruption = self.interruption, None
             interrupt()
@@ -66,7 +72,10 @@ class Wire:
             target.region.view[target.base + offset : target.base + offset + size] = data[at : at + size]
             at += size
         assert at == len(data)
-        return digest_of([data])
+        return self.digest(data)
+
+    def digest(self, data: bytes) -> int:
+        return digest_of([data]) if self.digests else 0
 
     def skip(self, frame: Frame) -> None:
         pass
@@ -94,9 +103,9 @@ class Ranks(RuleBasedStateMachine):
         self.num_tickets = self.num_links = 0
         self.p_epoch, self.d_epoch = 50, 70
 
-    @initialize(p_ranks=st.integers(1, 4), d_ranks=st.integers(1, 4))
-    def meet(self, p_ranks: int, d_ranks: int) -> None:
-        self.p_ranks, self.d_ranks = p_ranks, d_ranks
+    @initialize(p_ranks=st.integers(1, 4), d_ranks=st.integers(1, 4), digests=st.booleans())
+    def meet(self, p_ranks: int, d_ranks: int, digests: bool = True) -> None:
+        self.p_ranks, self.d_ranks, self.wire.digests = p_ranks, d_ranks, digests
         self.pools = [Memory(Rank(d, d_ranks)) for d in range(d_ranks)]
         self.paths = [(p, d) for p in range(p_ranks) for d in receivers_of(MODEL, Rank(p, p_ranks), d_ranks)]
         self.links: dict[Path, int] = {}
@@ -122,7 +131,8 @@ class Ranks(RuleBasedStateMachine):
     def connect(self, path: Path) -> None:
         self.num_links += 1
         self.links[path], self.to_d[path], self.to_p[path] = self.num_links, deque(), deque()
-        self.tables[path[1]].meet(self.num_links, Source("p", self.p_epoch, Rank(path[0], self.p_ranks)))
+        source = Source("p", self.p_epoch, Rank(path[0], self.p_ranks))
+        self.tables[path[1]].meet(self.num_links, source, receipts=not self.wire.digests)
 
     def answer(self, d: int, link: int, message: TicketMessage) -> None:
         path = next((path for path, number in self.links.items() if number == link), None)
@@ -228,7 +238,7 @@ class Ranks(RuleBasedStateMachine):
         for low, high in half.wanted(tensor, start, end):
             heads = half._terms.part.heads[tensor]
             draft = Frame(half.ticket_id, 0, 0, 0, tensor, low, high, *heads, 0, 0)
-            made = half.send(tensor, low, high, digest_of([self.wire.payload(draft)]), ())
+            made = half.send(tensor, low, high, self.wire.digest(self.wire.payload(draft)), ())
             self.to_d[path].append(dataclasses.replace(made, digest=made.digest ^ 1) if corrupt else made)
 
     @rule(data=st.data())
@@ -278,7 +288,11 @@ class Ranks(RuleBasedStateMachine):
 
     def hear_from(self, path: Path, message: TicketMessage) -> None:
         half = self.halves.get(path)
-        if half is None or message.ticket_id != half.ticket_id or half.over:
+        mine = half is not None and message.ticket_id == half.ticket_id
+        if isinstance(message, Read):
+            self.confirm(path, message, half if mine else None)
+            return
+        if half is None or not mine or half.over:
             return
         match message:
             case Ack():
@@ -295,8 +309,17 @@ class Ranks(RuleBasedStateMachine):
                 half.abort()
                 self.fail()
 
+    def confirm(self, path: Path, read: Read, half: SenderTicket | None) -> None:
+        """Answer a question for a receipt as Sendings does: with HELD, or with ABORT and the end of the ticket."""
+        if half is not None and half.holds(self.now):
+            self.to_d[path].append(Held(read.ticket_id, read.epoch))
+            return
+        self.to_d[path].append(Abort(read.ticket_id, read.epoch, "HandoffFailed", "it holds no blocks"))
+        if half is not None and not half.over:
+            self.fail()
+
     def fail(self) -> None:
-        """One part failed: the other links are told, as RanksSender does."""
+        """One part failed: the other links are told, as RanksSender does, and the blocks are free."""
         for path, half in self.halves.items():
             if not half.over:
                 half.abort()
@@ -304,6 +327,7 @@ class Ranks(RuleBasedStateMachine):
                     self.to_d[path].append(Abort(half.ticket_id, half.epoch, "HandoffFailed", "a rank failed"))
         if self.ticket is not None and self.ticket not in self.acked:
             self.failed.add(self.ticket)
+            self.wire.freed.add(self.ticket)
 
     @rule(data=st.data(), kind=st.sampled_from(MISHAPS))
     def mishap(self, data: st.DataObject, kind: str) -> None:

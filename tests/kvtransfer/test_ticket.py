@@ -67,12 +67,14 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.made: dict[tuple[int, int], Frame] = {}
         self.moving: list[tuple[int, Frame]] = []
         self.proposed: set[int] = set()
+        self.asked: set[int] = set()
+        self.held: set[int] = set()
         self.releases = 0
         self.state = ReceiverState.RESERVED
 
-    @initialize(num_senders=st.integers(1, 4))
-    def choose_ranks(self, num_senders: int) -> None:
-        self.num_senders = num_senders
+    @initialize(num_senders=st.integers(1, 4), receipts=st.one_of(st.just(set()), st.sets(st.integers(0, 3))))
+    def choose_ranks(self, num_senders: int, receipts: set[int]) -> None:
+        self.num_senders, self.receipts = num_senders, receipts
         self.owed = dict(Senders(TENSORS, ONLY_RANK).of(num_senders))
         self.num_frames = dict.fromkeys(self.owed, 0)
         self.verified = {p: set() for p in self.owed}
@@ -90,6 +92,13 @@ class ReceiverMachine(RuleBasedStateMachine):
     def is_complete(self, p: int) -> bool:
         return p in self.proposed and self.verified[p] == self.wanted(p)
 
+    def waits_for(self, p: int) -> bool:
+        return not self.is_complete(p) or p in self.asked - self.held
+
+    @property
+    def all_in(self) -> bool:
+        return self.speaks and set(self.lease_ends) == set(self.owed) and all(map(self.is_complete, self.owed))
+
     @property
     def speaks(self) -> bool:
         return self.state is ReceiverState.RECEIVING
@@ -106,7 +115,7 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     def open_from(self, p: int) -> None:
         if self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING):
-            self.ticket.open(10 + p, self.source(p), TOTAL, FIRST, self.now)
+            self.ticket.open(10 + p, self.source(p), TOTAL, FIRST, self.now, receipt=p in self.receipts)
             self.state, self.lease_end = ReceiverState.RECEIVING, self.now + LEASE_S
             self.lease_ends[p] = max(self.lease_ends.get(p, 0.0), self.now + LEASE_S)
         else:
@@ -187,6 +196,9 @@ class ReceiverMachine(RuleBasedStateMachine):
                 self.open_from(p)
                 self.deliver_from(p, data)
                 self.propose_from(p)
+        self.ask()
+        for p in data.draw(st.permutations(sorted(self.asked)))[:ranks]:
+            self.hold_from(p)
         self.settle_if_ready(accepted, interrupted)
 
     def deliver_from(self, p: int, data: st.DataObject) -> None:
@@ -238,12 +250,33 @@ class ReceiverMachine(RuleBasedStateMachine):
             assert self.ticket.propose(commit, 10 + p) is Verdict.MOVE
             self.proposed.add(p)
 
+    @rule()
+    def ask(self) -> None:
+        due = self.receipts & set(self.owed) - self.asked if self.all_in else set()
+        assert sorted(self.ticket.ask(self.now)) == sorted(10 + p for p in due)
+        self.asked |= due
+        for p in due:
+            self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
+
+    @rule(p=st.integers(0, 3), stray=st.sampled_from(["", "", "other link", "old epoch"]))
+    def hold(self, p: int, stray: str) -> None:
+        if stray:
+            assert not self.ticket.held(50 if stray == "other link" else 10 + p, EPOCH - (stray == "old epoch"))
+        else:
+            self.hold_from(p)
+
+    def hold_from(self, p: int) -> None:
+        taken = self.speaks and p in self.asked - self.held
+        assert self.ticket.held(10 + p, EPOCH) is taken
+        if taken:
+            self.held.add(p)
+
     @rule(accepted=st.booleans(), interrupted=st.booleans())
     def commit(self, accepted: bool, interrupted: bool) -> None:
         self.settle_if_ready(accepted, interrupted)
 
     def settle_if_ready(self, accepted: bool, interrupted: bool) -> None:
-        ready = self.speaks and set(self.lease_ends) == set(self.owed) and all(map(self.is_complete, self.owed))
+        ready = self.all_in and self.receipts & set(self.owed) <= self.held
         assert self.ticket.ready() is ready
         if not ready:
             return
@@ -252,6 +285,7 @@ class ReceiverMachine(RuleBasedStateMachine):
             assert not self.ticket.abort("too late")
             assert not self.ticket.expire(self.now + 1e9)
             assert self.ticket.committing
+            assert self.ticket.ask(self.now) == ()
         assert self.ticket.description == b"of %d" % min(self.owed)
         self.ticket.settle(None if accepted else "no room")
         self.state = ReceiverState.COMMITTED if accepted else ReceiverState.ABORTED
@@ -270,7 +304,7 @@ class ReceiverMachine(RuleBasedStateMachine):
             self.ticket.renew(10 + p, self.now)
             self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
         self.now += seconds
-        ends = [end for p, end in self.lease_ends.items() if not self.is_complete(p)]
+        ends = [end for p, end in self.lease_ends.items() if self.waits_for(p)]
         if set(self.lease_ends) != set(self.owed):
             ends.append(self.lease_end)
         living = self.state in (ReceiverState.RESERVED, ReceiverState.RECEIVING)
@@ -346,6 +380,12 @@ class SenderMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(HandoffFailed):
                 self.ticket.resend(number)
+
+    @rule(later=st.sampled_from([0.0, 4.0, 11.0]))
+    def holds(self, later: float) -> None:
+        """While everything is sent and the lease has not run out, looked at or not."""
+        at = self.now + later
+        assert self.ticket.holds(at) is (self.state is SenderState.SENT and at < self.renewed + LEASE_S)
 
     @rule()
     def ack(self) -> None:
