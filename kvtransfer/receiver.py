@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtransfer import shm, tcp
-from kvtransfer.frame import TicketMessage, encode
+from kvtransfer.door import MAX_INSIDE, MAX_WAITING, Door
+from kvtransfer.frame import Refuse, TicketMessage, encode
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
@@ -19,13 +20,13 @@ from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
 from kvtransfer.transports import make_transports
 from telemetry.logs import EventLogger
-from wire.errors import Unavailable
+from wire.errors import Incompatible, Unavailable, to_name
 from wire.failpoints import Failpoints, process_failpoints
 from wire.trust import Trust
 from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")
-_MAX_CONNECTIONS = 1_024
+_MAX_CONNECTIONS = MAX_INSIDE + 2 * MAX_WAITING  # with those that gave way and whose threads have yet to end
 _JOIN_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
 
@@ -59,6 +60,7 @@ class KvReceiver:
         )  # fmt: skip
         self._quorum.join(self._table)
         self._links: dict[int, Incoming] = {}
+        self._door = Door()
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
         self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}
@@ -131,7 +133,7 @@ class KvReceiver:
 
     def _accept_one(self, listener: socket.socket, over_unix: bool) -> None:
         try:
-            sock, _ = listener.accept()
+            sock, address = listener.accept()
         except BlockingIOError:
             return
         except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
@@ -141,36 +143,57 @@ class KvReceiver:
             self._closing.wait(_ACCEPT_PAUSE_S)
             return
         try:
-            self._take(sock, over_unix)
+            self._take(sock, None if over_unix else str(address[0]))
         except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: the door stays open
             _log.error("kv_accept_failed", exc=error, unix=over_unix)
             self._table.count(refused_connections=1)
             sock.close()
 
-    def _take(self, sock: socket.socket, over_unix: bool) -> None:
+    def _take(self, sock: socket.socket, address: str | None) -> None:
+        """Give a connection its thread; it is over TCP where it has an `address`."""
         full = len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set()
-        if full or (over_unix and not shm.is_same_user(sock)):
+        if full or not self._may_greet(sock, address):
             self._table.count(refused_connections=1)
             sock.close()
             return
-        if not over_unix:
+        if address is not None:
             tcp.tune(sock, self._timeouts.progress_s)
         stream = Stream(sock, progress_timeout_s=self._timeouts.progress_s)
         number = next(self._numbers)
         incoming = Incoming(
-            number, stream, self._table, choose=lambda hello: self._choose(hello, over_unix),
+            number, stream, self._table, choose=lambda hello: self._choose(number, hello, over_unix=address is None),
             timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._forget,
         )  # fmt: skip
         self._links[number] = incoming
         try:
+            self._door.wait(number, address, incoming.shutdown)
             incoming.thread.start()
         except BaseException:
             self._forget(number)
             raise
 
-    def _choose(self, hello: Hello, over_unix: bool) -> Transport:
-        """Check who calls and return the transport that HELLO names. Raises a PdserveError in words."""
+    def _may_greet(self, sock: socket.socket, address: str | None) -> bool:
+        """Look who may even try, at no more cost than a look (proof.check_peer is the same once more)."""
+        if address is None:
+            return shm.is_same_user(sock)
+        try:
+            self._trust.check_address(address)
+        except Incompatible as error:
+            _log.warning("kv_link_refused", error=to_name(error), reason=error)
+            with contextlib.suppress(OSError):  # in words if there is room for them: nobody waits for a stranger
+                sock.setblocking(False)
+                sock.send(encode(Refuse(to_name(error), str(error))))
+                sock.shutdown(socket.SHUT_WR)
+            return False
+        return True
+
+    def _choose(self, number: int, hello: Hello, *, over_unix: bool) -> Transport:
+        """Check who calls, now that it is proven, let it in and return the transport that HELLO names.
+
+        Raises a PdserveError in words.
+        """
         check_hello(hello, instance_id=self._instance_id, epoch=self._epoch, layout=self._memory.layout)
+        self._door.enter(number)
         for transport in self._transports:
             if (transport.name, transport.over_unix) == (hello.transport, over_unix):
                 return transport
@@ -181,6 +204,7 @@ class KvReceiver:
 
     def _forget(self, number: int) -> None:
         self._links.pop(number, None)
+        self._door.leave(number)
 
     def _answer(self, number: int, message: TicketMessage) -> None:
         link = self._links.get(number)

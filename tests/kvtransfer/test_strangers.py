@@ -1,0 +1,129 @@
+"""Those who never say who they are: they cost little, and keep nobody out."""
+
+import contextlib
+import secrets
+import socket
+import threading
+
+import pytest
+
+from kvtransfer.door import MAX_WAITING, MAX_WAITING_OF_ADDRESS, Door
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until
+from wire.errors import Unavailable
+from wire.kv_layout import PoolLayout
+from wire.secret import Secret
+from wire.trust import Trust
+
+LAYOUT = PoolLayout(TENSORS, num_blocks=8, block_size=4)
+TRUST = Trust(Secret(b"s" * 32))
+STRANGERS = Trust(None, frozenset({"192.0.2.1"}), loopback=False)
+
+
+class House:
+    """A receiver with a TCP door, and callers at it."""
+
+    def __init__(self, trust: Trust, stack: contextlib.ExitStack) -> None:
+        self.trust, self.stack, self.events, self.pool = trust, stack, Recorder(), Pool(LAYOUT)
+        stack.callback(self.pool.close)
+        self.receiver = KvReceiver(
+            self.pool, instance_id="decode-0", epoch=77, host="127.0.0.1", transports=("tcp",), events=self.events,
+            trust=trust, progress_timeout_s=DEADLINE_S,
+        )  # fmt: skip
+        stack.callback(self.receiver.close)
+
+    def call(self, address: str = "127.0.0.1") -> socket.socket:
+        """Connect and say nothing."""
+        host, _, port = self.receiver.endpoints[0].address.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=DEADLINE_S, source_address=(address, 0))
+        return self.stack.enter_context(sock)
+
+    def hand_over(self) -> None:
+        """Let a ticket of one who belongs here be acked."""
+        pool = Pool(LAYOUT)
+        self.stack.callback(pool.close)
+        sender = KvSender(
+            pool, instance_id="prefill-0", epoch=55, transports=("tcp",), events=self.events, trust=self.trust,
+            progress_age=lambda: 0.0, progress_timeout_s=DEADLINE_S,
+        )  # fmt: skip
+        self.stack.callback(sender.close)
+        ticket = self.receiver.open(secrets.token_hex(16), num_tokens=4, first_token=0, block_ids=(1,))
+        sender.begin(ticket)
+        for layer in range(LAYOUT.num_layers):
+            sender.put(ticket.ticket_id, layer, 0, 4, (0,))
+        sender.commit(ticket.ticket_id, b"prompt")
+        self.events.wait("acked", ticket.ticket_id)
+
+
+def test_strangers_that_say_nothing_hold_few_threads_and_keep_nobody_out() -> None:
+    with contextlib.ExitStack() as stack:
+        house = House(TRUST, stack)
+        callers = [house.call() for _ in range(3 * MAX_WAITING_OF_ADDRESS)]
+
+        until(lambda: house.receiver.counts.refused_connections == len(callers) - MAX_WAITING_OF_ADDRESS)
+        assert len(house.receiver._links) == MAX_WAITING_OF_ADDRESS
+        assert callers[0].recv(1) == b""  # the oldest gave way
+        house.hand_over()
+
+
+def test_strangers_of_many_addresses_hold_no_more_than_all_may() -> None:
+    with contextlib.ExitStack() as stack:
+        house = House(TRUST, stack)
+        addresses = [f"127.0.1.{number}" for number in range(1, 7)]
+        callers = [house.call(address) for address in addresses for _ in range(MAX_WAITING_OF_ADDRESS)]
+
+        until(lambda: house.receiver.counts.refused_connections == len(callers) - MAX_WAITING)
+        assert len(house.receiver._links) == MAX_WAITING
+        house.hand_over()
+
+
+def test_without_a_secret_an_address_the_table_lacks_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = threading.Event()
+    with contextlib.ExitStack() as stack:
+        house = House(STRANGERS, stack)
+        monkeypatch.setattr("kvtransfer.receiver.Incoming", lambda *given, **named: made.set())
+        caller = house.call()
+
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := caller.recv(4096):
+                said += data
+
+        assert b"127.0.0.1 is not in the global table" in said
+        until(lambda: house.receiver.counts.refused_connections == 1)
+        assert not made.is_set()
+
+
+def test_a_full_house_refuses_in_words_and_an_ending_makes_room() -> None:
+    door = Door(max_inside=1)
+    for number in (1, 2):
+        door.wait(number, "192.0.2.1", lambda: None)
+    door.enter(1)
+
+    with pytest.raises(Unavailable, match="1 KV links are here, the limit is 1"):
+        door.enter(2)
+    door.leave(1)
+    door.enter(2)
+
+    assert door.num_waiting == 0
+
+
+def test_one_that_gave_way_does_not_enter() -> None:
+    door, gone = Door(max_waiting=2), []
+    for number in (1, 2, 3):
+        door.wait(number, None, lambda number=number: gone.append(number))  # type: ignore[misc]
+
+    assert gone == [1]
+    with pytest.raises(Unavailable, match="gave way"):
+        door.enter(1)
+    door.enter(2)
+
+
+def test_those_inside_do_not_count_with_those_who_wait() -> None:
+    door, gone = Door(max_waiting_of_address=1), []
+    for number in range(5):
+        door.wait(number, "192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]
+        door.enter(number)
+
+    assert not gone
