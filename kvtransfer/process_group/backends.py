@@ -24,6 +24,7 @@ class Backend:
     `polls`: a work's `is_completed` is true to life; else only a thread inside `wait` gets to know (gloo).
     `exact`: a receive has the size of what is sent; else it may be larger, and must not be smaller: gloo calls
     std::terminate on more bytes than were asked for, whatever the peer meant by it.
+    `lazy`: the first operation makes the communicator, so it belongs to the creation.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Backend:
     free_bytes: Callable[[str], int | None]
     polls: bool
     exact: bool
+    lazy: bool
 
 
 def torch_lacking() -> str | None:
@@ -145,14 +147,15 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 BACKENDS: dict[str, Backend] = {
     "gloo": Backend(
         "gloo", "cpu", "cpu", _gloo_lacking, _make_gloo, _abort_gloo, lambda _: 0, lambda _: None, polls=False,
-        exact=False,
+        exact=False, lazy=False,
     ),
     "nccl": Backend(
         "nccl", "cuda", "cuda", _nccl_lacking, _make_nccl, _abort_nccl, _nccl_link_bytes, _cuda_free_bytes, polls=True,
-        exact=True,
+        exact=True, lazy=True,
     ),
     "hccl": Backend(
-        "hccl", "npu", "npu", _hccl_lacking, _make_hccl, None, hccl_link_bytes, _npu_free_bytes, polls=True, exact=True
+        "hccl", "npu", "npu", _hccl_lacking, _make_hccl, None, hccl_link_bytes, _npu_free_bytes, polls=True, exact=True,
+        lazy=True,
     ),
 }  # fmt: skip
 

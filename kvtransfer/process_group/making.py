@@ -2,8 +2,13 @@
 
     sender    TERMS ->                    checks that both make the same kind of group
     leader    ASK ->     <- GRANTED|BUSY  both hold the turn of their device: nothing else is made there meanwhile
-    both      KEY ...                     the group's store, on the issuing thread; then one operation proves the pair
+    both      KEY ...                     the group's store, on the issuing thread
+    both                                  one operation proves the pair; the turn ends after it if it makes the
+                                          communicator, else before it
     both      DONE
+
+A turn ends after twice the connect timeout (a creation that is running then ends within that once more): a peer that
+stops in the middle of a set-up keeps other links of the device waiting so long, and not for the progress timeout.
 
 The leader is the end whose (instance, epoch, rank) is less. It takes its own turn first, then asks; the other end
 tries for a short slice and says BUSY, upon which the leader lets go. So A -> B, B -> C, C -> A never wait in a circle.
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 _SLICE_S = 0.2
+_TURN = 2  # connect timeouts: one to hear of the turn, one to use it
 _MAX_PAUSE_MS = 20
 _PROOF_BYTES = 16
 
@@ -45,17 +51,20 @@ def make_group(
     exchange, give_up = Exchange(stream, group_name(hello)), lease.release
     try:
         _agree(exchange, backend, rank, timeouts)
-        with _turn(exchange, lease.device, _leads(hello, rank), timeouts):
+        with _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end:
             _refuse_if_full(backend, lease.device.name)
-            made = _make(exchange, stream, rank, backend, lease.device, timeouts)
+            made = _make(exchange, stream, rank, backend, lease.device, timeouts, end)
             group = Group(
                 made, backend, lease, name=f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}",
                 peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
             )  # fmt: skip
             give_up = group.close
             del made  # the group alone keeps it
-            _prove(group, staging, hello, rank, timeouts)
-            exchange.finish(timeouts.progress_s)
+            if backend.lazy:
+                _prove(group, staging, hello, rank, max(0.0, end - time.monotonic()))
+        if not backend.lazy:
+            _prove(group, staging, hello, rank, timeouts.progress_s)
+        exchange.finish(timeouts.progress_s)
     except (RuntimeError, TimeoutError) as error:
         give_up()
         raise LinkLost(f"no {backend.name} group: {in_one_line(error)}") from error
@@ -93,17 +102,19 @@ def _leads(hello: Hello, rank: int) -> bool:
 
 
 @contextmanager
-def _turn(exchange: Exchange, device: Device, leads: bool, timeouts: Timeouts) -> Iterator[None]:
+def _turn(exchange: Exchange, device: Device, leads: bool, timeouts: Timeouts) -> Iterator[float]:
+    """Hold the device's turn, which is to be over at the time yielded."""
     take = _lead if leads else _follow
-    take(exchange, device, timeouts, time.monotonic() + timeouts.progress_s)
+    end = take(exchange, device, timeouts, time.monotonic() + timeouts.progress_s)
     try:
-        yield
+        yield end
     finally:
         device.making.release()
 
 
-def _lead(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: float) -> None:
+def _lead(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: float) -> float:
     while device.making.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        end = time.monotonic() + _TURN * timeouts.connect_s
         try:
             exchange.say(Word.ASK)
             word, _ = exchange.hear([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
@@ -111,23 +122,25 @@ def _lead(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: floa
             device.making.release()
             raise
         if word is Word.GRANTED:
-            return
+            return end
         device.making.release()
         time.sleep(secrets.randbelow(_MAX_PAUSE_MS) / 1000)  # let the links go first that hold the other end
     raise LinkLost(f"no turn to make a group on {device.name} within {timeouts.progress_s:g} s")
 
 
-def _follow(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: float) -> None:
+def _follow(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: float) -> float:
     while True:
         exchange.hear([Word.ASK], max(0.0, deadline - time.monotonic()))
         if device.making.acquire(timeout=_SLICE_S):
             break
         exchange.say(Word.BUSY)
+    end = time.monotonic() + _TURN * timeouts.connect_s
     try:
         exchange.say(Word.GRANTED)
     except BaseException:
         device.making.release()
         raise
+    return end
 
 
 def _refuse_if_full(backend: Backend, device: str) -> None:
@@ -136,30 +149,32 @@ def _refuse_if_full(backend: Backend, device: str) -> None:
         raise Unavailable(f"a link over {backend.name} takes {needed} bytes of {device}, {free} are free")
 
 
-def _make(exchange: Exchange, stream: Stream, rank: int, backend: Backend, device: Device, timeouts: Timeouts) -> Any:
+def _make(
+    exchange: Exchange, stream: Stream, rank: int, backend: Backend, device: Device, timeouts: Timeouts, end: float
+) -> Any:
     from kvtransfer.process_group.store import LinkStore
 
     host = stream.socket.getsockname()[0]
 
     def make() -> Any:
-        exchange.deadline = time.monotonic() + timeouts.connect_s
+        exchange.deadline = min(end, time.monotonic() + timeouts.connect_s)
         return backend.make(LinkStore(exchange), rank, host, timeouts.connect_s, device.name)
 
     made = device.issue(make)
     try:
-        return made.result(timeouts.progress_s)
+        return made.result(max(0.0, end - time.monotonic()))
     except TimeoutError:
         if made.cancel():
-            raise LinkLost(f"{device.name} issued nothing for {timeouts.progress_s:g} s") from None
-        return made.result(timeouts.connect_s + timeouts.progress_s)  # it runs, and what it waits for is bounded
+            raise LinkLost(f"{device.name} issued nothing within its turn") from None
+        return made.result(_TURN * timeouts.connect_s)  # it runs: its keys and its connection have one each at most
 
 
-def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeouts: Timeouts) -> None:
+def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:
     """Pass the link's nonce through the group: it leads to this peer, and its communicator stands from now on."""
     if rank == SENDER:
         staging.write(0, hello.nonce)
-        group.send(staging.tensor(0, _PROOF_BYTES)).result(timeouts.progress_s)
+        group.send(staging.tensor(0, _PROOF_BYTES)).result(timeout_s)
         return
-    group.receive(staging, _PROOF_BYTES).result(timeouts.progress_s)
+    group.receive(staging, _PROOF_BYTES).result(timeout_s)
     if staging.read(0, _PROOF_BYTES) != hello.nonce:
         raise WireError("the group leads to another peer than the link")

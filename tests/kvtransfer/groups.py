@@ -2,16 +2,24 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
 
 from kvtransfer.digest import Place, Region, Runs, StopFlag, digest_of
 from kvtransfer.frame import Frame
 from kvtransfer.hello import Hello
+from kvtransfer.process_group.backends import BACKENDS
 from kvtransfer.process_group.ends import GroupInlet, GroupOutlet
+from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.process_group.making import RECEIVER, SENDER, group_name
+from kvtransfer.process_group.store import LinkStore
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
@@ -136,6 +144,34 @@ def linked(sender: Node, receiver: Node, link_epoch: int = 1, timeouts: Timeouts
         yield ends
     finally:
         ends.close()
+
+
+@contextmanager
+def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) -> "Iterator[Future[GroupOutlet]]":
+    """The sender's end in the making with a peer that, once it made its group, says no more; gone when this ends.
+
+    `proves`: it still receives the proof. The sender is to lead.
+    """
+    streams, hello = stream_pair(DEADLINE_S), hello_of(sender, silent, 7)
+    exchange = Exchange(streams[1], group_name(hello))
+    exchange.deadline = time.monotonic() + DEADLINE_S
+    with ThreadPoolExecutor(1) as makers:
+        made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)
+        try:
+            exchange.hear([Word.TERMS], DEADLINE_S)
+            exchange.hear([Word.ASK], DEADLINE_S)
+            exchange.say(Word.GRANTED)
+            group: Any = BACKENDS["gloo"].make(LinkStore(exchange), RECEIVER, "127.0.0.1", DEADLINE_S, "cpu")
+            if proves:
+                group.recv([torch.empty(16, dtype=torch.uint8)], SENDER, 0).wait(timedelta(seconds=DEADLINE_S))
+            yield made
+        finally:
+            group = None
+            for stream in streams:
+                stream.shutdown()
+            made.exception(DEADLINE_S)
+            for stream in streams:
+                stream.close()
 
 
 def group_threads() -> list[str]:

@@ -29,6 +29,7 @@ from tests.kvtransfer.groups import (
     linked,
     make_node,
     place_of,
+    stopping,
     stream_pair,
 )
 from tests.kvtransfer.rig import DEADLINE_S, until
@@ -195,6 +196,18 @@ def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_t
         assert moving.receive(moving.send(b"after")) == b"after"
     for stream in streams:
         stream.close()
+
+
+@pytest.mark.parametrize("before", ["the proof", "the last word"])
+def test_a_peer_that_stops_after_the_group_was_made_keeps_no_other_link_waiting(before: str) -> None:
+    p, silent, other = make_node("p"), make_node("silent"), make_node("other")
+    with stopping(p, silent, Timeouts(5.0, DEADLINE_S), proves=before == "the last word") as made:
+        with linked(p, other, 8, Timeouts(5.0, DEADLINE_S / 4)) as ends:
+            assert ends.receive(ends.send(b"meanwhile")) == b"meanwhile"
+        assert not made.done()
+
+    assert isinstance(made.exception(DEADLINE_S), LinkLost)
+    until(lambda: not group_threads())
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])

@@ -13,7 +13,7 @@ from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Node, group_threads, link, linked, make_node
+from tests.kvtransfer.groups import Node, group_threads, link, linked, make_node, stopping
 from tests.kvtransfer.hccl_rules import HcclRules, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read, until
 from wire.errors import Unavailable
@@ -89,6 +89,14 @@ def test_links_in_a_circle_are_made_in_turn_on_every_device(rules: HcclRules) ->
                 closed.result(DEADLINE_S)
 
     assert rules.made == 5 * len(pairs) * 2
+
+
+def test_a_peer_that_stops_before_the_proof_holds_the_device_for_its_turn_only(rules: HcclRules) -> None:
+    p, silent, other = _nodes("pso")
+    with stopping(p, silent, Timeouts(0.5, DEADLINE_S), proves=False) as made:
+        with linked(other, p, 8, Timeouts(5.0, DEADLINE_S / 2)) as ends:
+            assert ends.receive(ends.send(b"its turn")) == b"its turn"
+        assert isinstance(made.exception(DEADLINE_S), LinkLost)
 
 
 def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_ends(rules: HcclRules) -> None:
