@@ -5,7 +5,7 @@ complete: the commit is proposed, everything owed is in and verified, and the su
 receipt:  owed -> asked -> held            (where nothing else shows that what was read is what was announced)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvtransfer.coverage import Coverage
@@ -124,7 +124,7 @@ class Inflow:
         if known is None:
             self._check(frame)
             self._coverage[frame.tensor].add(frame.start, frame.end)
-            self._frames[frame.number] = _Expected(frame, _FrameState.MOVING)
+            self._frames[frame.number] = _Expected(_without_blocks(frame), _FrameState.MOVING)
         elif known.state is not _FrameState.REPEAT:
             return Verdict.DUPLICATE
         elif not same_place(known.frame, frame):
@@ -132,7 +132,7 @@ class Inflow:
                 f"frame {frame.number} came again as another: {in_words(known.frame)}, {in_words(frame)}"
             )
         else:
-            known.frame, known.state = frame, _FrameState.REPEATING
+            known.frame, known.state = _without_blocks(frame), _FrameState.REPEATING
         return Verdict.MOVE
 
     def finish(self, number: int, digest: int) -> Progress:
@@ -182,3 +182,8 @@ class Inflow:
         check_frame(frame, self._terms)
         if self._commit is not None or self._coverage[frame.tensor].overlaps(frame.start, frame.end):
             raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")
+
+
+def _without_blocks(frame: Frame) -> Frame:
+    """Return what is kept until the ticket ends: where the sender had it is of use only while it is moved."""
+    return replace(frame, block_ids=()) if frame.block_ids else frame

@@ -130,7 +130,8 @@ class ShmInlet:
         skip_blocks(self._names, frame)
 
     def close(self) -> None:
-        """Unmap the pool."""
+        """Unmap the pool: the slots hold a view of it too."""
+        del self._slots
         self._view.release()
         with contextlib.suppress(BufferError):  # a slice still in a traceback: unmapped when that is gone
             self._map.close()

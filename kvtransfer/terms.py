@@ -49,6 +49,10 @@ def check_frame(frame: Frame, terms: Terms) -> None:
         raise HandoffFailed(f"{in_words(frame)} is none of the {len(tensors)} KV tensors here")
     if not first_token <= frame.start < frame.end <= num_tokens:
         raise HandoffFailed(f"{in_words(frame)} is outside the tokens [{first_token}, {num_tokens}) wanted")
+    if len(frame.block_ids) > frame.end - frame.start + 1:  # a block holds a token at least
+        raise HandoffFailed(
+            f"{in_words(frame)} names {len(frame.block_ids)} blocks, the limit is {frame.end - frame.start + 1}"
+        )
     wanted = part.heads[frame.tensor]
     if frame.head_start != wanted.start or frame.head_end != wanted.end:
         raise HandoffFailed(

@@ -7,14 +7,22 @@ import threading
 
 import pytest
 
+from kvtransfer.digest import Place, Region, StopFlag, digest_of
 from kvtransfer.door import MAX_WAITING, MAX_WAITING_OF_ADDRESS, Door
+from kvtransfer.frame import MAX_FRAME_BLOCKS, Frame
+from kvtransfer.hello import Hello
+from kvtransfer.inflow import Inflow, Source, Verdict
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from kvtransfer.shm import ShmInlet
+from kvtransfer.staging import whole
+from kvtransfer.terms import Part, Terms
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until
-from wire.errors import Unavailable
-from wire.kv_layout import PoolLayout
+from wire.errors import HandoffFailed, Unavailable
+from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank
 from wire.secret import Secret
 from wire.trust import Trust
+from wire.types import PROTOCOL_VERSION
 
 LAYOUT = PoolLayout(TENSORS, num_blocks=8, block_size=4)
 TRUST = Trust(Secret(b"s" * 32))
@@ -127,3 +135,55 @@ def test_those_inside_do_not_count_with_those_who_wait() -> None:
         door.enter(number)
 
     assert not gone
+
+
+def _inflow() -> Inflow:
+    part = Part([KvTensor(0, "k", 1, 4, "float32")], [Heads(0, 1)])
+    return Inflow(Source("prefill-0", 1, Rank(0, 1)), Terms(part, 0, 100), 1e9)
+
+
+def _frame(number: int, block_ids: tuple[int, ...], digest: int = 0) -> Frame:
+    return Frame("00" * 16, 1, number, 0, 0, 4 * number, 4 * number + 4, 0, 1, 64, digest, block_ids)
+
+
+@pytest.mark.parametrize("num_blocks", [6, MAX_FRAME_BLOCKS])
+def test_more_blocks_than_a_frames_tokens_can_touch_are_refused(num_blocks: int) -> None:
+    with pytest.raises(HandoffFailed, match=f"names {num_blocks} blocks, the limit is 5"):
+        _inflow().accept(_frame(0, tuple(range(num_blocks))))
+
+
+def test_no_list_of_blocks_is_held_once_its_frame_was_moved() -> None:
+    inflow = _inflow()
+    frames = [_frame(number, (9_001, 9_002, 9_003, 9_004, 9_005 + number)) for number in range(3)]
+    again = _frame(0, (9_001, 9_002, 9_003, 9_004, 9_005))
+    for one in frames:
+        assert inflow.accept(one) is Verdict.MOVE
+    inflow.finish(0, 1)  # corrupt: it comes once more
+    assert inflow.accept(again) is Verdict.MOVE
+    for number in range(3):
+        inflow.finish(number, 0)
+
+    assert not [one for one in inflow._frames.values() if one.frame.block_ids]
+
+
+def test_a_closed_inlet_has_the_senders_pool_unmapped() -> None:
+    pool = Pool(LAYOUT)
+    hello = Hello(PROTOCOL_VERSION, "prefill-0", 5, 1, "decode-0", 77, "shm", 4, 8, TENSORS, digests=True)
+    before = _num_mappings()
+    assert pool.fd is not None
+    inlet = ShmInlet(pool.fd, hello)
+    assert _num_mappings() == before + 1
+    target = bytearray(4 * 64)
+    frame = Frame("00" * 16, 1, 0, 0, 0, 0, 4, 0, 2, len(target), 0, (1,), 1)
+    digest = inlet.move(frame, Place(Region(target), 0, whole(len(target))), StopFlag())
+    assert digest == digest_of([target])
+
+    inlet.close()
+
+    assert _num_mappings() == before
+    pool.close()
+
+
+def _num_mappings() -> int:
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return sum("memfd:test-pool" in line for line in file)
