@@ -7,7 +7,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from kvtransfer import shm
+from kvtransfer import shm, transports
 from kvtransfer.digest import Place, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
 from kvtransfer.receiver import KvReceiver
@@ -15,6 +15,8 @@ from kvtransfer.terms import seal_of
 from kvtransfer.ticket import SenderState
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rank_rig import make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, Tokens, fill, make_rig, read, until
@@ -91,6 +93,17 @@ def raw_hand_over(rig: Rig, raw: RawSender, ticket: Ticket, tokens: Tokens) -> N
         seals, kv_bytes = seals + seal_of(frame), kv_bytes + frame.num_bytes
     digest = digest_of([b"raw"])
     raw.say(Commit(ticket.ticket_id, ticket.epoch, len(tokens), kv_bytes, seals % 2**64, digest, b"raw"))
+
+
+def num_held(receivers: list[KvReceiver]) -> int:
+    """Links of all shares whose receipt is there."""
+    inflows = [
+        inflow
+        for receiver in receivers
+        for ticket in list(receiver._table._tickets.values())
+        for inflow in ticket._inflows.values()
+    ]
+    return sum(inflow.complete and not inflow.owes_receipt for inflow in inflows)
 
 
 @pytest.mark.parametrize("digests", [False, True])
@@ -329,12 +342,21 @@ def test_a_rank_without_its_receipt_ends_the_ticket_on_all(withheld: int, monkey
         assert not rig.events.acks
 
 
-def num_held(receivers: list[KvReceiver]) -> int:
-    """Links of all shares whose receipt is there."""
-    inflows = [
-        inflow
-        for receiver in receivers
-        for ticket in list(receiver._table._tickets.values())
-        for inflow in ticket._inflows.values()
-    ]
-    return sum(inflow.complete and not inflow.owes_receipt for inflow in inflows)
+def test_a_pool_on_a_device_that_is_read_without_digests_needs_its_receipt_too(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cuda_ipc` over CPU tensors."""
+    makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
+    monkeypatch.setattr(transports, "_MAKERS", makers)
+    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(rigs, "Pool", DevicePool)
+    with make_rig("cuda_ipc", digests=False) as rig:
+        tokens = fill(rig.p_pool, range(5), 20)
+        ticket = rig.open(20, BLOCKS)
+
+        rig.hand_over(ticket, range(5))
+        rig.events.wait("acked", ticket.ticket_id)
+
+        about = ticket.ticket_id, ticket.epoch
+        assert [message for _, _, message in answers] == [Read(*about), Ack(*about)]
+        assert read(rig.d_pool, BLOCKS, 20) == tokens
