@@ -1,5 +1,6 @@
 """One accepted connection of the receiver: the handshake, then messages one after another on its own thread."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -63,12 +64,20 @@ class Incoming:
         finally:
             self._table.count(refused_connections=0 if greeted else 1)
             _log.info("kv_link_in_over", sender=sender, reason=reason)
-            self._stream.shutdown()
-            self._table.lost(self._number, reason)
-            if self._inlet is not None:
-                self._inlet.close()
-            self._stream.close()
-            self._ended(self._number)
+            self._clean_up(sender, reason)
+
+    def _clean_up(self, sender: str, reason: str) -> None:
+        """Give everything back: what goes wrong at one step keeps no other from being taken."""
+        try:
+            with contextlib.ExitStack() as steps:  # the last one first
+                steps.callback(self._ended, self._number)
+                steps.callback(self._stream.close)
+                if self._inlet is not None:
+                    steps.callback(self._inlet.close)
+                steps.callback(self._table.lost, self._number, reason)
+                steps.callback(self._stream.shutdown)
+        except Exception as error:  # noqa: BLE001  the outermost frame of this connection's thread
+            _log.error("kv_link_failed", exc=error, sender=sender)
 
     def _serve(self, inlet: Inlet) -> None:
         while True:

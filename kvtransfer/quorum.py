@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvtransfer.interface import ReceiverEvents
 from telemetry.logs import EventLogger
-from wire.errors import HandoffFailed, InternalError, PdserveError
+from wire.errors import HandoffFailed, InternalError, PdserveError, Unavailable
 from wire.failpoints import Failpoints
 
 _log = EventLogger("kvtransfer")
@@ -61,6 +61,7 @@ class _Entry:
     num_ready: int = 0
     num_released: int = 0
     settled: bool = False
+    error: PdserveError | None = None
     reason: str | None = None
 
 
@@ -72,6 +73,7 @@ class Quorum:
     failpoints: Failpoints
     shares: list[Shares] = field(default_factory=list)
     _entries: dict[str, _Entry] = field(default_factory=dict)
+    _closed: str | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def join(self, shares: Shares) -> None:
@@ -79,31 +81,44 @@ class Quorum:
         self.shares.append(shares)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make a ticket on every rank. Raises ValueError for numbers that do not fit together, or an id in use."""
+        """Make a ticket on every rank, which may have ended when this returns: the owner heard of it then.
+
+        Raises ValueError for numbers that do not fit together or an id in use, Unavailable once it is closed.
+        """
         blocks = tuple(block_ids)
         for share in self.shares:
             share.check(num_tokens, first_token, blocks)
         with self._lock:
+            if self._closed is not None:
+                raise Unavailable(f"no ticket is made any more: {self._closed}")
             if ticket_id in self._entries:
                 raise ValueError(f"ticket {ticket_id} exists")
-            self._entries[ticket_id] = _Entry(blocks)
+            entry = self._entries[ticket_id] = _Entry(blocks)
         try:
             for share in self.shares:
                 share.reserve(ticket_id, num_tokens, first_token, blocks)
         except BaseException:
             with self._lock:
-                del self._entries[ticket_id]
+                self._entries.pop(ticket_id, None)
             for share in self.shares:
                 share.settle(ticket_id, HandoffFailed("the ticket could not be made on every rank"))
             raise
+        with self._lock:
+            error = entry.error
+        if error is not None:  # it ended meanwhile: ranks that had no share then have one now
+            try:
+                self._settle(ticket_id, entry, error)
+            except Exception as reason:  # noqa: BLE001  the ticket is made, and its blocks are not the caller's
+                _log.error("kv_settle_failed", exc=reason, ticket=ticket_id)
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End a ticket from this side. Silent for one that is settled."""
         self.share_ended(ticket_id, HandoffFailed(reason))
 
-    def abort_all(self, reason: str) -> None:
-        """End every ticket."""
+    def close(self, reason: str) -> None:
+        """End every ticket and make none any more."""
         with self._lock:
+            self._closed = self._closed or reason
             ticket_ids = list(self._entries)
         for ticket_id in ticket_ids:
             self.abort(ticket_id, reason)
@@ -133,7 +148,7 @@ class Quorum:
             entry = self._entries.get(ticket_id)
             if entry is None or entry.settled:
                 return
-            entry.settled = True
+            entry.settled, entry.error = True, error
         self._settle(ticket_id, entry, error)
 
     def share_released(self, ticket_id: str) -> None:

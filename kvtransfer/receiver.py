@@ -92,7 +92,7 @@ class KvReceiver:
         return self._table.counts.bytes_received
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
-        """Make a ticket whose frames go into `block_ids`. Raises ValueError for numbers that do not fit together."""
+        """Make a ticket whose frames go into `block_ids`. Raises ValueError, Unavailable: see Quorum.reserve."""
         self._quorum.reserve(ticket_id, num_tokens, first_token, block_ids)
         return Ticket(
             ticket_id=ticket_id, epoch=self._epoch, instance_id=self._instance_id, num_tokens=num_tokens,
@@ -110,7 +110,7 @@ class KvReceiver:
     def close(self) -> None:
         """Abort everything, stop listening, join the threads."""
         self._closing.set()
-        self._quorum.abort_all("the receiver is shutting down")
+        self._quorum.close("the receiver is shutting down")
         for sock, _ in self._listeners.values():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread

@@ -191,8 +191,8 @@ class TicketTable:
 
     def _move(self, ticket: ReceiverTicket, frame: Frame, link: int, inlet: Inlet) -> None:
         digest = None
-        where = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
         try:
+            where = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
             target = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
             digest = inlet.move(frame, target, ticket.stop)
         except HandoffFailed as error:

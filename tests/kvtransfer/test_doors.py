@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import secrets
 import socket
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from kvtransfer.stream import Stream, expect
 from kvtransfer.tcp import TcpOutlet
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, endpoint_of, fill, make_rig, read, until
-from wire.errors import ConfigError, Incompatible, InstanceLost
+from wire.errors import ConfigError, Incompatible, InstanceLost, Unavailable
 from wire.kv_layout import KvTensor
 from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Ticket
@@ -342,3 +343,82 @@ def test_an_owner_that_breaks_at_an_ending_costs_no_connection_and_no_other_tick
             rig.events.wait("ended", ticket.ticket_id)
 
         until(lambda: not rig.receiver._links)
+
+
+def test_no_ticket_is_made_once_the_receiver_is_closed() -> None:
+    with make_rig("tcp") as rig:
+        before = rig.open(4, (1,))
+        rig.receiver.close()
+
+        with pytest.raises(Unavailable, match="no ticket is made any more: the receiver is shutting down"):
+            rig.open(4, (2,))
+
+        assert rig.events.reports == [("ended", before.ticket_id)]
+        assert not rig.receiver._table._tickets
+
+
+@pytest.mark.parametrize("ending", ["abort", "close"])
+def test_a_ticket_that_ends_while_it_is_made_leaves_no_share_behind(
+    ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_rig("tcp") as rig:
+        table, ticket_id = rig.receiver._table, secrets.token_hex(16)
+        reserve = table.reserve
+
+        def end_first(ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+            if ending == "abort":
+                rig.receiver.abort(ticket_id, "cancelled")
+            else:
+                rig.receiver.close()
+            reserve(ticket_id, num_tokens, first_token, block_ids)
+
+        monkeypatch.setattr(table, "reserve", end_first)
+        rig.receiver.open(ticket_id, num_tokens=4, first_token=0, block_ids=(3,))
+
+        assert rig.events.reports == [("ended", ticket_id)]
+        assert rig.events.ends[ticket_id][0] == (3,)
+        assert not table._tickets
+        assert not rig.receiver._quorum._entries
+
+
+def test_a_defect_before_a_move_does_not_hold_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_rig("tcp") as rig:
+        tokens, ticket, raw = fill(rig.p_pool, range(5), 20), rig.open(20, BLOCKS), RawSender(rig)
+
+        def fail(*given: object) -> None:
+            raise RuntimeError("a defect of the windows")
+
+        monkeypatch.setattr("kvtransfer.slots.Windows.of", fail)
+        raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
+        raw.announce(*raw.frame(ticket, 0, 0, tokens))
+
+        rig.events.wait("ended", ticket.ticket_id)
+        assert not rig.receiver._table._tickets
+        raw.stream.close()
+
+
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
+def test_a_defect_while_a_link_ends_leaves_nothing_open(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_rig(transport) as rig:
+        raw, closed = RawSender(rig), threading.Event()
+        until(lambda: bool(rig.receiver._table._sources))
+        (incoming,) = rig.receiver._links.values()
+        assert incoming._inlet is not None
+        close = incoming._inlet.close
+
+        def fail(link: int, reason: str) -> None:
+            raise RuntimeError("a defect of the table")
+
+        def note() -> None:
+            close()
+            closed.set()
+            raise RuntimeError("a defect of the inlet")
+
+        monkeypatch.setattr(rig.receiver._table, "lost", fail)
+        monkeypatch.setattr(incoming._inlet, "close", note)
+        raw.stream.close()
+        incoming.thread.join(DEADLINE_S)
+
+        assert closed.is_set()
+        assert incoming._stream.socket.fileno() == -1
+        assert not rig.receiver._links
