@@ -176,7 +176,7 @@ def test_a_closed_inlet_has_the_senders_pool_unmapped() -> None:
     target = bytearray(4 * 64)
     frame = Frame("00" * 16, 1, 0, 0, 0, 0, 4, 0, 2, len(target), 0, (1,), 1)
     digest = inlet.move(frame, Place(Region(target), 0, whole(len(target))), StopFlag())
-    assert digest == digest_of([target])
+    assert digest == digest_of([bytes(target)])
 
     inlet.close()
 
