@@ -286,7 +286,7 @@ def _lacking() -> str | None:
     except ImportError as error:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
-        return f"the package {_PACKAGE} is missing ({error}): pip install 'pdserve[mooncake]'"
+        return f"the package {_PACKAGE} is missing ({error}): run scripts/install --with mooncake"
     return None
 
 

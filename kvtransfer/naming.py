@@ -55,6 +55,9 @@ class Names:
         return where
 
     def _name(self, frame: Frame) -> Window:
+        most = frame.end - frame.start + 1  # a block holds a token at least
+        if len(frame.block_ids) > most:
+            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, {most} are the most")
         offset = frame.start % self._block_size
         where = Window(frame.block_ids, offset, offset + frame.end - frame.start)
         self._named.pop(frame.window, None)

@@ -96,7 +96,10 @@ def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:
     flags: list[str] = []
     for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions)):
         if field.name in namespace and field.name not in ("host", "port"):
-            value = getattr(namespace, field.name)
-            flags.append("--" + field.name.replace("_", "-"))
+            value, name = getattr(namespace, field.name), field.name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{name}" if value else f"--no-{name}")
+                continue
+            flags.append(f"--{name}")
             flags.extend(map(str, value) if isinstance(value, list) else [str(value)])
     return tuple(flags)

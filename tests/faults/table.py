@@ -38,9 +38,9 @@ def _head() -> Iterable[str]:
 
 Each row is one run: a scheduler, two prefill (P) and two decode (D) instances as processes with the fake engine, and
 {NUM_STREAMS} streams of {PROMPT_TOKENS} prompt tokens at once ({MAX_TOKENS} tokens each; {LONG_TOKENS} where the
-scheduler dies or stops). One process is started with `PDSERVE_FAILPOINTS=point=action`; `@N` is the N-th pass, else
-the first. The fake engine's tokens are checksums of the KV they were computed from, so an answer also proves that the
-KV crossed whole.
+scheduler dies or stops). One process is started with `PDSERVE_FAILPOINTS=point=action`: at every
+pass, or as `point=action@N` (in the table `point@N`) at the N-th alone, as `point=action*N` at the first N. The fake
+engine's tokens are checksums of the KV they were computed from, so an answer also proves that the KV crossed whole.
 
 What each row asserts:
 

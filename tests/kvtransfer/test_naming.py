@@ -22,7 +22,7 @@ def cross(namer: Namer, frame: Frame) -> Frame:
     return message
 
 
-@given(st.lists(st.tuples(st.integers(0, len(TABLES) - 1), st.integers(0, 3), st.integers(4, 12)), max_size=300))
+@given(st.lists(st.tuples(st.integers(0, len(TABLES) - 1), st.integers(0, 3), st.integers(5, 12)), max_size=300))
 def test_every_frame_arrives_with_the_blocks_it_left_with(sent: list[tuple[int, int, int]]) -> None:
     namer, names = Namer(), Names(BLOCK_SIZE)
     for table, start, end in sent:
@@ -55,6 +55,15 @@ def test_a_window_that_was_not_named_so_is_refused(again: Frame, words: str) -> 
 
     with pytest.raises(HandoffFailed, match=words):
         names.window_of(again)
+
+
+def test_more_blocks_than_the_tokens_can_touch_are_refused_and_not_kept() -> None:
+    names = Names(BLOCK_SIZE)
+
+    with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, 11 are the most"):
+        names.window_of(Frame("ab" * 16, 1, 0, 0, 0, 0, 10, 0, 2, 64, 0, tuple(range(12)), 1))
+
+    assert not names._named
 
 
 def test_what_is_kept_is_bounded() -> None:
