@@ -81,7 +81,7 @@ class _Door:
             log.error("asker_failed", exc=error)
         finally:
             self._num_askers -= 1
-            writer.close()
+            await _hang_up(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -157,6 +157,17 @@ async def _read_ask(reader: asyncio.StreamReader) -> int:
             return num_bytes
         case _:
             raise InvalidRequest('the one thing to ask is {"ask": "links", "num_bytes": N}')
+
+
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close, and wait until it is closed: an asker that reads no more, or the scheduler's end, leaves nothing open."""
+    writer.close()
+    try:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 async def _say(writer: asyncio.StreamWriter, told: dict[str, Any]) -> None:

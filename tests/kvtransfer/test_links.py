@@ -337,7 +337,8 @@ def test_what_left_before_the_commit_is_counted_as_early() -> None:
 def test_an_owner_that_breaks_over_one_ending_costs_no_other_ticket_its_own(transport: str) -> None:
     with make_rig(transport) as rig:
         tickets = [rig.open(4, (block,)) for block in (1, 2, 3)]
-        failed, broken = rig.events.failed, []
+        failed = rig.events.failed
+        broken: list[str] = []
 
         def break_once(ticket_id: str, error: PdserveError) -> None:
             failed(ticket_id, error)
