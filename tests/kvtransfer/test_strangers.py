@@ -82,7 +82,7 @@ def test_strangers_of_many_addresses_hold_no_more_than_all_may() -> None:
         callers = [house.call(address) for address in addresses for _ in range(MAX_WAITING_OF_ADDRESS)]
 
         until(lambda: house.receiver.counts.refused_connections == len(callers) - MAX_WAITING)
-        assert len(house.receiver._links) == MAX_WAITING
+        until(lambda: len(house.receiver._links) == MAX_WAITING)  # counted first, then forgotten
         house.hand_over()
 
 
