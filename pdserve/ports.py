@@ -1,10 +1,15 @@
 """Free ports of this machine, found by binding."""
 
 import errno
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from wire.errors import ConfigError
+
+_LEAST_PORT = 20_000
+_TRIES = 100
 
 
 def require_free(host: str, port: int, flag: str = "--port") -> None:
@@ -26,9 +31,29 @@ def require_free(host: str, port: int, flag: str = "--port") -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """Return `count` different ports nothing listens on now."""
+    """Return `count` different ports nothing listens on now.
+
+    They lie outside the range that the system takes for outgoing connections, where it can: another process that
+    connects somewhere cannot take one before it is used.
+    """
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind((host, 0))
-        return tuple(int(listener.getsockname()[1]) for listener in sockets)
+        return tuple(_take(held.enter_context(socket.socket()), host) for _ in range(count))
+
+
+def _take(listener: socket.socket, host: str) -> int:
+    spare = _ports_of_no_connection()
+    for port in random.sample(spare, min(_TRIES, len(spare))):
+        with suppress(OSError):
+            listener.bind((host, port))
+            return port
+    listener.bind((host, 0))
+    return int(listener.getsockname()[1])
+
+
+def _ports_of_no_connection() -> range:
+    try:
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        return range(0)
+    below, above = range(_LEAST_PORT, low), range(high + 1, 65536)
+    return below if len(below) > len(above) else above

@@ -1,6 +1,7 @@
 """Ports are found and refused by binding."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,12 @@ def test_free_ports_are_different_and_free() -> None:
     assert len(set(ports)) == 8
     for port in ports:
         require_free("127.0.0.1", port)
+
+
+def test_free_ports_are_none_that_the_system_gives_to_outgoing_connections() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
+    ports = free_ports(20)
+
+    assert len(set(ports)) == 20
+    assert not [port for port in ports if low <= port <= high]
