@@ -26,6 +26,7 @@ log = EventLogger("door")
 MAX_LINE_BYTES = 64 * 2**10
 _ASK_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 5.0
+_NO_DESCRIPTOR_S = 1.0
 _MAX_ASKERS = 8
 _ROOT = 0
 
@@ -49,13 +50,17 @@ async def keep_door(name: str, links: LinkProbe) -> None:
         except OSError as error:
             log.warning("no_door", name=name, reason=error, lost="pdserve links cannot measure")
             return
+        bound.listen()
+        bound.setblocking(False)
         async with asyncio.TaskGroup() as askers:
             door = _Door(links, askers)
-            server = await asyncio.start_unix_server(door.take, sock=bound, limit=MAX_LINE_BYTES)
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                server.close()
+            while True:  # not asyncio's server: of Python 3.11, it loses one that is accepted as it closes
+                await _until_readable(bound)
+                try:
+                    door.take(bound)
+                except OSError as error:
+                    log.warning("no_asker_taken", reason=error)
+                    await asyncio.sleep(_NO_DESCRIPTOR_S)
 
 
 class _Door:
@@ -65,22 +70,29 @@ class _Door:
         self._links, self._askers = links, askers
         self._num_askers = 0
 
-    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hear one asker in a task of its own; a stranger, or one too many, is cut."""
-        if self._num_askers >= _MAX_ASKERS or not is_same_user(writer.get_extra_info("socket")):
-            writer.close()
+    def take(self, bound: socket.socket) -> None:
+        """Hear the next asker in a task of its own; a stranger, or one too many, is cut. Raises OSError."""
+        asker, _ = bound.accept()
+        if self._num_askers >= _MAX_ASKERS or not is_same_user(asker):
+            asker.close()
             return
         self._num_askers += 1
-        self._askers.create_task(self._serve(reader, writer))
+        serving = self._askers.create_task(self._serve(asker))
+        serving.add_done_callback(lambda _: self._forget(asker))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _forget(self, asker: socket.socket) -> None:
+        """Close what a task that was cancelled before it began never saw; the transport of any other is closed."""
+        self._num_askers -= 1
+        asker.close()
+
+    async def _serve(self, asker: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=asker, limit=MAX_LINE_BYTES)
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._answer(reader, writer)
         except Exception as error:  # noqa: BLE001 - the asker's outermost frame: its defect ends no scheduler
             log.error("asker_failed", exc=error)
         finally:
-            self._num_askers -= 1
             await _hang_up(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,6 +149,16 @@ def link_json(measured: PairLink) -> dict[str, Any]:
             figures[name] = figures[name] or None
     passed_over = [] if link is None else list(link.passed_over)
     return {**pair_json(measured.pair), **figures, "passed_over": passed_over, "error": measured.error}
+
+
+async def _until_readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 async def _read_ask(reader: asyncio.StreamReader) -> int:

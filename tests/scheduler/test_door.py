@@ -181,6 +181,36 @@ async def test_a_name_that_is_taken_costs_the_door_alone(caplog: pytest.LogCaptu
         assert (await ask(name, ASK))[-1] == {"end": True}
 
 
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_a_door_that_closes_leaves_no_connection_open_however_new_it_is(num_turns: int) -> None:
+    name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
+    keeping = asyncio.create_task(keep_door(name, LinkProbe(FakeCluster("PD").control.registry)))
+    await until(lambda: _accepts(name))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.connect("\0" + name)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        for _ in range(8):  # a connection taken at the last moment is made, and ended, in turns of the loop
+            await asyncio.sleep(0)
+
+        asker.settimeout(2)
+        assert _was_cut(asker)
+
+
+def _accepts(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        return asker.connect_ex("\0" + name) == 0
+
+
+def _was_cut(asker: socket.socket) -> bool:
+    try:
+        return asker.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 async def test_a_scheduler_has_its_door_under_its_own_port(model_folder: Path, free_port: int) -> None:
     fakes, stop = FakeCluster("PD"), asyncio.Event()
     cluster = Cluster(tuple(fakes.expected), fakes.network.connect, TABLE_DIGEST)
