@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Ledger:
-    """Counters since the start. Written by dispatch alone; received = completed + failed + cancelled + inflight.
+    """Counters since the start. Written by dispatch and its tries alone.
 
-    `rejected` requests were never accepted; probes are counted nowhere here. Of the
-    `retried_prompts`, `delayed_retries` had to wait for the budget.
+    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are counted
+    nowhere here. Of the `retried_prompts`, `delayed_retries` had to wait for the budget.
     """
 
     received: int = 0
