@@ -3,15 +3,12 @@
     sender    gathers a frame into its ring, FRAME names where           TAKEN gives the room back
     receiver  reads it into staging memory of its own, digests it while copying into the slots
 
-The engine can also write into memory that is registered, and it listens on all interfaces whatever it is told: so only
+The engine (mooncake_engine.py) can also write into memory that is registered, and it listens on all interfaces: so only
 staging memory is ever registered, never a pool, it is used only where `--kv-transport` names it, and it is made at the
 first link that has been proven, not before (docs/ports.md).
 The same class of the same package runs over TCP here and over HCCS or RoCE on Ascend.
 """
 
-import functools
-import mmap
-import os
 import struct
 import threading
 import time
@@ -19,33 +16,25 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
-from typing import Any
 
 from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.mooncake_engine import Registered, engine_at, lacking, warn_of_ports
 from kvtransfer.ring import Ring
-from kvtransfer.staging import Staging
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
 from kvtransfer.transport import FRAME_BYTES, Timeouts
-from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
-_log = EventLogger("kvtransfer")
 _RING_BYTES = 16 << 20
 _MOST_BYTES = FRAME_BYTES
 _ROOM = struct.Struct("!QQ")
 _MAX_SESSION_BYTES = 256
 _POLL_S = 0.05
 _GRACE_S = 1.0
-_MOST_PARKED = 16
-_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its least; its own default is 30
-_PACKAGE = "mooncake-transfer-engine-non-cuda"
-_PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's own
-_LEAST_PORT, _LAST_PORT = 1_024, 65_535  # what it takes for a port
 
 
 class MooncakeTransport:
@@ -60,11 +49,11 @@ class MooncakeTransport:
 
     def unusable(self) -> str | None:
         """It needs the package, and that needs Debian's libibverbs1."""
-        return _lacking()
+        return lacking()
 
     def open(self, host: str) -> None:
         """Warn, once a process, of the ports that the engine will open at the first proven link. Opens none."""
-        _warn_of_ports(host)
+        warn_of_ports(host)
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -76,9 +65,9 @@ class MooncakeTransport:
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
         """Register the ring and tell the receiver where it is; the first link starts the engine. Raises OSError."""
-        engine = _engine(stream.socket.getsockname()[0])
+        engine = engine_at(stream.socket.getsockname()[0])
         memory = Registered(engine, _RING_BYTES)
-        body = _ROOM.pack(memory.staging.address, _RING_BYTES) + _session(engine, stream).encode()
+        body = _ROOM.pack(memory.staging.address, _RING_BYTES) + engine.session.encode()
         try:
             stream.send([pack(MessageType.SETUP, body)])
         except BaseException:
@@ -102,43 +91,11 @@ class MooncakeTransport:
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
             raise WireError(f"the ring is said to be at {session!r}, not where the link comes from")
         try:
-            memory = Registered(_engine(stream.socket.getsockname()[0]), _MOST_BYTES)
+            memory = Registered(engine_at(stream.socket.getsockname()[0]), _MOST_BYTES)
         except OSError as error:
             raise Unavailable(f"mooncake cannot serve {hello.sender_id}: {error}") from error
         stream.read_ahead(READ_AHEAD_BYTES)
         return MooncakeInlet(stream, memory, session, address, num_bytes, timeouts, digests=hello.digests)
-
-
-class Registered:
-    """Staging memory that the engine knows. It stays mapped until the engine has let go of it."""
-
-    def __init__(self, engine: Any, num_bytes: int) -> None:
-        """Raises OSError when the engine does not take it."""
-        self.engine = engine
-        self.staging = Staging(memoryview(mmap.mmap(-1, num_bytes)))
-        self._lock = threading.Lock()
-        self._registered = engine.register_memory(self.staging.address, num_bytes) == 0
-        if not self._registered:
-            raise OSError(f"the engine did not register {num_bytes} bytes of staging memory")
-
-    def close(self, *, after_s: float = 0.0) -> None:
-        """Take the memory from the engine, now or `after_s` seconds from now; idempotent.
-
-        Until then the peer can still read what was lent to it, and nothing else. Where more than 16 wait for their time
-        the oldest of them goes at once.
-        """
-        if after_s > 0:
-            _park(self, after_s)
-        else:
-            _unpark(self)
-
-    def take_back(self) -> None:
-        """Take the memory from the engine now; idempotent."""
-        with self._lock:
-            registered, self._registered = self._registered, False
-        if registered and self.engine.unregister_memory(self.staging.address) != 0:
-            _log.warning("mooncake_memory_kept", bytes=len(self.staging.view))
-            _KEPT.append(self.staging)  # the engine may still look at it
 
 
 class MooncakeOutlet:
@@ -200,7 +157,7 @@ class MooncakeInlet:
         self._stream, self._memory, self._session, self._digests = stream, memory, session, digests
         self._address, self._num_bytes, self._timeouts = address, num_bytes, timeouts
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-mooncake")
-        self._reading: Future[int] | None = None
+        self._reading: Future[None] | None = None
 
     def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
         """Read into this side's staging memory, then copy into the slots."""
@@ -231,129 +188,18 @@ class MooncakeInlet:
 
     def _read(self, address: int, num_bytes: int, stop: StopFlag) -> bool:
         """Fill the staging memory; False when `stop` came first. Raises LinkLost."""
-        read = self._memory.engine.transfer_sync_read
-        self._reading = self._reader.submit(read, self._session, self._memory.staging.address, address, num_bytes)
+        engine, staging = self._memory.engine, self._memory.staging
+        self._reading = self._reader.submit(engine.read, self._session, staging, address, num_bytes)
         deadline = time.monotonic() + self._timeouts.progress_s
         while True:
             try:
-                status = self._reading.result(_POLL_S)
+                self._reading.result(_POLL_S)
             except NotYet:
                 if stop.is_set():  # the staging memory is not ours before the engine is done: no more frames
                     raise LinkLost("a ticket ended while mooncake was reading for it") from None
                 if time.monotonic() > deadline:
                     raise LinkLost(f"mooncake read nothing for {self._timeouts.progress_s:g} s") from None
                 continue
-            if status != 0:
-                raise LinkLost(f"mooncake could not read {num_bytes} bytes at {self._session}: {status}")
+            except OSError as error:
+                raise LinkLost(str(error)) from error
             return not stop.is_set()
-
-
-_KEPT: list[Staging] = []
-_PARKED: dict[Registered, threading.Timer] = {}  # the oldest first
-_PARKING = threading.Lock()
-_MAKING = threading.Lock()
-
-
-def _park(memory: Registered, after_s: float) -> None:
-    """Leave `memory` registered for `after_s` seconds; a thread of its own ends that."""
-    timer = threading.Timer(after_s, _unpark, (memory,))
-    timer.name, timer.daemon = "kv-mooncake-park", True
-    with _PARKING:
-        if memory in _PARKED:
-            return
-        _PARKED[memory] = timer
-        crowded = next(iter(_PARKED)) if len(_PARKED) > _MOST_PARKED else None
-    if crowded is not None:
-        _unpark(crowded)
-    try:
-        timer.start()
-    except RuntimeError:  # no thread to be had
-        _unpark(memory)
-
-
-def _unpark(memory: Registered) -> None:
-    with _PARKING:
-        timer = _PARKED.pop(memory, None)
-    if timer is not None:
-        timer.cancel()
-    memory.take_back()
-
-
-@functools.cache
-def _lacking() -> str | None:
-    try:
-        import mooncake.engine  # noqa: F401
-    except ImportError as error:
-        if "libibverbs" in str(error):
-            return f"{error}: install Debian's libibverbs1"
-        return f"the package {_PACKAGE} is missing ({error}): run scripts/install --with mooncake"
-    return None
-
-
-@functools.cache
-def _warn_of_ports(host: str) -> None:
-    first, last = _port_range()
-    _log.warning(
-        "mooncake_will_listen", host=host, ports=f"{first}-{last}",
-        note="two TCP ports of these, on all interfaces, from the first proven link on: see docs/ports.md",
-    )  # fmt: skip
-
-
-def _port_range() -> tuple[int, int]:
-    """The ports that the engine takes its two from, as it reads its environment: what makes no sense is ignored."""
-    texts = [os.environ.get(name) for name in _PORT_VARIABLES]
-    try:
-        first, last = (
-            default if text is None else int(text) for text, default in zip(texts, _DEFAULT_PORTS, strict=True)
-        )
-    except ValueError:
-        return _DEFAULT_PORTS
-    return (first, last) if _LEAST_PORT <= first <= last <= _LAST_PORT else _DEFAULT_PORTS
-
-
-def _engine(host: str) -> Any:
-    """Return this process's engine for links at `host`. Raises OSError."""
-    with _MAKING:
-        return _make_engine(host)
-
-
-@functools.cache
-def _make_engine(host: str) -> Any:
-    os.environ.setdefault(_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S)
-    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
-    from mooncake.engine import TransferEngine
-
-    engine = TransferEngine()
-    status = engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
-    if status != 0:
-        raise OSError(f"mooncake's engine does not start at {host}: {status}")
-    _log.warning("mooncake_listens", ports=_open_ports(), note="TCP, on all interfaces: see docs/ports.md")
-    return engine
-
-
-def _session(engine: Any, stream: Stream) -> str:
-    return f"{stream.socket.getsockname()[0]}:{engine.get_rpc_port()}"
-
-
-def _open_ports() -> list[int]:
-    """TCP ports that this process listens on at all interfaces: mooncake's, since ours never do unless told."""
-    inodes = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    ports = set()
-    for table, wildcard in (("/proc/self/net/tcp", "0" * 8), ("/proc/self/net/tcp6", "0" * 32)):
-        try:
-            with open(table, encoding="ascii") as file:
-                rows = [line.split() for line in file.readlines()[1:]]
-        except OSError:
-            continue
-        for row in rows:
-            address, _, port = row[1].partition(":")
-            if row[3] == "0A" and address == wildcard and row[9] in inodes:
-                ports.add(int(port, 16))
-    return sorted(ports)

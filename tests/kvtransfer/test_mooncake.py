@@ -6,6 +6,7 @@ import pytest
 
 from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Open, Taken
+from kvtransfer.staging import Staging
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import RawSender, fill, make_rig, until
 
@@ -68,13 +69,13 @@ def test_a_read_that_stalls_is_left_when_its_ticket_ends() -> None:
         inlet, reading, go_on = incoming._inlet, StopFlag(), StopFlag()
 
         class Stalled:
-            def transfer_sync_read(self, *arguments: object) -> int:
+            def read(self, *arguments: object) -> None:
                 reading.set()
                 until(go_on.is_set)
-                return -1
+                raise OSError("nothing was read")
 
-            def unregister_memory(self, address: int) -> int:
-                return 0
+            def unregister(self, memory: Staging) -> None:
+                """Nothing to let go of."""
 
         memory = inlet._memory  # type: ignore[union-attr]
         engine, memory.engine = memory.engine, Stalled()

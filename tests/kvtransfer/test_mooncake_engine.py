@@ -1,14 +1,17 @@
 """When mooncake's engine opens ports, and how long it knows memory: without the package where a stand-in will do."""
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from kvtransfer import mooncake
-from kvtransfer.mooncake import Registered
+from kvtransfer import mooncake_engine
+from kvtransfer.mooncake_engine import Engine, Registered
+from kvtransfer.staging import Staging
 from kvtransfer.transports import make_transports
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool
@@ -16,36 +19,44 @@ from wire.kv_layout import PoolLayout
 
 NEEDS_MOONCAKE = [mark for one in EVERY_TRANSPORT if one.values[0] == "mooncake" for mark in one.marks]
 FIRST_LINK = """
-from kvtransfer import mooncake
+from kvtransfer.mooncake_engine import open_ports
 from tests.kvtransfer.rig import fill, make_rig
 
 with make_rig("mooncake") as rig:
-    print(mooncake._open_ports())
+    print(open_ports())
     fill(rig.p_pool, range(5), 20)
     ticket = rig.open(20, range(5))
     rig.hand_over(ticket, range(5))
     rig.events.wait("acked", ticket.ticket_id)
-    print(mooncake._open_ports())
+    print(open_ports())
 """
 
 
-class Engine:
-    """What Registered asks of an engine."""
+class Package:
+    """What Engine asks of mooncake's own class; `status` is what the next calls return."""
 
     def __init__(self) -> None:
-        self.registered: list[int] = []
+        self.status = 0
         self.let_go: list[int] = []
         self.changed = threading.Condition()
 
+    def initialize(self, host: str, metadata: str, protocol: str, device: str) -> int:
+        return self.status
+
+    def get_rpc_port(self) -> int:
+        return 15_018
+
     def register_memory(self, address: int, num_bytes: int) -> int:
-        self.registered.append(address)
-        return 0
+        return self.status
 
     def unregister_memory(self, address: int) -> int:
         with self.changed:
             self.let_go.append(address)
             self.changed.notify_all()
-        return 0
+        return self.status
+
+    def transfer_sync_read(self, session: str, target: int, source: int, num_bytes: int) -> int:
+        return self.status
 
     def wait_for(self, *memories: Registered) -> None:
         with self.changed:
@@ -54,59 +65,102 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(mooncake, "_PARKED", {})  # links of other tests may still have theirs there
-    yield Engine()
-    assert not mooncake._PARKED
+def package(monkeypatch: pytest.MonkeyPatch) -> Package:
+    package = Package()
+    stand_in = SimpleNamespace(TransferEngine=lambda: package)
+    monkeypatch.setitem(sys.modules, "mooncake", SimpleNamespace(engine=stand_in))
+    monkeypatch.setitem(sys.modules, "mooncake.engine", stand_in)
+    for name in ("MC_TRANSFER_TIMEOUT", "MC_LOG_LEVEL"):  # set at an engine's start: not for the tests after this one
+        monkeypatch.setenv(name, os.environ.get(name, "5"))
+    return package
+
+
+@pytest.fixture
+def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(mooncake_engine, "_PARKED", {})  # links of other tests may still have theirs there
+    yield Engine("10.0.0.18")
+    assert not mooncake_engine._PARKED
 
 
 @pytest.fixture
 def no_warning_yet() -> Iterator[None]:
-    mooncake._warn_of_ports.cache_clear()
+    mooncake_engine.warn_of_ports.cache_clear()
     yield
-    mooncake._warn_of_ports.cache_clear()
+    mooncake_engine.warn_of_ports.cache_clear()
 
 
-def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: Engine) -> None:
+def test_what_the_engine_refuses_is_an_error_in_words(engine: Engine, package: Package) -> None:
+    memory = Registered(engine, 4096).staging
+    package.status = -7
+
+    with pytest.raises(OSError, match=r"mooncake's engine does not start at 10\.0\.0\.19: -7"):
+        Engine("10.0.0.19")
+    with pytest.raises(OSError, match="the engine did not register 8192 bytes of staging memory: -7"):
+        Registered(engine, 8192)
+    with pytest.raises(OSError, match=r"mooncake could not read 100 bytes at 10\.0\.0\.20:15001: -7"):
+        engine.read("10.0.0.20:15001", memory, 1 << 40, 100)
+
+
+def test_memory_that_the_engine_does_not_let_go_stays_mapped(
+    engine: Engine, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[Staging] = []
+    monkeypatch.setattr(mooncake_engine, "_KEPT", kept)
+    ring = Registered(engine, 4096)
+    package.status = -7
+
+    ring.close()
+    ring.close()
+
+    assert kept == [ring.staging]
+    assert len(package.let_go) == 1
+    assert "mooncake_memory_kept bytes=4096" in caplog.text
+
+
+def test_a_peer_is_told_where_the_engine_is(engine: Engine) -> None:
+    assert engine.session == "10.0.0.18:15018"
+
+
+def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: Engine, package: Package) -> None:
     ring = Registered(engine, 4096)
 
     ring.close(after_s=0.01)
     ring.close(after_s=0.01)
 
-    engine.wait_for(ring)
+    package.wait_for(ring)
     ring.close()
-    assert len(engine.let_go) == 1
+    assert len(package.let_go) == 1
 
 
-def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Engine) -> None:
+def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Engine, package: Package) -> None:
     ring, other = Registered(engine, 4096), Registered(engine, 4096)
 
     ring.close(after_s=1_000)
     other.close()
-    assert engine.let_go == [other.staging.address]
-    (timer,) = mooncake._PARKED.values()
+    assert package.let_go == [other.staging.address]
+    (timer,) = mooncake_engine._PARKED.values()
     assert timer.daemon
     assert timer.name == "kv-mooncake-park"
     ring.close()
 
-    engine.wait_for(other, ring)
+    package.wait_for(other, ring)
     timer.join(DEADLINE_S)
     assert not timer.is_alive()
 
 
-def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: Engine) -> None:
+def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: Engine, package: Package) -> None:
     rings = [Registered(engine, 4096) for _ in range(18)]
 
     for ring in rings:
         ring.close(after_s=1_000)
 
-    engine.wait_for(*rings[:2])
+    package.wait_for(*rings[:2])
     for ring in rings[2:]:
         ring.close()
 
 
 def test_a_ring_is_taken_back_at_once_where_no_thread_can_be_had(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: threading.Timer) -> None:
         raise RuntimeError("can't start new thread")
@@ -116,7 +170,7 @@ def test_a_ring_is_taken_back_at_once_where_no_thread_can_be_had(
 
     ring.close(after_s=1_000)
 
-    engine.wait_for(ring)
+    package.wait_for(ring)
 
 
 @pytest.mark.usefixtures("no_warning_yet")
@@ -134,9 +188,9 @@ def test_a_start_warns_of_the_range_once_and_makes_no_engine(
     def make_engine(host: str) -> object:
         raise AssertionError("an engine before any link")
 
-    monkeypatch.setattr(mooncake, "_lacking", lambda: None)
-    monkeypatch.setattr(mooncake, "_make_engine", make_engine)
-    for name in mooncake._PORT_VARIABLES:
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda: None)
+    monkeypatch.setattr(mooncake_engine, "_make_engine", make_engine)
+    for name in mooncake_engine._PORT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -154,7 +208,7 @@ def test_a_start_warns_of_the_range_once_and_makes_no_engine(
 def test_no_port_is_open_before_the_first_link_and_two_of_the_default_range_after_it(
     _: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in mooncake._PORT_VARIABLES:
+    for name in mooncake_engine._PORT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
     done = subprocess.run(

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kvtransfer import mooncake
+from kvtransfer import mooncake_engine
 from kvtransfer.transports import DEFAULT_NAMES, make_transports
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
@@ -32,7 +32,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:
 
 
 def test_mooncake_absent_is_a_clear_message(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.mooncake._lacking", lambda: "the package mooncake is missing: pip install it")
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda: "the package mooncake is missing: pip install it")
 
     with pytest.raises(ConfigError, match="--kv-transport mooncake: the package mooncake is missing: pip install it"):
         make_transports(("mooncake", "tcp"), pool)
@@ -51,4 +51,4 @@ def test_what_mooncake_lacks_is_named(message: str, words: str, monkeypatch: pyt
     real_import = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", refuse)
 
-    assert re.search(words, str(mooncake._lacking.__wrapped__()))
+    assert re.search(words, str(mooncake_engine.lacking.__wrapped__()))
