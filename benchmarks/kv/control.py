@@ -1,6 +1,8 @@
 """JSON lines between the benchmark's processes: over pipes to the parent, over Unix sockets from P to D."""
 
+import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -8,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 300.0
@@ -95,6 +97,35 @@ def serve_stdin(handle: Callable[[dict[str, Any]], dict[str, Any]], **ready: Any
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
+
+
+class Server(Protocol):
+    """One end of the hand-off that is measured."""
+
+    def handle(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Answer the parent, or the other end."""
+
+    def close(self) -> None:
+        """End its links."""
+
+
+def run_child(make: Callable[[dict[str, Any]], Server], *, about: str | None, fields: str) -> None:
+    """Run what `make` makes of the argument, JSON with these fields, on the core it names, till the parent ends it.
+
+    What cannot be made is one line for the parent.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("config", help=f"JSON: {fields}")
+    config = json.loads(parser.parse_args().config)
+    if config["core"] is not None:
+        os.sched_setaffinity(0, {config["core"]})
+    try:
+        server = make(config)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        os._exit(1)
+    serve_stdin(server.handle)
+    server.close()
 
 
 class Door:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.kv.control import Child, python_child
@@ -92,9 +91,7 @@ class Ours:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start(self, module: str, config: dict[str, Any]) -> Child:

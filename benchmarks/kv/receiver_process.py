@@ -1,8 +1,5 @@
 """The benchmark's D: one pool and one KvReceiver; P asks it for tickets over a Unix socket, the parent steers it."""
 
-import argparse
-import json
-import os
 import secrets
 import sys
 from collections import deque
@@ -12,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.kv.control import Door, serve_stdin
+from benchmarks.kv.control import Door, run_child
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -32,6 +29,7 @@ class Decode:
             self._pool, instance_id=config["name"], epoch=secrets.randbits(60) + 1, host="127.0.0.1",
             transports=(config["transport"],), events=self, digests=config["digest"],
         )  # fmt: skip
+        Door(config["door"], self.handle)
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:
         """Answer P or the parent."""
@@ -70,22 +68,5 @@ class Decode:
         return block_table(self._num_blocks, first, count, scattered=scattered)
 
 
-def main() -> None:
-    """Run until the parent closes the pipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, door, profile, core")
-    config = json.loads(parser.parse_args().config)
-    if config["core"] is not None:
-        os.sched_setaffinity(0, {config["core"]})
-    try:
-        decode = Decode(config)
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
-        os._exit(1)
-    Door(config["door"], decode.handle)
-    serve_stdin(decode.handle)
-    decode.close()
-
-
 if __name__ == "__main__":
-    main()
+    run_child(Decode, about=__doc__, fields="name, shape, num_blocks, transport, digest, door, profile, core")

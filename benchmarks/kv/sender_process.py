@@ -1,8 +1,5 @@
 """The benchmark's P: one pool and one KvSender; hands prompts over to one or more Ds as the parent says."""
 
-import argparse
-import json
-import os
 import secrets
 import sys
 import threading
@@ -12,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.kv.control import Caller, serve_stdin
+from benchmarks.kv.control import Caller, run_child
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -150,21 +147,5 @@ class Prefill:
         return self._tables[key]
 
 
-def main() -> None:
-    """Run until the parent closes the pipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", help="JSON: name, shape, num_blocks, transport, digest, doors, profile, core")
-    config = json.loads(parser.parse_args().config)
-    if config["core"] is not None:
-        os.sched_setaffinity(0, {config["core"]})
-    try:
-        prefill = Prefill(config)
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
-        os._exit(1)
-    serve_stdin(prefill.handle)
-    prefill.close()
-
-
 if __name__ == "__main__":
-    main()
+    run_child(Prefill, about=__doc__, fields="name, shape, num_blocks, transport, digest, doors, profile, core")

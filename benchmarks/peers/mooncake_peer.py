@@ -6,20 +6,15 @@ Commands come on standard input (peer_process.py). Only the synchronous read is 
 The engine listens on all interfaces while it runs.
 """
 
-import argparse
 import sys
 import time
 
-from peer_process import Region, die_with_parent, hear, say, serve, start_source
+from peer_process import Region, arguments, hear, say, serve, start_source
 
 
 def main() -> None:
     """Run as the reader, or as the source."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
-    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    die_with_parent()
+    args = arguments(__doc__)
     from mooncake.engine import TransferEngine
 
     region, engine = Region(args.max_bytes), TransferEngine()

@@ -6,22 +6,17 @@ Commands come on standard input (peer_process.py). Transports are UCX's own choi
 is timed, from its posting to DONE; metadata, registration and descriptors are prepared before.
 """
 
-import argparse
 import sys
 import time
 
-from peer_process import Region, die_with_parent, from_text, hear, say, serve, start_source, to_text
+from peer_process import Region, arguments, from_text, hear, say, serve, start_source, to_text
 
 DEADLINE_S = 60.0
 
 
 def main() -> None:
     """Run as the reader, or as the source."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
-    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    die_with_parent()
+    args = arguments(__doc__)
     from nixl._api import nixl_agent, nixl_agent_config
 
     region = Region(args.max_bytes)

@@ -6,6 +6,7 @@
 Runs in the peers' own environments: standard library only, nothing of ours.
 """
 
+import argparse
 import base64
 import ctypes
 import json
@@ -20,6 +21,16 @@ from typing import Any
 
 PAGE_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    """Return `max_bytes` and whether this process is the `source`; from now on it ends with its parent."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
+    parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    die_with_parent()
+    return args
 
 
 class Region:
