@@ -13,12 +13,13 @@ import xxhash
 from kvtransfer import transports
 from kvtransfer.cuda_driver import CudaDriver
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Mover, Place, Region, StopFlag
+from kvtransfer.digest import Mover, Place
 from kvtransfer.sender import KvSender
 from kvtransfer.staging import whole
 from kvtransfer.torch_mover import TorchMover
 from tests.kvtransfer.devices import DevicePool, offer_cuda_ipc
-from tests.kvtransfer.receiver_process import BLOCKS, NUM_TOKENS
+from tests.kvtransfer.lifted import LiftedMover
+from tests.kvtransfer.receiver_process import BLOCKS, LAYOUT, NUM_TOKENS
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Recorder, address
 from tests.kvtransfer.test_digest import (  # noqa: F401  the contract of movers, run here with this file's `mover`
     test_a_read_only_mapping_is_a_source_and_no_target,
@@ -29,54 +30,18 @@ from tests.kvtransfer.test_digest import (  # noqa: F401  the contract of movers
     test_runs_past_their_region_are_refused_with_both_numbers,
     test_unequal_sizes_are_refused_with_both_numbers,
 )
-from wire.kv_layout import PoolLayout
 from wire.types import KvEndpoint, Ticket
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device: never run")
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no CUDA device: all of what only a GPU can show", allow_module_level=True)
+
 ROOT = Path(__file__).parents[2]
-LAYOUT = PoolLayout(TENSORS, num_blocks=64, block_size=4)
 P_BLOCKS = (3, 9, 4, 5, 20)
 
 
-class OnCuda:
-    """A TorchMover between places that are copied to a GPU first; what was written is copied back."""
-
-    name = "torch"
-
-    def __init__(self, source: str, target: str) -> None:
-        self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
-
-    def digest(self, place: Place) -> int:
-        return self._mover.digest(_lift(place, self._source))
-
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
-        lifted = _lift(target, self._target)
-        moved = self._mover.copy(_lift(source, self._source), lifted, stop)
-        _lower(lifted.region, target.region)
-        return moved
-
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
-        lifted = _lift(target, self._target)
-        digest = self._mover.copy_and_digest(_lift(source, self._source), lifted, stop)
-        _lower(lifted.region, target.region)
-        return digest
-
-
-def _lift(place: Place, device: str) -> Place:
-    if device == "cpu":
-        return place
-    data = torch.frombuffer(bytearray(place.region.view) or bytearray(1), dtype=torch.uint8)[: place.region.num_bytes]
-    return place._replace(region=DeviceRegion(data.to(device), readonly=place.region.readonly))
-
-
-def _lower(lifted: Region, region: Region) -> None:
-    if isinstance(lifted, DeviceRegion) and not region.readonly:
-        region.view[:] = bytes(lifted.tensor.cpu().numpy())
-
-
-@pytest.fixture(scope="module", params=[("cuda:0", "cuda:0"), ("cpu", "cuda:0"), ("cuda:0", "cpu")])
+@pytest.fixture(scope="module", params=[("cuda:0", "cuda:0"), (None, "cuda:0"), ("cuda:0", None)])
 def mover(request: pytest.FixtureRequest) -> Mover:
-    return OnCuda(*request.param)
+    return LiftedMover(*request.param)
 
 
 def test_the_mover_waits_for_the_kernels_that_fill_a_pool() -> None:

@@ -12,6 +12,7 @@ from kvtransfer.device_memory import AnyMover, DeviceRegion
 from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag, process_mover
 from kvtransfer.row_plan import plan_rows
 from kvtransfer.torch_mover import TorchMover
+from tests.kvtransfer.lifted import LiftedMover
 from tests.kvtransfer.test_digest import (  # noqa: F401  the tests, run here with this file's `mover`
     DATA,
     bytes_of,
@@ -28,42 +29,12 @@ from tests.kvtransfer.test_digest import (  # noqa: F401  the tests, run here wi
 )
 
 CPU = torch.device("cpu")
-MOVES = ["device to device", "host to device", "device to host"]
+MOVES = {"device to device": ("cpu", "cpu"), "host to device": (None, "cpu"), "device to host": ("cpu", None)}
 
 
-def on_device(region: Region) -> DeviceRegion:
-    """The same bytes as a device's memory."""
-    data = region.view if not region.readonly else memoryview(bytearray(region.view))
-    tensor = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-    return DeviceRegion(tensor, readonly=region.readonly)
-
-
-class OnDevice:
-    """A TorchMover whose source, target or both are turned into device memory first."""
-
-    name = "torch"
-
-    def __init__(self, source: bool, target: bool) -> None:
-        self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
-
-    def digest(self, place: Place) -> int:
-        return self._mover.digest(_turn(place, self._source))
-
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
-        return self._mover.copy(_turn(source, self._source), _turn(target, self._target), stop)
-
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
-        return self._mover.copy_and_digest(_turn(source, self._source), _turn(target, self._target), stop)
-
-
-def _turn(place: Place, turn: bool) -> Place:
-    return place._replace(region=on_device(place.region)) if turn else place
-
-
-@pytest.fixture(scope="module", params=MOVES)
+@pytest.fixture(scope="module", params=list(MOVES))
 def mover(request: pytest.FixtureRequest) -> Mover:
-    source, _, target = str(request.param).partition(" to ")
-    return OnDevice(source == "device", target == "device")
+    return LiftedMover(*MOVES[request.param])
 
 
 def device(data: bytes, readonly: bool = False, ready: Callable[[], None] | None = None) -> DeviceRegion:

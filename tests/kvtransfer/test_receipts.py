@@ -23,6 +23,12 @@ from tests.kvtransfer.rig import DEADLINE_S, RawSender, Rig, Tokens, fill, make_
 from wire.types import Ticket
 
 BLOCKS = (10, 11, 12, 13, 14)
+THE_OTHERS = [
+    pytest.param(*one.values, digests, marks=one.marks)
+    for one in EVERY_TRANSPORT
+    for digests in (False, True)
+    if (*one.values, digests) != ("shm", False)  # which asks
+]
 Answers = list[tuple[KvReceiver, int, TicketMessage]]
 
 
@@ -125,35 +131,42 @@ def test_what_is_read_after_the_blocks_were_freed_is_never_committed(digests: bo
         assert "the lease of 30 s ran out" in str(rig.events.failures[ticket.ticket_id])
 
 
-def test_a_hand_off_without_digests_is_acked_after_one_receipt(answers: Answers) -> None:
-    with make_rig("shm", digests=False) as rig:
-        tokens = fill(rig.p_pool, range(5), 20)
-        ticket = rig.open(20, BLOCKS)
+@pytest.fixture(params=["shm", "cuda_ipc"])
+def pool_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A transport whose receiver reads the sender's pool; `cuda_ipc` over CPU tensors."""
+    if request.param == "cuda_ipc":
+        makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
+        monkeypatch.setattr(transports, "_MAKERS", makers)
+        monkeypatch.setattr(transports, "NAMES", names)
+        monkeypatch.setattr(rigs, "Pool", DevicePool)
+    return str(request.param)
 
-        rig.hand_over(ticket, range(5))
-        rig.events.wait("acked", ticket.ticket_id)
 
-        about = ticket.ticket_id, ticket.epoch
+def hand_over(rig: Rig) -> tuple[str, int]:
+    """Hand 20 tokens over and see them arrive; return the ticket's id and epoch."""
+    tokens = fill(rig.p_pool, range(5), 20)
+    ticket = rig.open(20, BLOCKS)
+    rig.hand_over(ticket, range(5))
+    rig.events.wait("acked", ticket.ticket_id)
+    assert read(rig.d_pool, BLOCKS, 20) == tokens
+    return ticket.ticket_id, ticket.epoch
+
+
+def test_a_hand_off_without_digests_is_acked_after_one_receipt(pool_reader: str, answers: Answers) -> None:
+    with make_rig(pool_reader, digests=False) as rig:
+        about = hand_over(rig)
+
         assert [message for _, _, message in answers] == [Read(*about), Ack(*about)]
-        assert read(rig.d_pool, BLOCKS, 20) == tokens
 
 
-@pytest.mark.parametrize("digests", [False, True])
-@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
+@pytest.mark.parametrize(("transport", "digests"), THE_OTHERS)
 def test_no_receipt_is_asked_for_where_digests_or_the_stream_tell(
     transport: str, digests: bool, answers: Answers
 ) -> None:
-    if transport == "shm" and not digests:
-        pytest.skip("the one that asks")
     with make_rig(transport, digests=digests) as rig:
-        tokens = fill(rig.p_pool, range(5), 20)
-        ticket = rig.open(20, BLOCKS)
-
-        rig.hand_over(ticket, range(5))
-        rig.events.wait("acked", ticket.ticket_id)
+        hand_over(rig)
 
         assert not any(isinstance(message, Read) for _, _, message in answers)
-        assert read(rig.d_pool, BLOCKS, 20) == tokens
 
 
 def test_a_prompt_of_which_nothing_was_read_needs_no_receipt(answers: Answers) -> None:
@@ -340,23 +353,3 @@ def test_a_rank_without_its_receipt_ends_the_ticket_on_all(withheld: int, monkey
 
         assert not rig.events.commits
         assert not rig.events.acks
-
-
-def test_a_pool_on_a_device_that_is_read_without_digests_needs_its_receipt_too(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`cuda_ipc` over CPU tensors."""
-    makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
-    monkeypatch.setattr(transports, "_MAKERS", makers)
-    monkeypatch.setattr(transports, "NAMES", names)
-    monkeypatch.setattr(rigs, "Pool", DevicePool)
-    with make_rig("cuda_ipc", digests=False) as rig:
-        tokens = fill(rig.p_pool, range(5), 20)
-        ticket = rig.open(20, BLOCKS)
-
-        rig.hand_over(ticket, range(5))
-        rig.events.wait("acked", ticket.ticket_id)
-
-        about = ticket.ticket_id, ticket.epoch
-        assert [message for _, _, message in answers] == [Read(*about), Ack(*about)]
-        assert read(rig.d_pool, BLOCKS, 20) == tokens

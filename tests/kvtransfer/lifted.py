@@ -1,0 +1,47 @@
+"""A TorchMover under the contract of movers (test_digest.py): the test's memory becomes a device's first."""
+
+import torch
+
+from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.digest import Place, Region, StopFlag
+from kvtransfer.torch_mover import TorchMover
+
+
+class LiftedMover:
+    """Moves between what lies on the devices named, None being the host; what was written is there for the test too."""
+
+    name = "torch"
+
+    def __init__(self, source: str | None, target: str | None) -> None:
+        self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
+
+    def digest(self, place: Place) -> int:
+        return self._mover.digest(_lift(place, self._source))
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        lifted = _lift(target, self._target)
+        moved = self._mover.copy(_lift(source, self._source), lifted, stop)
+        _lower(lifted.region, target.region)
+        return moved
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        lifted = _lift(target, self._target)
+        digest = self._mover.copy_and_digest(_lift(source, self._source), lifted, stop)
+        _lower(lifted.region, target.region)
+        return digest
+
+
+def on_device(region: Region, device: str) -> DeviceRegion:
+    """The same bytes as memory of `device`: on the CPU the very same memory, where it can be written."""
+    data = region.view if not region.readonly else memoryview(bytearray(region.view))
+    tensor = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+    return DeviceRegion(tensor.to(device), readonly=region.readonly)
+
+
+def _lift(place: Place, device: str | None) -> Place:
+    return place if device is None else place._replace(region=on_device(place.region, device))
+
+
+def _lower(lifted: Region, region: Region) -> None:
+    if isinstance(lifted, DeviceRegion) and lifted.tensor.device.type != "cpu" and not region.readonly:
+        region.view[:] = bytes(lifted.tensor.cpu().numpy())
