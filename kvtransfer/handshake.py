@@ -24,11 +24,9 @@ from kvtransfer.proof import (
 )
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
-from telemetry.logs import EventLogger
+from telemetry.capped import CappedLog
 from wire.errors import Incompatible, PdserveError, from_name, to_name
 from wire.trust import Trust
-
-_log = EventLogger("kvtransfer")
 
 
 def greet(
@@ -53,8 +51,9 @@ def greet(
 
 
 def answer(
-    stream: Stream, timeouts: Timeouts, choose: Callable[[Hello], Transport], trust: Trust, *, digests: bool
-) -> tuple[Inlet, Hello]:
+    stream: Stream, timeouts: Timeouts, choose: Callable[[Hello], Transport], trust: Trust, *, digests: bool,
+    refusals: CappedLog,
+) -> tuple[Inlet, Hello]:  # fmt: skip
     """The receiver's half; `choose` raises a PdserveError for a sender that is not to be served.
 
     The HELLO returned says of digests what holds on this link. Raises LinkLost, WireError, PdserveError.
@@ -69,10 +68,10 @@ def answer(
         stream.send([encode_welcome(Welcome(hello.receiver_epoch, hello.link_epoch, hello.digests))])
         inlet = transport.inlet(stream, hello, timeouts)
     except VersionMismatch as error:
-        _refuse(stream, Incompatible(str(error)))
+        _refuse(stream, Incompatible(str(error)), refusals)
         raise
     except PdserveError as error:
-        _refuse(stream, error)
+        _refuse(stream, error, refusals)
         raise
     try:
         stream.send([pack(MessageType.READY, b"")])
@@ -109,7 +108,12 @@ def _expect(stream: Stream, wanted: MessageType, hello: Hello, timeouts: Timeout
     return body
 
 
-def _refuse(stream: Stream, error: PdserveError) -> None:
-    _log.warning("kv_link_refused", error=to_name(error), reason=error)
+def _refuse(stream: Stream, error: PdserveError, refusals: CappedLog) -> None:
+    log_refusal(refusals, error)
     with contextlib.suppress(LinkLost):  # the peer may have refused us first; our own reason is the one to report
         stream.send([encode(Refuse(to_name(error), str(error)))])
+
+
+def log_refusal(refusals: CappedLog, error: PdserveError) -> None:
+    """Log why a link was refused: strangers can have that done as often as they like."""
+    refusals.warning("kv_link_refused", f"kv_link_refused/{to_name(error)}", error=to_name(error), reason=error)

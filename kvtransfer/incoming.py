@@ -12,11 +12,13 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
 from kvtransfer.transports import READS_POOL
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
 from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
+_STRANGER = "a stranger"
 _FROM_SENDER = (
     MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW, MessageType.PING,
     MessageType.PROBE, MessageType.HELD,
@@ -28,11 +30,11 @@ class Incoming:
 
     def __init__(
         self, number: int, stream: Stream, table: TicketTable, *, choose: Callable[[Hello], Transport],
-        timeouts: Timeouts, trust: Trust, digests: bool, ended: Callable[[int], None],
+        timeouts: Timeouts, trust: Trust, digests: bool, ended: Callable[[int], None], refusals: CappedLog,
     ) -> None:  # fmt: skip
         self._number, self._stream, self._table = number, stream, table
         self._choose, self._timeouts, self._digests, self._ended = choose, timeouts, digests, ended
-        self._trust = trust
+        self._trust, self._refusals = trust, refusals
         self._inlet: Inlet | None = None
         self._probed = Probed(stream)
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
@@ -46,9 +48,11 @@ class Incoming:
         self._stream.shutdown()
 
     def _run(self) -> None:
-        sender, reason, greeted = "a stranger", "the receiver failed", False
+        sender, reason, greeted = _STRANGER, "the receiver failed", False
         try:
-            self._inlet, hello = answer(self._stream, self._timeouts, self._choose, self._trust, digests=self._digests)
+            self._inlet, hello = answer(
+                self._stream, self._timeouts, self._choose, self._trust, digests=self._digests, refusals=self._refusals
+            )
             sender, greeted = hello.sender_id, True
             receipts = not hello.digests and hello.transport in READS_POOL
             self._table.meet(self._number, hello.source, receipts=receipts)
@@ -63,8 +67,14 @@ class Incoming:
             _log.error("kv_link_failed", exc=error, sender=sender)
         finally:
             self._table.count(refused_connections=0 if greeted else 1)
-            _log.info("kv_link_in_over", sender=sender, reason=reason)
+            self._log_end(sender, reason)
             self._clean_up(sender, reason)
+
+    def _log_end(self, sender: str, reason: str) -> None:
+        if sender is _STRANGER:
+            self._refusals.info("kv_link_in_over", "kv_link_in_over", sender=sender, reason=reason)
+        else:
+            _log.info("kv_link_in_over", sender=sender, reason=reason)
 
     def _clean_up(self, sender: str, reason: str) -> None:
         """Give everything back: what goes wrong at one step keeps no other from being taken."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from kvtransfer import shm, tcp
 from kvtransfer.door import MAX_INSIDE, MAX_WAITING, Door
 from kvtransfer.frame import Refuse, TicketMessage, encode
+from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
@@ -19,6 +20,7 @@ from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
 from kvtransfer.transports import make_transports
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, Unavailable, to_name
 from wire.failpoints import Failpoints, process_failpoints
@@ -60,7 +62,7 @@ class KvReceiver:
         )  # fmt: skip
         self._quorum.join(self._table)
         self._links: dict[int, Incoming] = {}
-        self._door = Door()
+        self._door, self._refusals = Door(), CappedLog(_log)
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
         self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}
@@ -139,7 +141,7 @@ class KvReceiver:
         except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
             if self._closing.is_set():
                 return
-            _log.warning("kv_accept_failed", unix=over_unix, error=error)
+            self._refusals.warning("kv_accept_failed", "kv_accept_failed", unix=over_unix, error=error)
             self._closing.wait(_ACCEPT_PAUSE_S)
             return
         try:
@@ -163,6 +165,7 @@ class KvReceiver:
         incoming = Incoming(
             number, stream, self._table, choose=lambda hello: self._choose(number, hello, over_unix=address is None),
             timeouts=self._timeouts, trust=self._trust, digests=self._digests, ended=self._forget,
+            refusals=self._refusals,
         )  # fmt: skip
         self._links[number] = incoming
         try:
@@ -179,7 +182,7 @@ class KvReceiver:
         try:
             self._trust.check_address(address)
         except Incompatible as error:
-            _log.warning("kv_link_refused", error=to_name(error), reason=error)
+            log_refusal(self._refusals, error)
             with contextlib.suppress(OSError):  # in words if there is room for them: nobody waits for a stranger
                 sock.setblocking(False)
                 sock.send(encode(Refuse(to_name(error), str(error))))

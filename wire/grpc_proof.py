@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire.errors import Incompatible
@@ -29,7 +30,6 @@ Metadata = tuple[tuple[str, bytes], ...]
 _KEYS = ("pdserve-opener-nonce-bin", "pdserve-nonce-bin", "pdserve-proof-bin")
 _PURPOSE = "grpc"
 _NONCE_BYTES = 32
-_MAX_SAID = 64
 
 
 async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: float) -> Metadata:
@@ -60,7 +60,7 @@ class Door:
 
     def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:
         self._trust, self._mint = trust, NonceMint(clock)
-        self._said: set[str] = set()
+        self._said = CappedLog(log, clock=clock)
         self.refused = 0
 
     async def challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
@@ -69,10 +69,10 @@ class Door:
         await self._check_address(context)
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
             words = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, words)
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", words)
         theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):
-            self._say(differ(secret, self._trust.host, theirs, host))
+            self._say("other_secret", differ(secret, self._trust.host, theirs, host))
         if secret is None:
             return pb.ChallengeReply(host=self._trust.host)
         nonce = self._mint.issue(request.nonce)
@@ -88,32 +88,31 @@ class Door:
         shown = {key: value for key, value in context.invocation_metadata() if key in _KEYS}
         if len(shown) < len(_KEYS):
             words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; no proof came with {method}"
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, words)
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", words)
         opener_nonce, nonce, proof = (shown[key] for key in _KEYS)
         problem = self._mint.problem(nonce, opener_nonce)
         if problem is None and not Prover(secret, _method(method), opener_nonce, nonce).holds(Side.OPENER, proof):
             problem = "its proof is wrong"
         if problem is not None:
             words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; {method} is refused: "
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, words + problem)
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "bad_proof", words + problem)
         self._mint.use(nonce)
 
     async def _check_address(self, context: Any) -> None:
         address = peer_address(context)
         if self._trust.secret is None and not self._trust.has_address(address):
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, self._trust.stranger(address))
+            words = self._trust.stranger(address)
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, "stranger", words)
 
-    async def _refuse(self, context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
+    async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, words: str) -> NoReturn:
         self.refused += 1
-        self._say(f"{peer_address(context)}: {words}")
+        self._say(reason, f"{peer_address(context)}: {words}")
         await context.abort(code, words)
         raise AssertionError("abort raises")
 
-    def _say(self, words: str) -> None:
-        """Log each thing once, and no more than 64: a stranger must not fill the log."""
-        if words not in self._said and len(self._said) < _MAX_SAID:
-            self._said.add(words)
-            log.warning("caller_refused", why=words)
+    def _say(self, reason: str, words: str) -> None:
+        """Log it, if that fills no log: a stranger may call as often as it likes."""
+        self._said.warning("caller_refused", reason, why=words)
 
 
 def peer_address(context: Any) -> str:

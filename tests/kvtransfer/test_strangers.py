@@ -1,6 +1,7 @@
 """Those who never say who they are: they cost little, and keep nobody out."""
 
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -17,6 +18,7 @@ from kvtransfer.sender import KvSender
 from kvtransfer.shm import ShmInlet
 from kvtransfer.staging import whole
 from kvtransfer.terms import Part, Terms
+from telemetry.capped import LINES
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank
@@ -101,6 +103,19 @@ def test_without_a_secret_an_address_the_table_lacks_gets_no_thread(monkeypatch:
         assert b"127.0.0.1 is not in the global table" in said
         until(lambda: house.receiver.counts.refused_connections == 1)
         assert not made.is_set()
+
+
+@pytest.mark.parametrize("trust", [TRUST, STRANGERS])
+def test_strangers_that_keep_calling_do_not_fill_the_log(trust: Trust, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pdserve.kvtransfer"), contextlib.ExitStack() as stack:
+        house = House(trust, stack)
+        for number in range(3 * LINES):
+            with house.call() as caller, contextlib.suppress(OSError):
+                caller.sendall(b"garbage %d" % number)
+        until(lambda: house.receiver.counts.refused_connections == 3 * LINES)
+
+    said = [record for record in caplog.records if record.name == "pdserve.kvtransfer"]
+    assert 0 < len(said) <= 2 * LINES
 
 
 def test_a_full_house_refuses_in_words_and_an_ending_makes_room() -> None:

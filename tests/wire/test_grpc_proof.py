@@ -14,6 +14,7 @@ import pytest
 from google.protobuf.internal import api_implementation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from telemetry.capped import LINES, WINDOW_S
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
@@ -323,6 +324,30 @@ def test_a_stranger_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogC
         asyncio.run(run())
 
     assert 0 < sum(record.name == "pdserve.trust" for record in caplog.records) <= 64
+
+
+def test_who_comes_after_a_flood_of_strangers_is_in_the_log_again_with_what_was_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+
+    class Context:
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:40000"
+
+    async def call(host: str) -> None:
+        await door.challenge(pb.ChallengeRequest(nonce=bytes(16), host=host), Context())
+
+    door = Door(THERE, lambda: now)
+    with caplog.at_level(logging.WARNING, "pdserve.trust"):
+        for number in range(100):
+            asyncio.run(call(f"h{number}"))
+        now += WINDOW_S
+        asyncio.run(call("misconfigured"))
+
+    said = [record.getMessage() for record in caplog.records if record.name == "pdserve.trust"]
+    assert f"of=other_secret lines={100 - LINES}" in said[-2]
+    assert "misconfigured at 127.0.0.1" in said[-1]
 
 
 def test_what_a_caller_says_of_itself_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
