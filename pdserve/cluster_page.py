@@ -22,6 +22,7 @@ class Link:
     failures: int = 0
     fallbacks: int = 0
     passed_over: list[str] = field(default_factory=list)
+    impossible: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ def _take(instance: Instance, sample: Sample, by_id: Mapping[str, Instance]) -> 
             instance.link(peer).failures = int(sample.value)
         case "pdserve_link_fallbacks_total":
             instance.link(peer).fallbacks = int(sample.value)
+        case "pdserve_link_impossible":
+            instance.link(peer).impossible = _unescaped(sample.labels.get("reason", "?"))
         case "pdserve_link_passed_over":
             reason = _unescaped(sample.labels.get("reason", ""))
             instance.link(peer).passed_over.append(f"{sample.labels.get('transport', '?')}: {reason}")

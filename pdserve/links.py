@@ -153,7 +153,7 @@ def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
                 "failures": link.failures,
                 "fallbacks": link.fallbacks,
                 "passed_over": link.passed_over,
-                "error": "; ".join(f"{one.address} is {one.state}" for one in lost),
+                "error": "; ".join(f"{one.address} is {one.state}" for one in lost) or link.impossible,
             }
 
 

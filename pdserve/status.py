@@ -18,7 +18,8 @@ _HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "L
 _MAX_REASON_CHARS = 80
 EPILOG = """\
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that is not in
-use. `pdserve links` measures them. Exit status: 0 when a request would be served now, else 1.
+use, NO LINK a pair that no transport joins: no prompt goes over it. `pdserve links` measures them. Exit status: 0 when
+a request would be served now, else 1.
 
 examples:
   pdserve status                               the cluster of `pdserve up`, else what serves on port 9000
@@ -67,6 +68,8 @@ def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Ins
 
 
 def _link(link: Link) -> str:
+    if link.impossible:
+        return f"NO LINK to {link.peer}: {link.impossible}"
     if not link.transport:
         return f"no link to {link.peer} yet"
     shown = f"{link.transport} to {link.peer} {'up' if link.up else 'down'}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from scheduler.link_metrics import link_metrics
+from scheduler.link_metrics import gap_metric, link_metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from wire.types import LoadSnapshot
 
@@ -56,6 +56,7 @@ class ClusterCollector:
         view = self._view()
         yield from _scheduler_metrics(view)
         yield from _instance_metrics(view.instances)
+        yield gap_metric(view.gaps)
 
 
 def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:

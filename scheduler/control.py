@@ -9,7 +9,7 @@ from scheduler.member import Member
 from scheduler.probe import Probe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
-from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
+from scheduler.view import ClusterView, GapView, InstanceView, LedgerView, RetryView
 from wire.errors import PdserveError
 
 
@@ -49,7 +49,12 @@ class Control:
             queued_prompts=admission.num_waiting,
             queued_tokens=admission.waiting_tokens,
             retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
+            gaps=self._gaps(),
         )
+
+    def _gaps(self) -> tuple[GapView, ...]:
+        ids = {instance.index: instance.description.instance_id for instance in self.registry.living()}
+        return tuple(GapView(ids[gap.sender], ids[gap.receiver], gap.why) for gap in self.registry.gaps())
 
 
 def _instance_view(member: Member) -> InstanceView:

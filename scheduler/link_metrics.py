@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from scheduler.view import InstanceView
+from scheduler.view import GapView, InstanceView
 from wire.types import LinkStatus
 
 _PAIR = ("instance", "peer")
 _OVER = (*_PAIR, "transport")
 _MAX_REASON_CHARS = 160
+_MAX_GAP_CHARS = 300
 
 
 def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
@@ -42,6 +43,16 @@ def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
             for transport, reason in _reasons(shown).items():
                 passed_over.add_metric((*pair, transport, reason), 1)
     yield from (up, round_trip, bandwidth, failures, fallbacks, passed_over)
+
+
+def gap_metric(gaps: Sequence[GapView]) -> Metric:
+    """Return the pairs that can have no link."""
+    family = GaugeMetricFamily(
+        "pdserve_link_impossible", "1 for a pair that no KV transport joins, and why", labels=(*_PAIR, "reason")
+    )
+    for gap in gaps:
+        family.add_metric((gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]), 1)
+    return family
 
 
 def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:

@@ -82,7 +82,9 @@ class LinkProbe:
             sender, receiver = _living(pair.sender), _living(pair.receiver)
         except Unavailable as error:
             return PairLink(pair, None, str(error))
-        known = _known(sender, receiver)
+        known, gap = _known(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
+        if gap is not None:
+            return PairLink(pair, known, str(gap))
         if num_bytes == 0:
             return PairLink(pair, known)
         try:

@@ -26,11 +26,6 @@ class Plan:
         return (self.prefill, self.decode)
 
 
-def has_path(roles: Sequence[Role]) -> bool:
-    """Return whether instances of these roles can serve a request together."""
-    return Role.COMBINED in roles or (Role.PREFILL in roles and Role.DECODE in roles)
-
-
 def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
     """Return the output tokens that each sequence behind such a prompt may have in the largest pool; None without one.
 
@@ -44,11 +39,12 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     """Return the plan for now, or None when the prompt has to wait for room.
 
     Starts on the prefill (or combined) instance with the least outstanding tokens; decodes where the whole sequence
-    has room, the fewest sequences first; ties go to the lower index. Raises Unavailable without a path and NeverFits.
+    has room, the fewest sequences first; ties go to the lower index. A pair that no KV transport joins is never chosen.
+    Raises Unavailable without a path and NeverFits.
     """
     pairs = _pairs(loads, prompt)
     if not pairs:
-        raise Unavailable("no prefill and decode instance, and no combined one, is connected")
+        raise _no_path(loads)
     fitting = [(start, decode) for start, decode in pairs if _fits(start, decode, prompt)]
     if not fitting:
         raise _never_fits(pairs, prompt)
@@ -91,7 +87,20 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[Ins
         (load for load in loads if load.role is Role.DECODE),
         key=lambda load: (not _has_whole_room(load, prompt), load.sequences, load.index),
     )
-    return [(start, end) for start in starts for end in ([start] if start.role is Role.COMBINED else decodes)]
+    return [
+        (start, end)
+        for start in starts
+        for end in ([start] if start.role is Role.COMBINED else decodes)
+        if end.index not in start.unjoined
+    ]
+
+
+def _no_path(loads: Sequence[InstanceLoad]) -> Unavailable:
+    gaps = [why for load in loads for why in load.unjoined.values()]
+    if not gaps:
+        return Unavailable("no prefill and decode instance, and no combined one, is connected")
+    more = f"; and {len(gaps) - _MOST_TOLD} more pairs" if len(gaps) > _MOST_TOLD else ""
+    return Unavailable("; ".join(gaps[:_MOST_TOLD]) + more)
 
 
 def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:

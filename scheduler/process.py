@@ -126,7 +126,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
 def report(control: Control) -> ReadyReport:
     """Return whether a request would be served now, and what is missing."""
     view = control.view()
-    missing = [str(missing) for missing in control.registry.missing()]
+    missing = [*map(str, control.registry.missing()), *map(str, control.registry.gaps())]
     if not view.ready and not missing:
         missing = ["a request or probe that crosses a path: none has in the last 10 s"]
     instances = [

@@ -57,10 +57,15 @@ class Readiness:
         return sorted((plan for plan in age if age[plan] > self._limits.probe_after_s), key=lambda plan: -age[plan])
 
     def living_plans(self) -> list[Plan]:
-        """Return a plan for every pair (and combined instance) that has living sessions."""
+        """Return a plan for every pair (and combined instance) that has living sessions and can hand KV over."""
         living = self._registry.living()
         prefills = [instance.index for instance in living if instance.role is Role.PREFILL]
         decodes = [instance.index for instance in living if instance.role is Role.DECODE]
-        pairs = [Plan("handoff", prefill, decode, "probe") for prefill in prefills for decode in decodes]
+        pairs = [
+            Plan("handoff", prefill, decode, "probe")
+            for prefill in prefills
+            for decode in decodes
+            if self._registry.kv_pairs.gap(prefill, decode) is None
+        ]
         alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
         return pairs + alone

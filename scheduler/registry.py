@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
 from scheduler.instances import Instance
+from scheduler.kv_pairs import KvGap, KvPairs
 from scheduler.limits import ControlLimits
 from scheduler.loads import InstanceLoad
 from scheduler.member import Connect, Member
-from scheduler.placement import has_path
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InternalError, PdserveError
 from wire.messages import OpenSession
@@ -56,6 +56,7 @@ class Registry:
         self._limits = limits
         self._same_host = same_host
         self._accepted: dict[int, InstanceDescription] = {}
+        self.kv_pairs = KvPairs()
         self._was_ready = False
         self._path_found = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -75,7 +76,7 @@ class Registry:
             async with asyncio.timeout(timeout_s):
                 await self._path_found.wait()
         except TimeoutError:
-            waiting_for = "; ".join(str(missing) for missing in self.missing())
+            waiting_for = "; ".join(map(str, (*self.missing(), *self.gaps())))
             raise DeadlineExceeded(f"no path after {timeout_s:g} s; still missing: {waiting_for}") from None
 
     def missing(self) -> list[Missing]:
@@ -99,11 +100,22 @@ class Registry:
 
     def loads(self) -> list[InstanceLoad]:
         """Return what placement needs to know of every living instance."""
-        return [_load(instance) for instance in self.living()]
+        living = self.living()
+        return [_load(instance, self._unjoined(instance, living)) for instance in living]
 
     def has_path(self) -> bool:
         """Whether living instances can serve a request."""
-        return has_path([instance.role for instance in self.living()])
+        living = self.living()
+        ends = [instance.index for instance in living if instance.role is Role.DECODE]
+        return any(
+            one.role is Role.COMBINED
+            or (one.role is Role.PREFILL and any(self.kv_pairs.gap(one.index, end) is None for end in ends))
+            for one in living
+        )
+
+    def gaps(self) -> list[KvGap]:
+        """Return the pairs of living instances that no KV transport joins, in table order."""
+        return self.kv_pairs.gaps({instance.index for instance in self.living()})
 
     def descriptions(self) -> list[InstanceDescription]:
         """Return the descriptions accepted so far, in table order, of living and lost instances."""
@@ -132,6 +144,7 @@ class Registry:
         if references:
             check_pair(self._accepted[references[0]], description)
         self._accepted[expected.index] = description
+        self.kv_pairs.meet(expected, description)
 
     def refuse(self, error: Incompatible) -> None:
         """Raise `error` if the scheduler was never ready, else log it."""
@@ -146,8 +159,12 @@ class Registry:
         for listener in self._listeners:
             listener()
 
+    def _unjoined(self, instance: Instance, living: Sequence[Instance]) -> dict[int, str]:
+        found = (self.kv_pairs.gap(instance.index, other.index) for other in living)
+        return {gap.receiver: gap.why for gap in found if gap is not None}
 
-def _load(instance: Instance) -> InstanceLoad:
+
+def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
     description, books = instance.description, instance.books
     return InstanceLoad(
         index=instance.index,
@@ -161,6 +178,7 @@ def _load(instance: Instance) -> InstanceLoad:
         waiting=books.load.waiting,
         max_num_seqs=description.max_num_seqs,
         held_for=books.held_for,
+        unjoined=unjoined,
     )
 
 

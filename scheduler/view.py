@@ -47,6 +47,15 @@ class RetryView:
 
 
 @dataclass(frozen=True, slots=True)
+class GapView:
+    """Two living instances, by id, that no KV transport joins, and why."""
+
+    sender: str
+    receiver: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """Everything at one moment."""
 
@@ -56,3 +65,4 @@ class ClusterView:
     queued_prompts: int
     queued_tokens: int
     retries: RetryView = field(default_factory=RetryView)
+    gaps: tuple[GapView, ...] = ()

@@ -183,6 +183,15 @@ def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytes
         assert capsys.readouterr().err == ""
 
 
+def test_from_elsewhere_a_pair_that_no_transport_joins_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.replace('state="lost"', 'state="living"')
+    page += 'pdserve_link_impossible{instance="P",peer="E",reason="prefill has shm, decode has tcp"} 1\n'
+    with served_page(page) as url:
+        assert cli.main(["links", "--url", url, "--mib", "0"]) == 1
+
+    assert "not measured: prefill has shm, decode has tcp" in capsys.readouterr().out.splitlines()[3]
+
+
 def test_another_users_scheduler_is_not_trusted(
     door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

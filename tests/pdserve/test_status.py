@@ -63,6 +63,14 @@ def test_a_link_that_is_being_made_is_not_called_down() -> None:
     assert table(None, read_page(parse_metrics(page)))[1].endswith(", no link to decode-1 yet")
 
 
+def test_a_pair_that_no_transport_joins_is_said_in_whole() -> None:
+    page = PAGE + 'pdserve_link_impossible{instance="P",peer="E",reason="prefill has shm, decode has tcp"} 1\n'
+
+    assert table(None, read_page(parse_metrics(page)))[1].endswith(
+        "NO LINK to decode-1: prefill has shm, decode has tcp"
+    )
+
+
 def test_a_long_reason_is_cut() -> None:
     page = PAGE + (
         'pdserve_link_passed_over{instance="P",peer="E",reason="' + "x" * 150 + '",transport="process_group"} 1\n'

@@ -1,0 +1,177 @@
+"""A prefill and a decode instance that share no KV transport: said when they meet, and never given a prompt."""
+
+import asyncio
+import logging
+
+import pytest
+
+from scheduler.kv_pairs import missing_transport
+from scheduler.link_probe import LinkProbe
+from scheduler.process import report
+from scheduler.request import GenerationRequest
+from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
+from tests.scheduler.test_link_probe import measured
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import Unavailable
+from wire.messages import MeasureLink, Prefill
+from wire.types import InstanceDescription, KvEndpoint, Role
+
+PROMPT = (1, 2, 3, 4, 5)
+APART = "prefill instance 0 has shm and decode instance 1 has tcp"
+
+
+def offers(*transports: str, host: str = "boot/1", ranks: int = 1) -> tuple[KvEndpoint, ...]:
+    """Return the endpoints of an instance with these transports."""
+    return tuple(KvEndpoint(name, f"at {name}", host, rank) for rank in range(ranks) for name in transports)
+
+
+def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
+    return describe(0, role, endpoints=endpoints)
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver", "words"),
+    [
+        (offers("shm", "tcp"), offers("tcp", host="boot/2"), None),
+        (offers("shm"), offers("shm", "tcp"), None),
+        (offers("process_group"), offers("process_group", host="other/1", ranks=2), None),
+        (offers(), offers("tcp"), None),
+        (offers("shm"), offers("tcp"), "name one transport for both in --kv-transport"),
+        (offers("tcp"), offers("mooncake"), "name one transport for both in --kv-transport"),
+        (offers("shm"), offers("shm", host="boot/2"), "shm cannot leave a host and its network namespace"),
+        (offers("shm", "mooncake"), offers("shm", "tcp", host="boot/2"), "shm cannot leave a host"),
+        (offers("cuda_ipc", "shm"), offers("cuda_ipc", "shm", host="x/2"), "cuda_ipc, shm cannot leave a host"),
+    ],
+)
+def test_two_instances_need_a_transport_that_reaches(
+    sender: tuple[KvEndpoint, ...], receiver: tuple[KvEndpoint, ...], words: str | None
+) -> None:
+    told = missing_transport(_with(Role.PREFILL, sender), _with(Role.DECODE, receiver))
+
+    assert told is None if words is None else told is not None and words in told
+
+
+def _apart(roles: str, *transports: str, **changes: object) -> FakeCluster:
+    cluster = FakeCluster(roles, **changes)  # type: ignore[arg-type]
+    cluster.descriptions = [
+        describe(index, one.role, endpoints=offers(name))
+        for index, (one, name) in enumerate(zip(cluster.descriptions, transports, strict=True))
+    ]
+    return cluster
+
+
+def _serve(cluster: FakeCluster) -> "asyncio.Task[None]":
+    for index in range(len(cluster.descriptions)):
+        cluster.boot(index)
+    return asyncio.create_task(cluster.control.run())
+
+
+@virtual
+async def test_the_only_pair_is_named_and_a_client_gets_it_in_words_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pdserve")
+    cluster = _apart("PD", "shm", "tcp")
+    running = _serve(cluster)
+    await until(lambda: not cluster.control.registry.missing())
+    await asyncio.sleep(30.0)  # virtual: probes, heartbeats and reconnects repeat nothing
+
+    assert not running.done()
+    assert [str(gap) for gap in cluster.control.registry.gaps()] == [
+        f"no KV can go between them: {APART}; name one transport for both in --kv-transport"
+    ]
+    told = report(cluster.control)
+    assert not told.ready
+    assert any(APART in missing for missing in told.missing)
+    with pytest.raises(Unavailable, match=f"no path can serve this now; missing: .*{APART}"):
+        cluster.control.dispatch.start(request(PROMPT))
+    said = [line for line in caplog.messages if line.startswith("no_kv_transport")]
+    assert len(said) == 1
+    assert "10.0.0.1:8000" in said[0]
+    assert "10.0.0.1:8001" in said[0]
+    assert not any(isinstance(command, Prefill) for command in cluster.instances[0].commands)
+    running.cancel()
+
+
+@virtual
+async def test_prompts_and_probes_take_only_the_pairs_that_work() -> None:
+    cluster = _apart("PPDD", "shm", "tcp", "shm", "tcp")
+    running = _serve(cluster)
+    await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
+
+    for _ in range(6):
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        (done,) = answer.done.values()
+        assert (done.prefill_instance, done.decode_instance) in {("prefill-0", "decode-2"), ("prefill-1", "decode-3")}
+    plans = {plan.pair for plan in cluster.control.readiness.living_plans()}
+    assert plans == {(0, 2), (1, 3)}
+    assert cluster.control.dispatch.ledger.retried_prompts == 0
+    running.cancel()
+
+
+@virtual
+async def test_a_prompt_that_waits_ends_in_words_when_the_last_pair_that_works_is_lost() -> None:
+    cluster = _apart("PDD", "shm", "tcp", "shm")
+    running = _serve(cluster)
+    await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
+    cluster.instances[0].get_stuck()
+    waiting = [cluster.control.dispatch.start(_long()) for _ in range(12)]
+    assert cluster.control.dispatch.admission.num_waiting > 0
+    answers = [asyncio.create_task(collect(one)) for one in waiting]
+    cluster.kill(2)
+
+    _, left = await asyncio.wait(answers, timeout=1.0)
+
+    assert not left
+    errors = [answer.exception() for answer in answers]
+    assert any(isinstance(error, Unavailable) and APART in str(error) for error in errors)
+    running.cancel()
+
+
+def _long() -> GenerationRequest:
+    return request(tuple(range(1, 100)))
+
+
+@virtual
+async def test_an_instance_that_comes_back_with_the_others_transport_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pdserve")
+    cluster = _apart("PD", "shm", "tcp")
+    running = _serve(cluster)
+    await until(lambda: cluster.control.registry.gaps())
+    cluster.kill(1)
+    await until(lambda: cluster.control.registry.missing())
+    assert cluster.control.registry.gaps() == []
+    cluster.boot(1, endpoints=offers("shm", "tcp"))
+
+    await until(cluster.control.ready)
+
+    assert report(cluster.control).missing == ()
+    assert sum(line.startswith("kv_transport_found") for line in caplog.messages) == 1
+    running.cancel()
+
+
+@virtual
+async def test_measuring_says_it_without_asking_the_instance() -> None:
+    cluster = _apart("PD", "shm", "tcp")
+    running = _serve(cluster)
+    await until(lambda: cluster.control.registry.gaps())
+
+    (told,) = await measured(LinkProbe(cluster.control.registry))
+
+    assert APART in told.error
+    assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
+    running.cancel()
+
+
+@virtual
+async def test_the_metrics_have_the_pair_with_its_reason() -> None:
+    from scheduler.metrics import Metrics
+
+    cluster = _apart("PD", "shm", "tcp")
+    running = _serve(cluster)
+    await until(lambda: cluster.control.registry.gaps())
+
+    page = Metrics(cluster.control.view).render().decode()
+
+    (line,) = [line for line in page.splitlines() if line.startswith("pdserve_link_impossible{")]
+    assert 'instance="prefill-0",peer="decode-1"' in line
+    assert APART in line
+    running.cancel()
