@@ -19,6 +19,7 @@ from wire.errors import Incompatible, PdserveError, Unavailable
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _log = EventLogger("kvtransfer")
+FORGET_AFTER_S = 300.0
 
 
 class Peer:
@@ -37,6 +38,8 @@ class Peer:
         self._trial: Link | None = None
         self._failures = self._bytes_of_gone = self._resent_of_gone = 0
         self._measured = Measured(0.0, 0.0)
+        self._past = (0, 0, 0)  # bytes, failures and fallbacks of lives of this instance that are forgotten
+        self._idle_since = settings.clock()
         self._retired = self._closed = False
         self._lock = threading.Lock()
 
@@ -68,11 +71,18 @@ class Peer:
         with self._lock:
             shown = self._best() or self._last
             transport, state = ("", "connecting") if shown is None else (shown.transport, shown.state)
+            num_bytes, failures, fallbacks = self._past
             return LinkStatus(
-                self.key.instance_id, transport, state, 0 if shown is None else shown.link_epoch, self._bytes_sent(),
-                self._failures, self._health.fallbacks, self._measured.round_trip_s, self._measured.bytes_per_s,
-                self._passed_over(transport),
+                self.key.instance_id, transport, state, 0 if shown is None else shown.link_epoch,
+                num_bytes + self._bytes_sent(), failures + self._failures, fallbacks + self._health.fallbacks,
+                self._measured.round_trip_s, self._measured.bytes_per_s, self._passed_over(transport),
             )  # fmt: skip
+
+    def remember(self, gone: LinkStatus) -> None:
+        """Another life of this instance is forgotten: what was counted of it is told with this one's counts."""
+        with self._lock:
+            num_bytes, failures, fallbacks = self._past
+            self._past = num_bytes + gone.bytes_sent, failures + gone.failures, fallbacks + gone.fallbacks
 
     @property
     def bytes_sent(self) -> int:
@@ -94,9 +104,14 @@ class Peer:
 
     @property
     def over(self) -> bool:
-        """Whether it is retired and nothing of it is left."""
+        """Whether nothing of it is left, and it is retired or nothing was begun for FORGET_AFTER_S.
+
+        Tickets end with their links, so that none refers to it.
+        """
         with self._lock:
-            return self._retired and not any(link.thread.is_alive() for link in self._links)
+            if any(link.thread.is_alive() for link in self._links):
+                return False
+            return self._retired or self._settings.clock() - self._idle_since >= FORGET_AFTER_S
 
     def tend(self) -> None:
         """Make every link look at its leases now."""
@@ -157,6 +172,7 @@ class Peer:
     def down(self, link: Link, error: PdserveError | None) -> None:
         """A link is over: its transport rests, unless it was closed in peace or nothing works (link.LinkOwner)."""
         with self._lock:
+            self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial
             if error is None:
                 return
@@ -179,6 +195,7 @@ class Peer:
     def _carry(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
         """Return the link that took it."""
         with self._lock:
+            self._idle_since = self._settings.clock()
             self._learn(endpoints)
             while (link := self._best()) is not None:
                 was_loaded = link.load > 0

@@ -226,3 +226,12 @@ class KvSender:
                 del self._peers[key]
                 self._bytes_of_gone += peer.bytes_sent
                 self._resent_of_gone += peer.frames_resent
+                self._pass_on(key, peer.status())
+
+    def _pass_on(self, gone: PeerKey, status: LinkStatus) -> None:
+        """Have another life of a peer's instance tell what was counted of it; with the last one all is forgotten."""
+        others = [key for key in self._peers if key.instance_id == gone.instance_id]
+        if others:
+            self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)
+        else:
+            self._epochs.pop(gone.instance_id, None)

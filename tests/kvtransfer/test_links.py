@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvtransfer.link import Link
+from kvtransfer.peer import FORGET_AFTER_S
 from kvtransfer.receiver import KvReceiver
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
@@ -356,3 +357,55 @@ def test_an_owner_that_breaks_over_one_ending_costs_no_other_ticket_its_own(tran
             rig.events.wait("failed", ticket.ticket_id)
 
         assert len(broken) == 1
+
+
+def test_a_peer_that_left_for_good_is_forgotten_after_a_while_and_its_bytes_are_not() -> None:
+    with make_rig("tcp") as rig:
+        hand_over(rig)
+        sent = rig.sender.bytes_sent
+        for lane in _lanes(rig):
+            lane.end()
+        until(lambda: [link.state for link in rig.sender.links()] == ["down"])
+        gone_at = rig.clock.now
+
+        rig.clock.now = gone_at + FORGET_AFTER_S - 1
+        assert [link.state for link in rig.sender.links()] == ["down"]
+        rig.clock.now = gone_at + FORGET_AFTER_S
+        until(lambda: rig.sender.links() == ())  # down first, then its thread ends
+
+        assert rig.sender.bytes_sent == sent > 0
+        assert rig.sender._epochs == {}
+        assert hand_over(rig, 30) == "tcp"
+        assert rig.sender.bytes_sent == 2 * sent
+
+
+def test_a_peer_that_is_idle_or_dialled_again_and_again_is_not_forgotten() -> None:
+    with make_rig("tcp") as rig:
+        hand_over(rig)
+        rig.clock.now += 2 * FORGET_AFTER_S
+        assert [link.state for link in rig.sender.links()] == ["up"]
+
+        for lane in _lanes(rig):
+            lane.end()
+        until(lambda: [link.state for link in rig.sender.links()] == ["down"])
+        rig.clock.now += FORGET_AFTER_S - 1
+        assert hand_over(rig, 30) == "tcp"
+        assert rig.sender.links()[0].bytes_sent == rig.sender.bytes_sent
+
+
+@pytest.mark.parametrize("transport", BOTH)
+def test_what_was_counted_of_an_older_life_stays_with_its_instance(transport: str) -> None:
+    with make_rig(transport) as rig:
+        hand_over(rig)
+        for connection in list(rig.receiver._links.values()):
+            connection.shutdown()  # a loss
+        until(lambda: rig.sender.links()[0].failures == 1)
+        with _second_life(rig, transport) as newer:
+            ticket = _open_there(newer, range(20, 25))
+            rig.hand_over(ticket, range(20, 25))
+            rig.events.wait("acked", ticket.ticket_id)
+            until(lambda: len(rig.sender.links()) == 1)
+
+            (told,) = rig.sender.links()
+            assert (told.state, told.failures) == ("up", 1)
+            assert told.bytes_sent == rig.sender.bytes_sent == 40 * rig.p_pool.layout.token_bytes
