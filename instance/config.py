@@ -1,5 +1,6 @@
 """What one instance process is told: engine flags, its place in the table, its cores. Frozen, built once."""
 
+import math
 from dataclasses import dataclass, field
 
 from kvtransfer.transports import NAMES
@@ -7,6 +8,19 @@ from wire.errors import ConfigError
 from wire.options import EngineOptions
 from wire.trust import Trust
 from wire.types import Role
+
+
+_BOUNDS: dict[str, tuple[int, float]] = {
+    "max_num_seqs": (1, math.inf),
+    "prefill_chunk_size": (1, math.inf),
+    "block_size": (1, math.inf),
+    "max_num_batched_tokens": (1, math.inf),
+    "max_model_len": (2, math.inf),
+    "tensor_parallel_size": (1, math.inf),
+    "kv_cache_memory": (1, math.inf),
+    "kv_links": (1, 64),
+    "http_port": (1, 65535),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +47,11 @@ class InstanceConfig:
 
     def __post_init__(self) -> None:
         """Validate what can be seen without loading anything."""
-        options = self.options
-        if not options.model and options.engine != "fake":
+        if not self.options.model and self.options.engine != "fake":
             raise ConfigError(
                 "--model is missing: give the folder of a model (`pdserve model path` prints the default)"
             )
-        if options.device not in ("auto", "cpu"):
-            raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
-        if options.quantization is not None:
-            raise ConfigError(f"--quantization {options.quantization}: quantised checkpoints are not supported yet")
-        for name in ("max_num_seqs", "prefill_chunk_size", "block_size", "kv_links"):
-            if getattr(options, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, must be at least 1")
-        for transport in options.kv_transport:
-            if transport not in NAMES:
-                raise ConfigError(f"--kv-transport {transport!r} is not one of {', '.join(NAMES)}")
-        self.port_range()
+        check_options(self.options)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
         """Return the bound of a whole step: the flag, raised to the model's length."""
@@ -56,10 +59,37 @@ class InstanceConfig:
 
     def port_range(self) -> tuple[int, int] | None:
         """Return the bounds of --kv-port-range. Raises ConfigError."""
-        text = self.options.kv_port_range
-        if text is None:
-            return None
-        first, _, last = text.partition("-")
-        if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536):
-            raise ConfigError(f"--kv-port-range {text!r} must be FIRST-LAST with ports in 1..65535, as 20000-20100")
-        return int(first), int(last)
+        return parse_port_range(self.options.kv_port_range)
+
+
+def check_options(options: EngineOptions) -> None:
+    """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
+    if options.device not in ("auto", "cpu"):
+        raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
+    if options.quantization is not None:
+        raise ConfigError(f"--quantization {options.quantization}: quantised checkpoints are not supported yet")
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value <= most:
+            allowed = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be {allowed}")
+    if not 0 < options.gpu_memory_utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization is {options.gpu_memory_utilization:g}, must be in (0, 1]")
+    for transport in options.kv_transport:
+        if transport not in NAMES:
+            raise ConfigError(f"--kv-transport {transport!r} is not one of {', '.join(NAMES)}")
+    parse_port_range(options.kv_port_range)
+
+
+def parse_port_range(text: str | None) -> tuple[int, int] | None:
+    """Return the bounds that --kv-port-range names, None without one. Raises ConfigError."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not (_is_port(first) and _is_port(last) and int(first) <= int(last)):
+        raise ConfigError(f"--kv-port-range {text!r} must be FIRST-LAST with ports in 1..65535, as 20000-20100")
+    return int(first), int(last)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536

@@ -5,13 +5,18 @@ from collections.abc import Sequence
 
 from pdserve.client import Client
 from pdserve.processes import POLL_S, Child
-from wire.errors import DeadlineExceeded, Unavailable
+from wire.errors import ConfigError, DeadlineExceeded, Unavailable
+
+
+_WRONG_INPUT = 2
+"""The exit status of a process of ours that cannot start as it was told to."""
 
 
 def wait_ready(children: Sequence[Child], client: Client, timeout_s: float) -> None:
     """Return when /ready says so, telling what it waits for.
 
-    Raises Unavailable, with its last log line, when a process ends, and DeadlineExceeded after `timeout_s`.
+    Raises Unavailable, with its last log line, when a process ends (ConfigError where it says that what it was told is
+    wrong), and DeadlineExceeded after `timeout_s`.
     """
     print(f"starting {', '.join(child.record.name for child in children)}", flush=True)
     deadline = time.monotonic() + timeout_s
@@ -20,7 +25,7 @@ def wait_ready(children: Sequence[Child], client: Client, timeout_s: float) -> N
         for child in children:
             end = child.ended()
             if end is not None:
-                raise Unavailable(end)
+                raise (ConfigError if child.exit_status == _WRONG_INPUT else Unavailable)(end)
         ready, words = ask(client)
         if ready:
             return

@@ -5,6 +5,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 
+from pdserve.engine_flags import check_engine_flags
 from pdserve.ports import require_free
 from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
+    check_engine_flags(from_namespace(EngineOptions, namespace))
     fill_model(namespace)
     options = from_namespace(SchedulerOptions, namespace, dict(os.environ))
     return SchedulerConfig(from_namespace(EngineOptions, namespace), options)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve import model
-from scheduler.config import SchedulerOptions
+from pdserve.engine_flags import check_engine_flags
+from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
 from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace
@@ -72,9 +73,10 @@ def parse(argv: Sequence[str]) -> UpRequest:
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
+    check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     fill_model(namespace)
-    timeout_s = from_namespace(SchedulerOptions, namespace).startup_timeout
-    return UpRequest(options, from_namespace(EngineOptions, namespace), timeout_s, to_flags(namespace))
+    config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
+    return UpRequest(options, config.engine, config.options.startup_timeout, to_flags(namespace))
 
 
 def fill_model(namespace: argparse.Namespace) -> None:

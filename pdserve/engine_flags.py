@@ -1,0 +1,19 @@
+"""Check the flags of instances before one is started: a mistake is told where it was typed, not in a child's log."""
+
+from wire.errors import ConfigError
+from wire.options import EngineOptions
+
+
+def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
+    """Raise ConfigError, with the value and what is allowed, for flags that `instances` on one host cannot take."""
+    try:
+        from instance.config import check_options, parse_port_range
+    except ModuleNotFoundError:
+        return  # the engine is not installed, and who needs it says so
+    check_options(options)
+    ports = parse_port_range(options.kv_port_range)
+    if ports is not None and ports[1] - ports[0] + 1 < instances:
+        num_ports = ports[1] - ports[0] + 1
+        raise ConfigError(
+            f"--kv-port-range {options.kv_port_range!r} has {num_ports} ports: {instances} instances take one each"
+        )
