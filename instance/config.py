@@ -9,7 +9,6 @@ from wire.options import EngineOptions
 from wire.trust import Trust
 from wire.types import Role
 
-
 _BOUNDS: dict[str, tuple[int, float]] = {
     "max_num_seqs": (1, math.inf),
     "prefill_chunk_size": (1, math.inf),

@@ -45,23 +45,15 @@ async def _serve(config: InstanceConfig) -> None:
     config.trust.warn()
     server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
-    began = time.monotonic()
     try:
-        loaded = await _load_unless_stopped(config, stop)
+        host = await _prepare(config, server, port, stop)
     except BaseException:
         await server.stop(0)
         raise
-    if loaded is None:
+    if host is None:
         await server.stop(0)
         return
-    engine, notes = loaded
-    for note in notes:
-        log.info("note", text=note)
-    identity = Identity.new(config, port)
-    host = InstanceHost(config, engine, identity, port, time.monotonic)
-    connect_handoff(config, engine, identity, host)
-    await server.serve(host)
-    log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
+    identity = host.identity
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(_report_health(host, server))]
         if config.options.http_port is not None:
@@ -73,6 +65,23 @@ async def _serve(config: InstanceConfig) -> None:
             task.cancel()
     await server.stop(STOP_GRACE_S)
     await host.stop()
+
+
+async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, stop: asyncio.Event) -> InstanceHost | None:
+    """Load the engine, open the KV listeners and serve sessions; None if a signal came before that."""
+    began = time.monotonic()
+    loaded = await _load_unless_stopped(config, stop)
+    if loaded is None:
+        return None
+    engine, notes = loaded
+    for note in notes:
+        log.info("note", text=note)
+    identity = Identity.new(config, port)
+    host = InstanceHost(config, engine, identity, port, time.monotonic)
+    connect_handoff(config, engine, identity, host)
+    await server.serve(host)
+    log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
+    return host
 
 
 def _leave_native_work_behind() -> None:

@@ -38,11 +38,16 @@ class Workers:
 
     def send_tokens(self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = ()) -> None:
         """Send tokens and endings, with the load after them; nothing of a prompt that has ended meanwhile."""
-        tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
-        times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
-        if tokens or times:
-            self.decode.on_tokens(tokens)
-            self._emit(Step(tokens, self._load(), times))
+        tokens = tuple(tokens)
+        if not tokens and not times:
+            return
+        load = self._load()  # which takes locks of its own: before these
+        with self.prefill.no_endings(), self.decode.no_endings():
+            tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
+            times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
+            if tokens or times:
+                self.decode.on_tokens(tokens)
+                self._emit(Step(tokens, load, times))
 
     def cancel(self, command: Cancel) -> None:
         """End a prompt or one of its sequences; silent for a prompt not known."""

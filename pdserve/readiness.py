@@ -7,7 +7,6 @@ from pdserve.client import Client
 from pdserve.processes import POLL_S, Child
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
 
-
 _WRONG_INPUT = 2
 """The exit status of a process of ours that cannot start as it was told to."""
 

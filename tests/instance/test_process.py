@@ -1,6 +1,7 @@
 """An instance as a process: SIGTERM ends it with status 0, also where native code cannot be interrupted."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,18 @@ def test_a_signal_ends_it_with_status_zero(
     assert "Traceback" not in wrong
     # with a thread in native code, taking the interpreter down is what aborts the process
     assert ("taken down" in said) is taken_down
+
+
+def test_a_range_without_a_free_port_ends_it_in_one_line_with_nothing_beside(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ["--engine", "fake", "--model", str(tmp_path), "--kv-port-range", f"{port}-{port}"]
+        command = [sys.executable, "-P", "-m", "pdserve.combined", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+
+    assert done.returncode == 2
+    *logged, last = done.stderr.splitlines()
+    assert last == f"pdserve.combined: no port of {port}-{port} on 127.0.0.1 is free for KV"
+    assert all(" INFO pdserve." in line for line in logged), done.stderr

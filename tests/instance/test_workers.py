@@ -1,14 +1,17 @@
 """What an ended session leaves unsaid: nothing of its prompts is told after it, and nothing of them is left."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from engine.core import EngineCore
 from engine.interface import Engine
 from instance.workers import Workers
-from tests.decode_worker.test_worker import GIVEN, RESERVE, ScriptedReceiver
+from tests.decode_worker.test_worker import A_MOMENT_S, GIVEN, RESERVE, ScriptedReceiver
 from tests.engine.fake_engines import engine, prompt
 from tests.prefill_worker.test_worker import ScriptedSender, ticket_for
 from wire.convert import describe_prompt
@@ -23,12 +26,22 @@ class Both:
     core: EngineCore
     events: list[Event] = field(default_factory=list)
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
+    on_load: Callable[[], object] = lambda: None
+    on_emit: Callable[[Event], object] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.workers = Workers(self.core, self.posted.append, self.events.append, idle_load, lambda: 0.0)
+        self.workers = Workers(self.core, self.posted.append, self.emit, self.load, lambda: 0.0)
         self.workers.prefill.use(ScriptedSender())
         self.receiver = ScriptedReceiver(self.workers.decode.ended)
         self.workers.decode.use(self.receiver)
+
+    def emit(self, event: Event) -> None:
+        self.on_emit(event)
+        self.events.append(event)
+
+    def load(self) -> LoadSnapshot:
+        self.on_load()
+        return LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
     def turn(self) -> None:
         while self.posted:
@@ -39,10 +52,6 @@ class Both:
         self.turn()
         while self.posted or self.core.has_work():
             self.turn()
-
-
-def idle_load() -> LoadSnapshot:
-    return LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 @contextmanager
@@ -111,6 +120,39 @@ def test_nothing_is_told_of_a_prompt_after_its_ending() -> None:
 
         assert [type(event) for event in it.events] == [Failed]
         assert it.core.blocks.num_used == 0
+
+
+def test_a_prompt_that_ends_while_a_step_is_made_up_is_not_told_of_after_it() -> None:
+    with both() as it:
+        it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+        it.on_load = lambda: it.workers.cancel(Cancel("held"))
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [Failed]
+
+
+@pytest.mark.parametrize("half", ["prefill", "decode"])
+def test_an_ending_waits_until_the_step_before_it_is_told(half: str) -> None:
+    threads: list[threading.Thread] = []
+    with both() as it:
+        if half == "prefill":
+            it.workers.prefill.accept(prompt("it", 5), ticket_for(prompt("it", 5)))
+        else:
+            it.workers.decode.generate(prompt("it", 5))
+
+        def end_meanwhile(event: Event) -> None:
+            if isinstance(event, Step) and not threads:
+                threads.append(threading.Thread(target=getattr(it.workers, half).cancel_all, args=("it is over",)))
+                threads[0].start()
+                threads[0].join(A_MOMENT_S)
+                assert threads[0].is_alive(), f"it ended before {event} was told"
+
+        it.on_emit = end_meanwhile
+        it.turn()
+        threads[0].join()
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == ([Step, Failed] if half == "prefill" else [Step])
 
 
 def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> None:

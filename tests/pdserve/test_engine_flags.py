@@ -1,4 +1,4 @@
-"""Wrong engine flags end `up` and `serve` before anything is started: exit status 2, one line, value and what is allowed."""
+"""Wrong engine flags end `up` and `serve` before anything is started: exit status 2, one line with the value."""
 
 from pathlib import Path
 
