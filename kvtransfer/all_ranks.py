@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from kvtransfer.interface import PoolMemory, ReceiverEvents, SenderEvents, SendStats
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import count_ranks, receivers_of
-from kvtransfer.receiver import KvReceiver
-from kvtransfer.sender import KvSender
+from kvtransfer.receiver import KvReceiver, close_receivers
+from kvtransfer.sender import KvSender, close_senders
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
 from wire.errors import Incompatible, PdserveError
@@ -130,8 +130,7 @@ class RanksSender:
         """Abort everything and join the threads."""
         with self._lock:
             self._tickets.clear()
-        for sender in self._senders:
-            sender.close()
+        close_senders(self._senders)
 
     def rank_acked(self, rank: int, ticket_id: str, stats: SendStats) -> None:
         """One rank's part is in; the last one ends the ticket."""
@@ -232,5 +231,4 @@ class RanksReceiver:
 
     def close(self) -> None:
         """Abort everything, stop listening, join the threads."""
-        for receiver in self._receivers:
-            receiver.close()
+        close_receivers(self._receivers)

@@ -111,18 +111,25 @@ class KvReceiver:
 
     def close(self) -> None:
         """Abort everything, stop listening, join the threads."""
+        close_receivers([self])
+
+    def end(self) -> list[threading.Thread]:
+        """Abort everything; return the accepting and sweeping threads, which are about to end."""
         self._closing.set()
         self._quorum.close("the receiver is shutting down")
         for sock, _ in self._listeners.values():
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
-        _join(self._threads)
+        return self._threads
+
+    def end_links(self) -> list[threading.Thread]:
+        """Close the door and every connection, once nobody accepts; return their threads, which are about to end."""
         for sock, _ in self._listeners.values():
             sock.close()
         links = list(self._links.values())
         for link in links:
             link.shutdown()
-        _join([link.thread for link in links])
+        return [link.thread for link in links]
 
     def _accept(self) -> None:
         poll = select.poll()
@@ -222,9 +229,16 @@ class KvReceiver:
                 _log.error("kv_sweep_failed", exc=error)
 
 
+def close_receivers(receivers: Sequence[KvReceiver]) -> None:
+    """Close all ranks and join their threads together."""
+    _join([thread for receiver in receivers for thread in receiver.end()])
+    _join([thread for receiver in receivers for thread in receiver.end_links()])
+
+
 def _join(threads: Sequence[threading.Thread]) -> None:
+    until = time.monotonic() + _JOIN_S
     for thread in threads:
-        thread.join(_JOIN_S)
+        thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
             _log.warning("kv_thread_left", thread=thread.name)
 

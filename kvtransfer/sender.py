@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvtransfer.guarded_events import GuardedEvents
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
-from kvtransfer.link import join_all
+from kvtransfer.link import Link, join_all
 from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
 from kvtransfer.peer import Peer
 from kvtransfer.probe import check_num_bytes
@@ -152,13 +152,17 @@ class KvSender:
 
     def close(self) -> None:
         """Abort everything and join the threads."""
+        close_senders([self])
+
+    def end(self) -> list[Link]:
+        """Abort everything; return the links, whose threads are about to end."""
         with self._lock:
             self._closed = True
             self._routes.clear()
             peers = list(self._peers.values())
         for peer in peers:
             peer.end()
-        join_all([link for peer in peers for link in peer.links()], _JOIN_S)
+        return [link for peer in peers for link in peer.links()]
 
     def _begin(self, ticket: Ticket, key: PeerKey) -> None:
         link, error = None, None
@@ -235,3 +239,8 @@ class KvSender:
             self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)
         else:
             self._epochs.pop(gone.instance_id, None)
+
+
+def close_senders(senders: Sequence[KvSender]) -> None:
+    """Abort everything of all ranks and join their threads together."""
+    join_all([link for sender in senders for link in sender.end()], _JOIN_S)

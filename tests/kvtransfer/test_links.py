@@ -9,9 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from kvtransfer.all_ranks import RanksSender
+from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.link import Link
 from kvtransfer.peer import FORGET_AFTER_S
 from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import PdserveError
@@ -409,3 +412,28 @@ def test_what_was_counted_of_an_older_life_stays_with_its_instance(transport: st
             (told,) = rig.sender.links()
             assert (told.state, told.failures) == ("up", 1)
             assert told.bytes_sent == rig.sender.bytes_sent == 40 * rig.p_pool.layout.token_bytes
+
+
+def test_close_waits_for_the_links_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.sender._JOIN_S", 1.0)
+    with _deaf_peers(40) as endpoints, make_rig("tcp") as rig:
+        made: list[KvSender] = []
+
+        def make(memory: PoolMemory, events: SenderEvents) -> KvSender:
+            sender = KvSender(
+                memory, instance_id="prefill-0", epoch=55, transports=("tcp",), events=events,
+                progress_age=lambda: 0.0, progress_timeout_s=60.0,
+            )  # fmt: skip
+            made.append(sender)
+            return sender
+
+        ranks = RanksSender([rig.p_pool] * len(endpoints), rig.events, make)
+        for number, endpoint in enumerate(endpoints):
+            made[number].begin(_ticket_of(f"deaf-{number}", endpoint))
+        closing = threading.Thread(target=ranks.close)
+
+        closing.start()
+        closing.join(DEADLINE_S)  # one after another they would take 32 s
+
+        assert not closing.is_alive()
+        assert _threads("kv-out-deaf") == []

@@ -5,6 +5,7 @@ import logging
 import secrets
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvtransfer.digest import Place, Region, StopFlag, digest_of
 from kvtransfer.door import MAX_WAITING, MAX_WAITING_OF_ADDRESS, Door
 from kvtransfer.frame import MAX_FRAME_BLOCKS, Frame
 from kvtransfer.hello import Hello
+from kvtransfer.incoming import Incoming
 from kvtransfer.inflow import Inflow, Source, Verdict
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
@@ -118,6 +120,25 @@ def test_strangers_that_keep_calling_do_not_fill_the_log(trust: Trust, caplog: p
     assert 0 < len(said) <= 2 * LINES
 
 
+def test_close_waits_for_all_connections_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.receiver._JOIN_S", 0.8)
+    frozen = threading.Event()
+    monkeypatch.setattr(Incoming, "_run", lambda self: frozen.wait(3 * DEADLINE_S))
+    with contextlib.ExitStack() as stack:
+        stack.callback(frozen.set)
+        house = House(TRUST, stack)
+        for _ in range(40):
+            house.call()
+        until(lambda: len(house.receiver._links) == 40)
+        closing = threading.Thread(target=house.receiver.close)
+
+        closing.start()
+        closing.join(DEADLINE_S)  # one after another they would take 32 s
+
+        assert not closing.is_alive()
+        frozen.set()
+
+
 def test_a_full_house_refuses_in_words_and_an_ending_makes_room() -> None:
     door = Door(max_inside=1)
     for number in (1, 2):
@@ -165,6 +186,23 @@ def _frame(number: int, block_ids: tuple[int, ...], digest: int = 0) -> Frame:
 def test_more_blocks_than_a_frames_tokens_can_touch_are_refused(num_blocks: int) -> None:
     with pytest.raises(HandoffFailed, match=f"names {num_blocks} blocks, the limit is 5"):
         _inflow().accept(_frame(0, tuple(range(num_blocks))))
+
+
+@pytest.mark.parametrize("num_tensors", [0, 3, 2**32 - 1])
+def test_a_frame_of_no_tensors_or_of_more_than_there_are_is_refused(num_tensors: int) -> None:
+    part = Part([KvTensor(0, name, 1, 4, "float32") for name in "kv"], [Heads(0, 1)] * 2)
+    inflow = Inflow(Source("prefill-0", 1, Rank(0, 1)), Terms(part, 0, 100), 1e9)
+
+    with pytest.raises(HandoffFailed, match=rf"tensors \[0, {num_tensors}\) .* is none of the 2 KV tensors here"):
+        inflow.accept(replace(_frame(0, ()), num_tensors=num_tensors))
+
+
+def test_tensors_of_other_heads_share_no_frame() -> None:
+    part = Part([KvTensor(0, "k", 1, 4, "float32"), KvTensor(0, "v", 2, 4, "float32")], [Heads(0, 1), Heads(0, 2)])
+    inflow = Inflow(Source("prefill-0", 1, Rank(0, 1)), Terms(part, 0, 100), 1e9)
+
+    with pytest.raises(HandoffFailed, match=r"tensors \[0, 2\) .*: heads \[0, 1\) sent, \[0, 2\) are wanted"):
+        inflow.accept(replace(_frame(0, ()), num_tensors=2, num_bytes=192))
 
 
 def test_no_list_of_blocks_is_held_once_its_frame_was_moved() -> None:
