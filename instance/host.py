@@ -117,6 +117,7 @@ class InstanceHost:
             max_num_seqs=options.max_num_seqs,
             endpoints=self._receiver.endpoints,
             device=info.device,
+            kv_digests=options.kv_digests,
         )
 
     def open(self, hello: OpenSession) -> InstanceSession:

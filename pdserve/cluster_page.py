@@ -36,6 +36,7 @@ class Instance:
     used: float | None = None
     total: float | None = None
     running: float | None = None
+    digests: bool | None = None
     links: dict[str, Link] = field(default_factory=dict)
 
     def link(self, peer: str) -> Link:
@@ -51,7 +52,9 @@ def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
         if sample.name == "pdserve_instance_info":
             role = sample.labels["role"]
             name = f"{role}-{seen[role]}"
-            by_id[sample.labels["instance"]] = Instance(name, role, sample.labels["address"], sample.labels["state"])
+            found = Instance(name, role, sample.labels["address"], sample.labels["state"])
+            found.digests = {"on": True, "off": False}.get(sample.labels.get("kv_digests", ""))
+            by_id[sample.labels["instance"]] = found
             seen[role] += 1
     for sample in samples:
         instance = by_id.get(sample.labels.get("instance", ""))

@@ -11,7 +11,7 @@ from typing import Any
 from pdserve.client import Client
 from pdserve.cluster_page import Instance, Link, read_page
 from pdserve.door_client import NoDoor, ask_links, open_door
-from pdserve.text_table import printable, text_table
+from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from scheduler.link_probe import MAX_MEASURE_BYTES
 from wire.errors import ConfigError, Unavailable
@@ -20,7 +20,7 @@ from wire.options import Parser
 _TIMEOUT_S = 3.0
 _MIB = 2**20
 _HEADER = (
-    "PREFILL", "DECODE", "TRANSPORT", "STATE", "ROUND TRIP", "BANDWIDTH", "FAILURES", "FALLBACKS", "WHY NOT BETTER",
+    "PREFILL", "DECODE", "TRANSPORT", "STATE", "ROUND TRIP", "BANDWIDTH", "DIGESTS", "FAILURES", "FALLBACKS", "WHY NOT BETTER",
 )  # fmt: skip
 EPILOG = """\
 Every prompt's KV goes from a prefill to a decode instance over a link. For each pair this measures the link that a
@@ -30,6 +30,7 @@ link with it. A link that does not stand yet is made.
   TRANSPORT       the one in use: the best that both ends offer and that works
   ROUND TRIP      the shortest of five
   BANDWIDTH       of --mib MiB, the way KV goes: digests included where they are on
+  DIGESTS         whether each KV frame is checked: off only where both ends say --no-kv-digests
   FAILURES        links of this pair that were lost; FALLBACKS: times that a worse transport had to do
   WHY NOT BETTER  for each better transport, why it is not in use; or why the pair could not be measured
 
@@ -150,6 +151,7 @@ def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
                 "round_trip_s": link.round_trip_s,
                 "bytes_per_s": link.bytes_per_s,
                 "bytes_sent": None,
+                "digests": None if None in (prefill.digests, decode.digests) else prefill.digests or decode.digests,
                 "failures": link.failures,
                 "fallbacks": link.fallbacks,
                 "passed_over": link.passed_over,
@@ -178,6 +180,7 @@ def _row(link: dict[str, Any]) -> tuple[str, ...]:
         link["state"] or "-",
         _time(link["round_trip_s"]),
         _rate(link["bytes_per_s"]),
+        on_or_off(link["digests"]),
         _count(link["failures"]),
         _count(link["fallbacks"]),
         "; ".join(why) or "-",

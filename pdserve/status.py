@@ -8,15 +8,16 @@ from pdserve.cluster_page import Instance, Link, read_page
 from pdserve.question import served_model
 from pdserve.readiness import ask
 from pdserve.run_folder import ClusterState
-from pdserve.text_table import printable, text_table
+from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
 from wire.options import Parser
 
 _TIMEOUT_S = 3.0
-_HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "LINKS")
+_HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "DIGESTS", "LINKS")
 _MAX_REASON_CHARS = 80
 EPILOG = """\
+DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that is not in
 use, NO LINK a pair that no transport joins: no prompt goes over it. `pdserve links` measures them. Exit status: 0 when
 a request would be served now, else 1.
@@ -61,10 +62,11 @@ def table(state: ClusterState | None, instances: Sequence[Instance]) -> list[str
 
 def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Instance | None) -> tuple[str, ...]:
     if seen is None:
-        return (name, role, address, pid, condition, "-", "-", "-")
+        return (name, role, address, pid, condition, "-", "-", "-", "-")
     blocks = "-" if seen.used is None else f"{seen.used:.0f}/{seen.total or 0:.0f}"
     running = "-" if seen.running is None else f"{seen.running:.0f}"
-    return (name, role, address, pid, condition, blocks, running, ", ".join(map(_link, seen.links.values())) or "-")
+    links = ", ".join(map(_link, seen.links.values())) or "-"
+    return (name, role, address, pid, condition, blocks, running, on_or_off(seen.digests), links)
 
 
 def _link(link: Link) -> str:

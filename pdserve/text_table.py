@@ -13,3 +13,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 def printable(text: str) -> str:
     """Return `text` with a question mark for each character that does not print."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def on_or_off(value: bool | None) -> str:
+    """Return how a table shows what may be unknown."""
+    return "-" if value is None else "on" if value else "off"

@@ -77,10 +77,11 @@ def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
 
 def _instance_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
     info = GaugeMetricFamily(
-        "pdserve_instance_info", "Instances of the table", labels=("instance", "role", "address", "state")
-    )
+        "pdserve_instance_info", "Instances of the table",
+        labels=("instance", "role", "address", "state", "kv_digests"),
+    )  # fmt: skip
     for one in instances:
-        info.add_metric((one.instance_id, one.role.value, one.address, one.state), 1)
+        info.add_metric((one.instance_id, one.role.value, one.address, one.state, one.kv_digests), 1)
     yield info
     yield from link_metrics(instances)
     for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):

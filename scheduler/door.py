@@ -148,7 +148,8 @@ def link_json(measured: PairLink) -> dict[str, Any]:
         for name in ("transport", "round_trip_s", "bytes_per_s"):  # empty or zero: not known
             figures[name] = figures[name] or None
     passed_over = [] if link is None else list(link.passed_over)
-    return {**pair_json(measured.pair), **figures, "passed_over": passed_over, "error": measured.error}
+    told = {**pair_json(measured.pair), **figures, "digests": measured.digests}
+    return {**told, "passed_over": passed_over, "error": measured.error}
 
 
 async def _until_readable(sock: socket.socket) -> None:

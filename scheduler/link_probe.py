@@ -36,6 +36,13 @@ class PairLink:
     link: LinkStatus | None
     error: str = ""
 
+    @property
+    def digests(self) -> bool | None:
+        """Whether KV frames on it are checked: unless both ends say no. None while an end was never reached."""
+        ends = (self.pair.sender.description, self.pair.receiver.description)
+        said = [end.kv_digests for end in ends if end is not None]
+        return any(said) if len(said) == len(ends) else None
+
 
 class LinkProbe:
     """Owner of the one measurement that may run."""

@@ -22,6 +22,11 @@ class InstanceView:
         """Its own name, or its address while it was never reached."""
         return self.address if self.description is None else self.description.instance_id
 
+    @property
+    def kv_digests(self) -> str:
+        """Whether it wants KV frames checked, `on` or `off`; empty while it was never reached."""
+        return "" if self.description is None else "on" if self.description.kv_digests else "off"
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:

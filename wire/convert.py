@@ -236,7 +236,7 @@ def link_from_pb(message: pb.LinkStatus) -> LinkStatus:
 _DESCRIPTION_FIELDS = (
     "instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest",
     "protocol_version", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "prefill_chunk_size",
-    "max_num_seqs", "device",
+    "max_num_seqs", "device", "kv_digests",
 )  # fmt: skip
 
 

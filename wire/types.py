@@ -136,7 +136,10 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDescription:
-    """What an instance is; fixed for the life of its process (`epoch` is random per process)."""
+    """What an instance is; fixed for the life of its process (`epoch` is random per process).
+
+    `kv_digests`: whether it wants every KV frame checked; a link goes without only where both ends do not.
+    """
 
     instance_id: str
     epoch: int
@@ -159,6 +162,7 @@ class InstanceDescription:
     max_num_seqs: int
     endpoints: tuple[KvEndpoint, ...]
     device: str = "cpu"
+    kv_digests: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PAGE = """\
 # HELP pdserve_instance_info Instances of the table
-pdserve_instance_info{address="10.0.0.18:8088",instance="P",role="prefill",state="living"} 1.0
-pdserve_instance_info{address="10.0.0.19:8089",instance="D",role="decode",state="living"} 1.0
-pdserve_instance_info{address="10.0.0.20:8089",instance="E",role="decode",state="lost"} 1.0
+pdserve_instance_info{address="10.0.0.18:8088",instance="P",kv_digests="on",role="prefill",state="living"} 1.0
+pdserve_instance_info{address="10.0.0.19:8089",instance="D",kv_digests="off",role="decode",state="living"} 1.0
+pdserve_instance_info{address="10.0.0.20:8089",instance="E",kv_digests="",role="decode",state="lost"} 1.0
 pdserve_link_up{instance="P",peer="D",transport="tcp"} 1.0
 pdserve_link_up{instance="P",peer="E",transport="shm"} 0.0
 pdserve_link_round_trip_seconds{instance="P",peer="D",transport="tcp"} 0.00025

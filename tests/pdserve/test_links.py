@@ -109,7 +109,7 @@ def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFix
     assert first == f"{door.url}  1 MiB over each link"
     assert header.split()[:4] == ["PREFILL", "DECODE", "TRANSPORT", "STATE"]
     assert [_words(row, 0) for row in rows] == [
-        f"prefill-0 10.0.0.1:8000 {decode} fake up 100 us 1.00 GB/s 0 0 -"
+        f"prefill-0 10.0.0.1:8000 {decode} fake up 100 us 1.00 GB/s on 0 0 -"
         for decode in ("decode-0 10.0.0.1:8001", "decode-1 10.0.0.1:8002")
     ]
     assert err.splitlines() == [
@@ -123,8 +123,8 @@ def test_fallbacks_and_failures_are_told_with_their_reasons(door: Door, capsys: 
     assert cli.main(["links", "--url", door.url]) == 1
 
     fallen, failed = capsys.readouterr().out.splitlines()[2:]
-    assert _words(fallen) == "tcp up 1.25 ms 117.2 MB/s 2 1 shm: ?[31mmapping failed"
-    assert _words(failed) == "- lost - - 4 0 not measured: decode-2 took no link"
+    assert _words(fallen) == "tcp up 1.25 ms 117.2 MB/s on 2 1 shm: ?[31mmapping failed"
+    assert _words(failed) == "- lost - - on 4 0 not measured: decode-2 took no link"
 
 
 def test_as_json_it_is_one_object(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytes
 
         out, err = capsys.readouterr()
         found, lost = out.splitlines()[2:]
-        assert _words(found) == 'tcp up 250 us 117.0 MB/s 2 1 shm: the peer said "no?[31m"'
+        assert _words(found) == 'tcp up 250 us 117.0 MB/s on 2 1 shm: the peer said "no?[31m"'
         assert lost.split()[4:8] == ["shm", "down", "-", "-"]
         assert "links are measured on the scheduler's own host" in err
         assert cli.main(["links", "--url", url, "--mib", "0"]) == 1  # one instance is lost

@@ -36,7 +36,7 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
     lines = table(_state(), read_page(parse_metrics(page)))
 
     assert lines[0].split()[:4] == ["NAME", "ROLE", "ADDRESS", "PID"]
-    assert lines[1].split()[4:] == ["living", "3/64", "2", "shm", "to", "d", "up"]
+    assert lines[1].split()[4:] == ["living", "3/64", "2", "-", "shm", "to", "d", "up"]
     assert lines[2].split()[4:6] == ["gone", "-"]
 
 
@@ -61,6 +61,12 @@ def test_a_link_that_is_being_made_is_not_called_down() -> None:
     page = PAGE.replace('peer="E",transport="shm"', 'peer="E",transport=""')
 
     assert table(None, read_page(parse_metrics(page)))[1].endswith(", no link to decode-1 yet")
+
+
+def test_digests_are_shown_for_each_instance() -> None:
+    lines = table(None, read_page(parse_metrics(PAGE)))
+
+    assert [line.split()[7] for line in lines[1:]] == ["on", "off", "-"]
 
 
 def test_a_pair_that_no_transport_joins_is_said_in_whole() -> None:

@@ -118,7 +118,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
     }  # fmt: skip
     assert (
-        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",role="decode",state="lost"} 1' in text
+        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",role="decode",'
+        'state="lost"} 1' in text
     )
     assert 'pdserve_link_up{instance="127.0.0.1:8088",peer="d1",transport="tcp"} 0.0' in text
     assert "pdserve_requests_received_total 10.0" in text
