@@ -8,6 +8,7 @@ generate --> engine.add --> Step ...                     the whole prompt on thi
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.ending import finish_of
@@ -39,7 +40,7 @@ class DecodeWorker:
     def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
         self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
         self._receiver: Receiver | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # on_tokens is called with it held
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
         self._running: dict[str, set[int]] = {}
@@ -152,6 +153,10 @@ class DecodeWorker:
     def runs(self, prompt_id: str) -> bool:
         """Whether the prompt is admitted or generates here. Any thread."""
         return prompt_id in self._running
+
+    def no_endings(self) -> AbstractContextManager[object]:
+        """While it is held no prompt of this half ends: what is told in it comes before the ending. Emit only."""
+        return self._lock
 
     def _refuse_a_second(self, prompt_id: str) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ accept --> engine computes chunks --on_layer--> sender.put      (engine thread, 
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.interface import Chunk, Engine, Prefilled
@@ -152,6 +153,10 @@ class PrefillWorker:
     def prefills(self, prompt_id: str) -> bool:
         """Whether the prompt is on its way out from here. Any thread."""
         return prompt_id in self._handing
+
+    def no_endings(self) -> AbstractContextManager[object]:
+        """While it is held no prompt of this half ends: what is told in it comes before the ending. Emit only."""
+        return self._lock
 
     def _refuse_while_much_is_held(self) -> None:
         """Finished KV is held under a lease each, and within one bound together. The lock is held."""
