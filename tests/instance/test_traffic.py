@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import gc
 import os
-import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,41 +14,16 @@ import pytest
 from instance.local import LocalInstance
 from tests.instance.pair import DEADLINE_S, instance_config
 from tests.instance.traffic import Line, Traffic
-from wire.connection import Connection
-from wire.grpc_connection import GrpcConnection
-from wire.grpc_server import GrpcServer
-from wire.inprocess import InProcessConnection
+from tests.wire.reach import Reach, in_process, over_grpc
 from wire.messages import OpenSession
 from wire.types import Role
-
-Reach = Callable[[LocalInstance], AbstractAsyncContextManager[Connection]]
-
-
-@contextlib.asynccontextmanager
-async def over_grpc(instance: LocalInstance) -> AsyncIterator[Connection]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        server = GrpcServer("127.0.0.1", probe.getsockname()[1])
-    port = await server.start()
-    await server.serve(instance._host)
-    connection = GrpcConnection(f"127.0.0.1:{port}")
-    try:
-        yield connection
-    finally:
-        await connection.close()
-        await server.stop(0)
-
-
-@contextlib.asynccontextmanager
-async def in_process(instance: LocalInstance) -> AsyncIterator[Connection]:
-    yield InProcessConnection(instance._host)
 
 
 @contextlib.asynccontextmanager
 async def line(folder: Path, role: Role, port: int, transport: str, reach: Reach) -> AsyncIterator[Line]:
     instance = await LocalInstance.start(instance_config(folder, role, port=port, kv_transport=(transport,)))
     try:
-        async with reach(instance) as connection:
+        async with reach(instance._host) as connection:
             opened = Line(await connection.open(OpenSession("test", 1, DEADLINE_S), DEADLINE_S))
             reading = asyncio.create_task(opened.read())
             yield opened
@@ -99,21 +72,22 @@ def test_two_hundred_prompts_with_random_cancels_leave_nothing_behind(
 def test_peers_that_come_and_go_leave_no_descriptor_or_thread_behind(tmp_path: Path) -> None:
     async def run() -> None:
         async with line(tmp_path, Role.PREFILL, 4, "shm", in_process) as p:
-            before = None
+            alone = footprint()
             for number in range(6):
                 async with line(tmp_path, Role.DECODE, 6, "shm", in_process) as d:
                     await Traffic(p, d, seed=1000 * number).run(8)
-                before = before or await settled(None)
-                assert await settled(before) == before
+                del d  # and with it the last who knows of its pool
+                await until_like(alone)
             await p.wait_empty()
 
     asyncio.run(run())
 
 
-async def settled(wanted: tuple[int, list[str]] | None) -> tuple[int, list[str]]:
-    """Return the footprint once it is as wanted, or no link is left, or at the deadline: links end a little later."""
-    with contextlib.suppress(TimeoutError):
+async def until_like(before: tuple[int, list[str]]) -> None:
+    """Wait until there are no more descriptors and threads than before: P's half of a link ends after D's."""
+    try:
         async with asyncio.timeout(DEADLINE_S):
-            while (now := footprint()) != wanted and (wanted or any(name.startswith("kv-out") for name in now[1])):  # noqa: ASYNC110 - descriptors have no event
+            while has_grown(before, footprint()):  # noqa: ASYNC110 - descriptors have no event
                 await asyncio.sleep(0.01)
-    return footprint()
+    except TimeoutError:
+        raise AssertionError(f"{footprint()} is left, it was {before}") from None

@@ -99,6 +99,7 @@ class Traffic:
         await self.decode.session.send(Reserve(prompt_id, state.request_id, state.token_ids, state.params.n))
         reserved = await self.decode.hear(prompt_id)
         if not isinstance(reserved, Reserved):
+            assert self.decode.inboxes.pop(prompt_id).empty(), f"{prompt_id} goes on after {reserved}"
             return
         await self.prefill.session.send(Prefill(state, reserved.ticket))
         ended = await self._listen(self.prefill, prompt_id, state.params.n, HandedOff)

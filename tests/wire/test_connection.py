@@ -1,19 +1,17 @@
 """One contract over both ways to an instance: gRPC and in-process."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 
 import pytest
 
+from tests.wire.reach import Reach, free_port, in_process, over_grpc
 from wire.connection import Connection
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
 from wire.fake_instance import FakeInstance
 from wire.grpc_connection import GrpcConnection
 from wire.grpc_server import GrpcServer
-from wire.inprocess import InProcessConnection
 from wire.kv_layout import KvTensor
 from wire.messages import Cancel, Generate, Heartbeat, OpenSession, SessionOpen, Step
 from wire.types import (
@@ -33,32 +31,6 @@ DESCRIPTION = InstanceDescription(
     ModelIdentity("m", "w", "t"), 512, 1000, "float32", 16, 64, (KvTensor(0, "k", 1, 4, "float32"),), 512, 8, (),
 )  # fmt: skip
 HELLO = OpenSession("s", 1, 10.0)
-
-Reach = Callable[[FakeInstance], AbstractAsyncContextManager[Connection]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.asynccontextmanager
-async def over_grpc(instance: FakeInstance) -> AsyncIterator[Connection]:
-    server = GrpcServer("127.0.0.1", free_port())
-    port = await server.start()
-    await server.serve(instance)
-    connection = GrpcConnection(f"127.0.0.1:{port}")
-    try:
-        yield connection
-    finally:
-        await connection.close()
-        await server.stop(0)
-
-
-@contextlib.asynccontextmanager
-async def in_process(instance: FakeInstance) -> AsyncIterator[Connection]:
-    yield InProcessConnection(instance)
 
 
 def each(reach: Reach, test: Callable[[FakeInstance, Connection], object]) -> object:

@@ -1,0 +1,40 @@
+"""The two ways to an instance in this process: gRPC over a socket, and none. Tests that hold for both take `Reach`."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+from wire.connection import Connection, InstanceService
+from wire.grpc_connection import GrpcConnection
+from wire.grpc_server import GrpcServer
+from wire.inprocess import InProcessConnection
+
+Reach = Callable[[InstanceService], AbstractAsyncContextManager[Connection]]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def over_grpc(instance: InstanceService) -> AsyncIterator[Connection]:
+    """Serve it on loopback and connect."""
+    server = GrpcServer("127.0.0.1", free_port())
+    port = await server.start()
+    await server.serve(instance)
+    connection = GrpcConnection(f"127.0.0.1:{port}")
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def in_process(instance: InstanceService) -> AsyncIterator[Connection]:
+    """Call it."""
+    yield InProcessConnection(instance)
