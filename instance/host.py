@@ -17,6 +17,7 @@ from engine.pool_touch import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_links
+from instance.offers import transports_in_words
 from instance.session import InstanceSession
 from instance.workers import Workers
 from telemetry.logs import EventLogger
@@ -118,6 +119,7 @@ class InstanceHost:
             endpoints=self._receiver.endpoints,
             device=info.device,
             kv_digests=options.kv_digests,
+            kv_transports=transports_in_words(options.kv_transport, self.engine.memories[0]),
         )
 
     def open(self, hello: OpenSession) -> InstanceSession:

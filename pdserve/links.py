@@ -20,7 +20,8 @@ from wire.options import Parser
 _TIMEOUT_S = 3.0
 _MIB = 2**20
 _HEADER = (
-    "PREFILL", "DECODE", "TRANSPORT", "STATE", "ROUND TRIP", "BANDWIDTH", "DIGESTS", "FAILURES", "FALLBACKS", "WHY NOT BETTER",
+    "PREFILL", "DECODE", "TRANSPORT", "STATE", "ROUND TRIP", "BANDWIDTH", "DIGESTS", "FAILURES", "FALLBACKS",
+    "WHY NOT BETTER",
 )  # fmt: skip
 EPILOG = """\
 Every prompt's KV goes from a prefill to a decode instance over a link. For each pair this measures the link that a
@@ -155,6 +156,7 @@ def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
                 "failures": link.failures,
                 "fallbacks": link.fallbacks,
                 "passed_over": link.passed_over,
+                "not_offered": [],
                 "error": "; ".join(f"{one.address} is {one.state}" for one in lost) or link.impossible,
             }
 
@@ -172,7 +174,7 @@ def _print(where: Where, report: Report, mib: int) -> None:
 
 
 def _row(link: dict[str, Any]) -> tuple[str, ...]:
-    why = [*([f"not measured: {link['error']}"] if link["error"] else []), *link["passed_over"]]
+    why = [*([f"not measured: {link['error']}"] if link["error"] else []), *link["passed_over"], *link["not_offered"]]
     return (
         f"{link['prefill']} {link['prefill_address']}",
         f"{link['decode']} {link['decode_address']}",

@@ -149,7 +149,7 @@ def link_json(measured: PairLink) -> dict[str, Any]:
             figures[name] = figures[name] or None
     passed_over = [] if link is None else list(link.passed_over)
     told = {**pair_json(measured.pair), **figures, "digests": measured.digests}
-    return {**told, "passed_over": passed_over, "error": measured.error}
+    return {**told, "passed_over": passed_over, "not_offered": list(measured.not_offered), "error": measured.error}
 
 
 async def _until_readable(sock: socket.socket) -> None:

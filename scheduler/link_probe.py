@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ class PairLink:
     pair: Pair
     link: LinkStatus | None
     error: str = ""
+
+    @property
+    def not_offered(self) -> tuple[str, ...]:
+        """The transports better than the one in use that the sending end does not offer, as `shm: not named`."""
+        sender = self.pair.sender.description
+        used = "" if self.link is None else self.link.transport
+        better = itertools.takewhile(lambda text: text != used, () if sender is None else sender.kv_transports)
+        return tuple(text for text in better if ": " in text)
 
     @property
     def digests(self) -> bool | None:

@@ -59,7 +59,7 @@ class KvEndpoint(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class InstanceDescription(_message.Message):
-    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests")
+    __slots__ = ("instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest", "protocol_version", "model_name", "weights_digest", "tokenizer_digest", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "kv_tensors", "prefill_chunk_size", "max_num_seqs", "endpoints", "device", "kv_digests", "kv_transports")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVER_IP_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class InstanceDescription(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     KV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    KV_TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     epoch: int
     server_ip: str
@@ -108,7 +109,8 @@ class InstanceDescription(_message.Message):
     endpoints: _containers.RepeatedCompositeFieldContainer[KvEndpoint]
     device: str
     kv_digests: bool
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ...) -> None: ...
+    kv_transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., server_ip: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., table_digest: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_name: _Optional[str] = ..., weights_digest: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_tensors: _Optional[_Iterable[_Union[KvTensor, _Mapping]]] = ..., prefill_chunk_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[KvEndpoint, _Mapping]]] = ..., device: _Optional[str] = ..., kv_digests: _Optional[bool] = ..., kv_transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids")

@@ -236,7 +236,7 @@ def link_from_pb(message: pb.LinkStatus) -> LinkStatus:
 _DESCRIPTION_FIELDS = (
     "instance_id", "epoch", "server_ip", "device_ids", "host", "port", "pid", "role", "table_digest",
     "protocol_version", "max_model_len", "vocab_size", "dtype", "block_size", "num_blocks", "prefill_chunk_size",
-    "max_num_seqs", "device", "kv_digests",
+    "max_num_seqs", "device", "kv_digests", "kv_transports",
 )  # fmt: skip
 
 
@@ -257,7 +257,8 @@ def description_to_pb(description: InstanceDescription) -> pb.InstanceDescriptio
 def description_from_pb(message: pb.InstanceDescription) -> InstanceDescription:
     """Convert a description."""
     values = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
-    values |= {"role": _known(Role, message.role), "device_ids": tuple(message.device_ids)}
+    values |= {"role": _known(Role, message.role)}
+    values |= {"device_ids": tuple(message.device_ids), "kv_transports": tuple(message.kv_transports)}
     return InstanceDescription(
         **values,
         model=ModelIdentity(message.model_name, message.weights_digest, message.tokenizer_digest),

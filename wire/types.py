@@ -139,6 +139,7 @@ class InstanceDescription:
     """What an instance is; fixed for the life of its process (`epoch` is random per process).
 
     `kv_digests`: whether it wants every KV frame checked; a link goes without only where both ends do not.
+    `kv_transports` are all there are, best first, as `shm`; one it does not offer with the reason, as `shm: not named`.
     """
 
     instance_id: str
@@ -163,6 +164,7 @@ class InstanceDescription:
     endpoints: tuple[KvEndpoint, ...]
     device: str = "cpu"
     kv_digests: bool = True
+    kv_transports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

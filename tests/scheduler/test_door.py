@@ -66,7 +66,8 @@ async def test_it_tells_of_every_pair_before_and_after_it_is_measured() -> None:
         }  # fmt: skip
         assert told[3]["link"] == told[2]["measuring"] | {
             "transport": "fake", "state": "up", "round_trip_s": 0.0001, "bytes_per_s": 1e9, "bytes_sent": 0,
-            "failures": 0, "fallbacks": 0, "passed_over": [], "error": "",
+            "failures": 0, "fallbacks": 0, "digests": True, "passed_over": [],
+                "not_offered": [], "error": "",
         }  # fmt: skip
         asked = [command for command in cluster.instances[0].commands if isinstance(command, MeasureLink)]
         peers = [cluster.instances[index].description for index in (1, 2)]

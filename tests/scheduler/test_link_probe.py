@@ -84,6 +84,22 @@ async def test_an_instance_that_dies_meanwhile_is_told_at_once() -> None:
         assert asyncio.get_running_loop().time() - began < 1.0
 
 
+@virtual
+async def test_better_transports_that_the_sender_does_not_offer_are_told_with_the_reason() -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0, kv_transports=("cuda_ipc: no GPU", "shm: not named", "fake", "mooncake: not named", "tcp"))
+    cluster.boot(1)
+    running = asyncio.create_task(cluster.control.registry.run())
+    await until(lambda: not cluster.control.registry.missing())
+
+    (told,) = await measured(LinkProbe(cluster.control.registry))
+
+    assert told.link is not None
+    assert told.link.transport == "fake"
+    assert told.not_offered == ("cuda_ipc: no GPU", "shm: not named")
+    running.cancel()
+
+
 class _Told(FakeInstance):
     """Says that it has links."""
 

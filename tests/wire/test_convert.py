@@ -99,6 +99,7 @@ def test_a_description_comes_back_equal() -> None:
     description = InstanceDescription(
         "i", 3, "10.0.0.1", ("4", "5"), "0.0.0.0", 8088, 12, Role.PREFILL, "dig", 1, ModelIdentity("m", "w", "t"),
         4096, 49152, "float32", 16, 100, (KvTensor(0, "k", 3, 64, "float32"),), 512, 256, TICKET.endpoints, "cpu",
+        False, ("shm: not named", "tcp"),
     )  # fmt: skip
 
     assert description_from_pb(description_to_pb(description)) == description

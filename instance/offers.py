@@ -1,0 +1,22 @@
+"""Which KV transports an instance offers, and why not the others: `pdserve links` shows it."""
+
+from collections.abc import Sequence
+
+from kvtransfer.interface import PoolMemory
+from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports
+from wire.errors import ConfigError
+
+
+def transports_in_words(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
+    """Return all transports, best first, as InstanceDescription has them; `named` are those of --kv-transport."""
+    return tuple(f"{name}: {why}" if (why := _lacking(name, named, memory)) else name for name in NAMES)
+
+
+def _lacking(name: str, named: Sequence[str], memory: PoolMemory) -> str:
+    if name not in (named or DEFAULT_NAMES):
+        return "not named in --kv-transport"
+    try:
+        make_transports([name], memory)
+    except ConfigError as error:
+        return str(error).removeprefix(f"--kv-transport {name}: ")
+    return ""

@@ -1,0 +1,29 @@
+"""What an instance says of the transports that it does not offer."""
+
+from pathlib import Path
+
+import pytest
+
+from instance.build import build_engine
+from instance.offers import transports_in_words
+from tests.instance.pair import instance_config
+from wire.types import Role
+
+OTHERS = ("process_group: not named in --kv-transport", "mooncake: not named in --kv-transport")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ((), ("cuda_ipc: the KV pool is host memory", "shm", *OTHERS, "tcp")),
+        (("tcp",), (*(f"{one}: not named in --kv-transport" for one in ("cuda_ipc", "shm")), *OTHERS, "tcp")),
+    ],
+)
+def test_every_transport_is_named_best_first_with_the_reason(
+    named: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1))
+    try:
+        assert transports_in_words(named, engine.memories[0]) == said
+    finally:
+        engine.close()
