@@ -1,13 +1,13 @@
-"""The `pdserve` command: finds the subcommand, imports only that, and turns errors into one line and an exit status."""
+"""The `pdserve` command: finds the subcommand, imports only that, and turns errors into one line and an exit status.
 
-import difflib
-import importlib
+Whatever takes time to import is imported where Ctrl-C is already answered.
+"""
+
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from pdserve import __version__
-from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
 COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
@@ -44,32 +44,17 @@ Over several machines: `ranktable gen --help` and deploy/PD_separate/start_serve
 """
 
 
-_WRONG_INPUT = (ConfigError, Incompatible, DeadlineExceeded)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
-        print(HELP.format(commands=commands), end="")
-        return 0
-    if arguments[0] == "--version":
-        print(f"pdserve {__version__}")
-        return 0
-    return guarded(f"pdserve {arguments[0]}", lambda: _run(arguments[0], arguments[1:]))
+    name = f"pdserve {arguments[0]}" if arguments else "pdserve"
+    return guarded(name, lambda: _command(arguments))
 
 
 def guarded(name: str, action: Callable[[], int]) -> int:
     """Run `action`; an error of ours becomes one line on stderr that starts with `name`."""
-    from ranktable_tools.errors import RanktableError
-
     try:
-        return action()
-    except (PdserveError, RanktableError) as error:
-        sys.stdout.flush()
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, (*_WRONG_INPUT, RanktableError)) else 1
+        return _in_one_line(name, action)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -78,7 +63,35 @@ def guarded(name: str, action: Callable[[], int]) -> int:
         return 141
 
 
+def _in_one_line(name: str, action: Callable[[], int]) -> int:
+    from ranktable_tools.errors import RanktableError
+    from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
+
+    try:
+        return action()
+    except (PdserveError, RanktableError) as error:
+        sys.stdout.flush()
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, Incompatible, DeadlineExceeded, RanktableError)) else 1
+
+
+def _command(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+        print(HELP.format(commands=commands), end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"pdserve {__version__}")
+        return 0
+    return _run(arguments[0], arguments[1:])
+
+
 def _run(command: str, arguments: Sequence[str]) -> int:
+    import difflib
+    import importlib
+
+    from wire.errors import ConfigError
+
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         advice = f"did you mean `pdserve {near[0]}`?" if near else "`pdserve --help` lists them"

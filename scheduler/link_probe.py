@@ -5,7 +5,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.instances import Instance
 from scheduler.member import Member
@@ -17,6 +17,9 @@ from wire.types import LinkStatus, Role
 MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0
 """Longer than an instance takes for one, so that its own words are heard first."""
+
+_Lives = tuple[int, int]
+"""The epochs of the two processes: a measurement says nothing of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class LinkProbe:
         self._registry = registry
         self._timeout_s = timeout_s
         self._busy = False
+        self._measured: dict[tuple[int, int], tuple[_Lives, LinkStatus]] = {}
 
     def pairs(self) -> list[Pair]:
         """Return every prefill instance with every decode instance, in table order, living or not."""
@@ -102,12 +106,25 @@ class LinkProbe:
         if gap is not None:
             return PairLink(pair, known, str(gap))
         if num_bytes == 0:
-            return PairLink(pair, known)
+            return PairLink(pair, self._with_figures(sender, receiver, known))
         try:
             answer = await self._ask(sender, receiver, num_bytes)
         except PdserveError as error:
             return PairLink(pair, known, str(error))
+        if answer.link is not None:
+            self._measured[sender.index, receiver.index] = _lives(sender, receiver), answer.link
         return PairLink(pair, answer.link or known, answer.error)
+
+    def _with_figures(self, sender: Instance, receiver: Instance, known: LinkStatus | None) -> LinkStatus | None:
+        """Add those of our last measurement of these two processes where the sender's load has none yet."""
+        lives, last = self._measured.get((sender.index, receiver.index), (None, None))
+        if last is None or lives != _lives(sender, receiver):
+            return known
+        if known is None:
+            return last
+        if known.round_trip_s or known.bytes_per_s:
+            return known
+        return replace(known, round_trip_s=last.round_trip_s, bytes_per_s=last.bytes_per_s)
 
     async def _ask(self, sender: Instance, receiver: Instance, num_bytes: int) -> LinkMeasured:
         peer = receiver.description
@@ -118,6 +135,10 @@ class LinkProbe:
                     return await answer
             except TimeoutError:
                 raise DeadlineExceeded(f"{sender} said nothing of this link within {self._timeout_s:g} s") from None
+
+
+def _lives(sender: Instance, receiver: Instance) -> _Lives:
+    return sender.description.epoch, receiver.description.epoch
 
 
 def _living(member: Member) -> Instance:

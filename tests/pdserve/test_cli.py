@@ -67,3 +67,26 @@ def test_help_imports_nothing_heavy() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+_INTERRUPTED_WHILE_IMPORTING = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+from pdserve.cli import main
+sys.exit(main(["links", "--url", "http://127.0.0.1:1"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["ranktable_tools.errors", "wire.errors", "difflib", "pdserve.links"])
+def test_ctrl_c_while_modules_are_imported_is_quiet(module: str) -> None:
+    command = [sys.executable, "-P", "-c", _INTERRUPTED_WHILE_IMPORTING, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,11 +1,16 @@
 """Which transports `pdserve verify` runs: what the machine has, and words for what it lacks."""
 
+from pathlib import Path
+
 import pytest
 
 from kvtransfer import transports
 from kvtransfer.tcp import TcpTransport
 from kvtransfer.transports import NAMES
-from pdserve.verify_transports import EACH, choose
+from pdserve import verify
+from pdserve.verify_runs import Served
+from pdserve.verify_transports import EACH, Chosen, choose
+from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
 
 
@@ -33,3 +38,31 @@ def test_one_that_is_absent_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch
         choose("tcp")
     with pytest.raises(ConfigError, match="no transport can run here: tcp: its package"):
         choose(EACH, ("tcp",))
+
+
+@pytest.mark.parametrize("over_tcp", [7, 8])
+def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
+    over_tcp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the instances would give is scripted; over real processes it is tests/cluster/test_verify.py."""
+
+    def through_pd(*given: object) -> Served:
+        transport = given[3]
+        return Served([[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096)
+
+    monkeypatch.setattr(verify.logs, "configure", lambda _: None)
+    monkeypatch.setattr(verify, "choose", lambda _: Chosen(("shm", "tcp"), {"mooncake": "its package is missing"}))
+    monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
+    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: Served([[7, 7, 7]] * 2, 0))
+    monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+
+    status = verify.main(["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"])
+    said = capsys.readouterr().out.splitlines()
+
+    assert "not run: P/D over mooncake: its package is missing" in said
+    assert [line for line in said if line.startswith("served by P/D")] == [
+        "served by P/D over shm: 4,096 bytes of KV crossed", "served by P/D over tcp: 4,096 bytes of KV crossed",
+    ]  # fmt: skip
+    equal = "equal: P/D over shm = P/D over tcp = combined = transformers (not run: mooncake)"
+    parted = "DIFFERENT: P/D over tcp against transformers: prompt 0, token 2: 8 instead of 7"
+    assert (status, said[-1]) == ((0, equal) if over_tcp == 7 else (1, parted))

@@ -85,6 +85,21 @@ async def test_an_instance_that_dies_meanwhile_is_told_at_once() -> None:
 
 
 @virtual
+async def test_frames_are_checked_unless_both_ends_say_no() -> None:
+    cluster = FakeCluster("PPDD")
+    for index, wants in enumerate((False, True, False, True)):
+        cluster.boot(index, kv_digests=wants)
+    running = asyncio.create_task(cluster.control.registry.run())
+    await until(lambda: not cluster.control.registry.missing())
+
+    told = await measured(LinkProbe(cluster.control.registry), 0)
+
+    assert [one.digests for one in told] == [False, True, True, True]
+    assert [one.kv_digests for one in cluster.control.view().instances] == ["off", "on", "off", "on"]
+    running.cancel()
+
+
+@virtual
 async def test_better_transports_that_the_sender_does_not_offer_are_told_with_the_reason() -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0, kv_transports=("cuda_ipc: no GPU", "shm: not named", "fake", "mooncake: not named", "tcp"))
@@ -171,3 +186,23 @@ def test_over_grpc_too() -> None:
             assert (told.link.transport, told.link.bytes_per_s) == ("fake", 1e9)
 
     asyncio.run(run())
+
+
+@virtual
+async def test_looking_only_shows_the_last_figures_also_before_the_instance_has_said_them_itself() -> None:
+    cluster = FakeCluster("PD")
+    cluster.kind = _Told
+    _Told.lives = (LinkStatus("decode-1", "tcp", "up", 1, 9, 2),)
+    async with cluster.serving():
+        probe = LinkProbe(cluster.control.registry)
+        (before,) = await measured(probe, 0)
+        await measured(probe)
+        (after,) = await measured(probe, 0)
+        cluster.kill(1)
+        await until(lambda: bool(cluster.control.registry.missing()))
+        cluster.boot(1, epoch=99)
+        await until(lambda: not cluster.control.registry.missing())
+        (anew,) = await measured(probe, 0)
+
+    assert before.link == anew.link == _Told.lives[0]
+    assert after.link == dataclasses.replace(_Told.lives[0], round_trip_s=0.0001, bytes_per_s=1e9)
