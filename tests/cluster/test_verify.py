@@ -32,6 +32,16 @@ def _assert_each_equal(done: "subprocess.CompletedProcess[str]") -> None:
     assert done.stdout.splitlines()[-1] == f"equal: {' = '.join([*ways, 'combined', 'transformers'])}{shown}"
 
 
+def test_one_process_one_pair_over_tcp_and_transformers_are_equal_in_float32(tiny_model: Path) -> None:
+    done = _verify("--model", str(tiny_model), "--transport", "tcp", "--prompts", "9", "--max-tokens", "16")
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"^served by P/D over tcp: [1-9][0-9,]* bytes of KV crossed$", done.stdout, re.M)
+    assert done.stdout.splitlines()[-1] == "equal: P/D over tcp = combined = transformers"
+
+
+@pytest.mark.long
 def test_each_transport_is_equal_in_float32(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--transport", "each", "--prompts", "9", "--max-tokens", "16")
 
@@ -65,10 +75,10 @@ def test_the_default_model_is_equal_in_float32_over_each_transport() -> None:
 
 
 def test_in_bfloat16_the_gaps_are_reported(tiny_model: Path) -> None:
-    done = _verify("--model", str(tiny_model), "--dtype", "bfloat16", "--transport", "shm", "--prompts", "4")
+    done = _verify("--model", str(tiny_model), "--dtype", "bfloat16", "--transport", "process_group", "--prompts", "4")
 
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "P/D over shm against transformers: " in done.stdout
+    assert "P/D over process_group against transformers: " in done.stdout
 
 
 def test_a_folder_that_is_no_model_is_one_line(tiny_model: Path) -> None:
