@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
 from tests.wire.reach import Reach, free_port, in_process, over_grpc
-from wire.connection import Connection
+from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
 from wire.fake_instance import FakeInstance
 from wire.grpc_connection import GrpcConnection
@@ -31,18 +32,32 @@ DESCRIPTION = InstanceDescription(
     ModelIdentity("m", "w", "t"), 512, 1000, "float32", 16, 64, (KvTensor(0, "k", 1, 4, "float32"),), 512, 8, (),
 )  # fmt: skip
 HELLO = OpenSession("s", 1, 10.0)
+T = TypeVar("T")
 
 
-def each(reach: Reach, test: Callable[[FakeInstance, Connection], object]) -> object:
-    async def run() -> object:
+def each(reach: Reach, test: Callable[[FakeInstance, Connection], Awaitable[T]]) -> T:
+    async def run() -> T:
         instance = FakeInstance(DESCRIPTION, {})
         async with asyncio.timeout(DEADLINE_S), reach(instance) as connection:
-            return await test(instance, connection)  # type: ignore[misc]
+            return await test(instance, connection)
 
     return asyncio.run(run())
 
 
-pytestmark = pytest.mark.parametrize("reach", [over_grpc, in_process])
+async def heard(instance: FakeInstance, session: Session) -> list[str]:
+    """Return the prompts that the instance was told to cancel, once all sent before has come; close the session."""
+    await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
+    async for event in session.events():
+        if isinstance(event, Step):
+            break
+    await session.close()
+    return [command.prompt_id for command in instance.commands if isinstance(command, Cancel)]
+
+
+@pytest.fixture(params=[over_grpc, in_process])
+def reach(request: pytest.FixtureRequest) -> Reach:
+    chosen: Reach = request.param
+    return chosen
 
 
 def test_describe_gives_the_instances_own_words(reach: Reach) -> None:
@@ -86,12 +101,7 @@ def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
         session = await connection.open(HELLO, DEADLINE_S)
         for number in range(50):
             await session.send(Cancel(f"r/{number}"))
-        await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
-        async for event in session.events():
-            if isinstance(event, Step):
-                break
-        await session.close()
-        return [command.prompt_id for command in instance.commands if isinstance(command, Cancel)]
+        return await heard(instance, session)
 
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
@@ -127,19 +137,18 @@ def test_a_closed_session_refuses_commands_and_ends_its_events(reach: Reach) -> 
 
 
 def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
-    async def test(instance: FakeInstance, connection: Connection) -> object:
+    async def test(instance: FakeInstance, connection: Connection) -> list[str]:
         session = await connection.open(HELLO, DEADLINE_S)
         await asyncio.gather(*(session.send(Cancel(f"r/{number}")) for number in range(50)))
-        await session.close()
-        return None
+        return await heard(instance, session)
 
-    assert each(reach, test) is None
+    assert sorted(each(reach, test)) == sorted(f"r/{number}" for number in range(50))
 
 
 class TestGrpcOnly:
     """What only a socket can do."""
 
-    def test_nothing_listening_is_a_lost_instance_or_a_deadline(self, reach: Reach) -> None:
+    def test_nothing_listening_is_a_lost_instance_or_a_deadline(self) -> None:
         async def run() -> PdserveError:
             connection = GrpcConnection(f"127.0.0.1:{free_port()}")
             try:
@@ -151,7 +160,7 @@ class TestGrpcOnly:
 
         assert "127.0.0.1" in str(asyncio.run(run()))
 
-    def test_an_instance_that_loads_says_so(self, reach: Reach) -> None:
+    def test_an_instance_that_loads_says_so(self) -> None:
         async def run() -> str:
             server = GrpcServer("127.0.0.1", free_port())
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
@@ -165,7 +174,7 @@ class TestGrpcOnly:
 
         assert "loading its model" in asyncio.run(run())
 
-    def test_a_busy_port_is_a_config_error_naming_it(self, reach: Reach) -> None:
+    def test_a_busy_port_is_a_config_error_naming_it(self) -> None:
         async def run(port: int) -> str:
             with pytest.raises(ConfigError) as caught:
                 await GrpcServer("127.0.0.1", port).start()
@@ -178,7 +187,7 @@ class TestGrpcOnly:
 
             assert str(port) in asyncio.run(run(port))
 
-    def test_a_stopped_server_ends_the_sessions_events(self, reach: Reach) -> None:
+    def test_a_stopped_server_ends_the_sessions_events(self) -> None:
         async def run() -> None:
             server = GrpcServer("127.0.0.1", free_port())
             port = await server.start()
