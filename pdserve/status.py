@@ -7,7 +7,7 @@ from pdserve.client import Client
 from pdserve.cluster_page import Instance, Link, read_page
 from pdserve.question import served_model
 from pdserve.readiness import ask
-from pdserve.run_folder import ClusterState
+from pdserve.run_folder import ClusterState, ProcessRecord
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
@@ -55,9 +55,17 @@ def table(state: ClusterState | None, instances: Sequence[Instance]) -> list[str
     rows = []
     for process in state.processes:
         seen = by_address.get(process.address)
-        condition = "gone" if not process.alive else "running" if seen is None else seen.state
-        rows.append(_row(process.name, process.role, process.address, str(process.pid), condition, seen))
+        rows.append(_row(process.name, process.role, process.address, *_condition(process, seen), seen))
     return text_table(_HEADER, rows)
+
+
+def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]:
+    """Return pid and state; another process may serve where the one that `up` started is gone."""
+    if process.alive:
+        return str(process.pid), "running" if seen is None else seen.state
+    if seen is not None and seen.state == "living":
+        return "-", "living"
+    return str(process.pid), "gone"
 
 
 def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Instance | None) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """`pdserve links` and `pdserve status --url` on clusters of real processes, as `start_servers.sh` makes them."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.guide import GuideCluster
+from wire.errors import Unavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -72,3 +74,41 @@ def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path
     assert (link["transport"], link["state"]) == ("tcp", "up")
     assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
     assert f"tcp to decode-0 up (fallback: {link['passed_over'][0][:40]}" in status
+
+
+def test_a_pair_without_a_common_transport_is_said_everywhere_and_serves_once_it_has_one(
+    tmp_path: Path, fake_model: Path
+) -> None:
+    apart = "prefill instance 0 has shm and decode instance 1 has tcp"
+    with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+        cluster.start("decode-0", flags=("--kv-transport", "tcp"))
+        cluster.start("prefill-0", flags=("--kv-transport", "shm"))
+        scheduler = cluster.start("scheduler")
+        deadline = time.monotonic() + 30.0
+        while not (gap := cluster.gauge("pdserve_link_impossible") if _scheduler_answers(cluster) else []):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        reply = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+        ready = cluster.client.get("/ready")
+        status, links = (_pdserve(one, "--url", cluster.client.base_url) for one in ("status", "links"))
+        cluster.processes["decode-0"].send(signal.SIGTERM)
+        cluster.processes["decode-0"].wait()
+        cluster.start("decode-0", flags=("--kv-transport", "tcp", "shm"))
+        cluster.wait_ready()
+        (link,) = _links(cluster)
+
+        assert len(gap) == 1
+        assert (reply.status, ready.status, status.returncode, links.returncode) == (503, 503, 1, 1)
+        for told in (reply.body, ready.body, status.stdout.encode(), links.stdout.encode()):
+            assert apart.encode() in told
+        assert scheduler.log.count("no_kv_transport ") == 1
+        assert scheduler.log.count("kv_transport_found ") == 1
+        assert (link["transport"], link["state"], link["error"]) == ("shm", "up", "")
+
+
+def _scheduler_answers(cluster: GuideCluster) -> bool:
+    """Whether its HTTP surface is up."""
+    try:
+        return cluster.client.get("/health").status == 200
+    except Unavailable:
+        return False

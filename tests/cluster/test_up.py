@@ -88,7 +88,7 @@ def test_a_process_that_dies_at_the_start_is_named_with_its_last_line_and_log(pd
 
     failed = pdserve.up()
 
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     line = failed.stderr.splitlines()[-1]
     assert "ended with exit status 2" in line
     assert "fake.json cannot be read" in line

@@ -40,6 +40,14 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
     assert lines[2].split()[4:6] == ["gone", "-"]
 
 
+def test_an_instance_started_again_by_hand_lives_though_it_is_not_the_process_of_up() -> None:
+    page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="living"} 1\n'
+
+    assert table(_state(), read_page(parse_metrics(page)))[2].split()[:5] == [
+        "decode-0", "decode", "127.0.0.1:2", "-", "living",
+    ]  # fmt: skip
+
+
 def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
     lines = table(None, read_page(parse_metrics(PAGE)))
 
