@@ -10,6 +10,7 @@ from engine.interface import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
+from instance.offers import check_named
 from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.digest import process_mover
 from kvtransfer.interface import PoolMemory, SenderEvents
@@ -41,6 +42,7 @@ def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
 
 def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identity, host: InstanceHost) -> None:
     """Open the KV listeners and start the instance's threads, once the native copy is there."""
+    check_named(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
     clock: Callable[[], float] = time.monotonic
 

@@ -13,10 +13,22 @@ from starlette.routing import Route
 
 from wire.types import LoadSnapshot
 
-GAUGES = (
-    "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
-    "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
-)  # fmt: skip
+GAUGES = {
+    "blocks_total": "KV blocks of the pool",
+    "blocks_used": "KV blocks in use, those of probes among them",
+    "blocks_probe": "KV blocks held by the scheduler's probes",
+    "blocks_cached": "KV blocks that hold a reusable prefix",
+    "running": "Sequences in the batch",
+    "waiting": "Sequences waiting in the instance",
+    "uncomputed_tokens": "Prompt tokens accepted and not yet computed",
+    "held_prompts": "Prompts that are computed and not yet handed off",
+    "progress_age_s": "Seconds since the engine last made progress",
+    "steps": "Steps of the engine since the start",
+    "step_seconds": "Seconds spent in steps since the start",
+    "kv_bytes_sent": "KV bytes sent over all links since the start",
+    "kv_bytes_received": "KV bytes received over all links since the start",
+    "preemptions": "Sequences dropped for lack of KV blocks since the start",
+}
 
 
 class _Server(uvicorn.Server):
@@ -28,7 +40,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _LoadCollector:
+class LoadCollector:
     """Turns the load of now into gauges."""
 
     def __init__(self, load: Callable[[], LoadSnapshot]) -> None:
@@ -38,8 +50,8 @@ class _LoadCollector:
         """Return one gauge a figure."""
         load = self._load()
         return [
-            GaugeMetricFamily(f"pdserve_instance_{name}", f"LoadSnapshot.{name}", value=float(getattr(load, name)))
-            for name in GAUGES
+            GaugeMetricFamily(f"pdserve_instance_{name}", help, value=float(getattr(load, name)))
+            for name, help in GAUGES.items()
         ]
 
 
@@ -48,7 +60,7 @@ def build_server(
 ) -> uvicorn.Server:
     """Return a server to be run as a task; `should_exit` ends it."""
     registry = CollectorRegistry()
-    registry.register(_LoadCollector(load))
+    registry.register(LoadCollector(load))
 
     async def answer_health(_: Request) -> Response:
         return PlainTextResponse("" if healthy() else "the engine makes no progress", 200 if healthy() else 503)

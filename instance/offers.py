@@ -20,3 +20,13 @@ def _lacking(name: str, named: Sequence[str], memory: PoolMemory) -> str:
     except ConfigError as error:
         return str(error).removeprefix(f"--kv-transport {name}: ")
     return ""
+
+
+def check_named(named: Sequence[str], memory: PoolMemory) -> None:
+    """Raise ConfigError, with what to do, where --kv-transport names one that this machine or pool lacks."""
+    for name in named:
+        if why := _lacking(name, named, memory):
+            what_for = ", which moves KV between the GPUs of a host," if name == "cuda_ipc" else ""
+            raise ConfigError(
+                f"--kv-transport {name}: {why}; leave {name}{what_for} out of --kv-transport on this machine"
+            )

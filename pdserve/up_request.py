@@ -23,6 +23,7 @@ examples:
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
 """
+_DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port")
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 
@@ -63,8 +64,11 @@ def parse(argv: Sequence[str]) -> UpRequest:
     )
     for options_type, title in ((UpOptions, "cluster"), (EngineOptions, "engine"), (SchedulerOptions, "scheduler")):
         add_flags(parser, options_type, title)
+    for action in parser._actions:
+        if action.dest in _DECIDED:
+            action.help = argparse.SUPPRESS  # known all the same, so that the refusal says why
     namespace = parser.parse_args(argv)
-    for name in ("global_rank_table", "node_ports", "use_openai", "http_port"):
+    for name in _DECIDED:
         if name in namespace:
             raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from instance.build import build_engine
-from instance.offers import transports_in_words
+from instance.offers import check_named, transports_in_words
 from tests.instance.pair import instance_config
+from wire.errors import ConfigError
 from wire.types import Role
 
 OTHERS = ("process_group: not named in --kv-transport", "mooncake: not named in --kv-transport")
@@ -27,3 +28,18 @@ def test_every_transport_is_named_best_first_with_the_reason(
         assert transports_in_words(named, engine.memories[0]) == said
     finally:
         engine.close()
+
+
+def test_a_named_one_that_is_lacking_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1))
+    try:
+        check_named(("shm", "tcp"), engine.memories[0])
+        with pytest.raises(ConfigError) as caught:
+            check_named(("tcp", "cuda_ipc"), engine.memories[0])
+    finally:
+        engine.close()
+
+    assert str(caught.value) == (
+        "--kv-transport cuda_ipc: the KV pool is host memory; leave cuda_ipc, which moves KV between the GPUs of a host, "
+        "out of --kv-transport on this machine"
+    )

@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from pdserve.up_request import to_flags
+from pdserve.up_request import parse, to_flags
+from wire.errors import ConfigError
 from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
 
@@ -24,3 +25,15 @@ def test_flags_say_the_same_again(typed: list[str]) -> None:
     again = parser.parse_args(to_flags(namespace))
 
     assert from_namespace(EngineOptions, again) == from_namespace(EngineOptions, namespace)
+
+
+@pytest.mark.parametrize("flag", ["--global-rank-table", "--node-ports", "--use-openai", "--http-port"])
+def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is decided by `pdserve up` itself"):
+        parse([flag, "1"])
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+
+    out = capsys.readouterr().out
+    assert "--kv-transport" in out
+    assert flag not in out

@@ -1,0 +1,19 @@
+"""An instance's own page of metrics explains itself."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from instance.http import GAUGES, LoadCollector
+from wire.types import LoadSnapshot
+
+
+def test_every_figure_is_told_with_words_that_need_no_source_code() -> None:
+    registry = CollectorRegistry()
+    registry.register(LoadCollector(lambda: LoadSnapshot(8, 3, 0, 0, 1, 0, 0, 0, 0.5)))
+
+    page = generate_latest(registry).decode()
+
+    assert "pdserve_instance_blocks_used 3.0" in page
+    helps = [line.split(" ", 3)[3] for line in page.splitlines() if line.startswith("# HELP ")]
+    assert len(helps) == len(GAUGES)
+    assert "LoadSnapshot" not in page
+    assert all(len(words.split()) > 2 for words in helps)
