@@ -113,6 +113,8 @@ def test_closing_a_session_ends_its_work_on_the_instance(reach: Reach) -> None:
         async for event in session.events():
             if isinstance(event, Step):
                 break
+        instance.get_stuck()  # the prompt does not end by itself
+        assert instance.blocks_used
         await session.close()
         async with asyncio.timeout(DEADLINE_S):
             while instance.blocks_used:  # noqa: ASYNC110 - the other side of a socket has no event here
