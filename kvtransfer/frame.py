@@ -1,7 +1,7 @@
 """The messages of a KV link and their bytes. Fixed headers, bounded lengths, no object ever rebuilt from the wire.
 
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
-    then the body; after a FRAME's body, on transports that carry it, the payload [token][head][dim]
+    then the body; after a FRAME's body, on transports that carry it, the payload [tensor][token][head][dim]
 
     sender   HELLO ->           PROOF ->                   (set-up)     OPEN, FRAME ..., COMMIT, RENEW, HELD, ABORT ->
     receiver       <- CHALLENGE       <- WELCOME | REFUSE  (set-up)  <- READY | REFUSE  <- TAKEN, NACK, READ, ACK, ABORT
@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 4_096
 
 _TICKET = struct.Struct("!16sQ")
 _OPEN = struct.Struct("!II")
-_FRAME = struct.Struct("!IIIIIHHQQII")
+_FRAME = struct.Struct("!IIIIIIHHQQII")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
 _SIGNAL = struct.Struct("!Q")
@@ -109,7 +109,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Tokens [start, end) of one KV tensor: `tensor` is its index in the layout, `digest` xxh3-64 of the payload.
+    """Tokens [start, end) of `num_tensors` KV tensors: `tensor` is the first one's index in the layout, `layer` its.
+
+    All have the same heads. `digest` is xxh3-64 of the payload, tensor after tensor.
 
     `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool;
     none when they are those of an earlier frame of the same `window` (naming.py). Over mooncake it is one number, where
@@ -129,6 +131,7 @@ class Frame:
     digest: int
     block_ids: tuple[int, ...] = ()
     window: int = 0
+    num_tensors: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,21 +320,22 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Sig
 
 def _encode_frame(frame: Frame) -> bytes:
     head = _FRAME.pack(
-        frame.number, frame.layer, frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end,
-        frame.num_bytes, frame.digest, frame.window, len(frame.block_ids),
+        frame.number, frame.layer, frame.tensor, frame.num_tensors, frame.start, frame.end, frame.head_start,
+        frame.head_end, frame.num_bytes, frame.digest, frame.window, len(frame.block_ids),
     )  # fmt: skip
     return head + struct.pack(f"!{len(frame.block_ids)}I", *frame.block_ids)
 
 
 def _decode_frame(ticket_id: str, epoch: int, tail: memoryview) -> Frame:
     head = _FRAME.unpack_from(tail)
-    number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, window, num_blocks = head
+    number, layer, tensor, num_tensors, start, end, head_start, head_end, num_bytes, digest, window, num_blocks = head
     if num_blocks > MAX_FRAME_BLOCKS:
         raise WireError(f"a FRAME names {num_blocks} blocks, the limit is {MAX_FRAME_BLOCKS}")
     block_ids = struct.unpack(f"!{num_blocks}I", tail[_FRAME.size :])
     return Frame(
-        ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids, window
-    )
+        ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids, window,
+        num_tensors,
+    )  # fmt: skip
 
 
 def _encode_commit(commit: Commit) -> bytes:

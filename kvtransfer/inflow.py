@@ -123,7 +123,8 @@ class Inflow:
         known = self._frames.get(frame.number)
         if known is None:
             self._check(frame)
-            self._coverage[frame.tensor].add(frame.start, frame.end)
+            for coverage in self._coverage_of(frame):
+                coverage.add(frame.start, frame.end)
             self._frames[frame.number] = _Expected(_without_blocks(frame), _FrameState.MOVING)
         elif known.state is not _FrameState.REPEAT:
             return Verdict.DUPLICATE
@@ -141,7 +142,7 @@ class Inflow:
         frame = expected.frame
         if digest == frame.digest:
             expected.state = _FrameState.VERIFIED
-            self._verified_tokens += frame.end - frame.start
+            self._verified_tokens += _tensor_tokens(frame)
             self._digest_sum = (self._digest_sum + seal_of(frame)) % _DIGEST_MODULUS
             self.kv_bytes += frame.num_bytes
             return Progress.VERIFIED
@@ -156,7 +157,7 @@ class Inflow:
         """Take the sender's commit. Raises HandoffFailed if frames are missing."""
         if self._commit is not None:
             return Verdict.DUPLICATE
-        claimed = sum(known.frame.end - known.frame.start for known in self._frames.values())
+        claimed = sum(_tensor_tokens(known.frame) for known in self._frames.values())
         if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
             raise HandoffFailed(
                 f"commit of {commit.num_frames} frames: {len(self._frames)} came with {claimed} of "
@@ -180,8 +181,17 @@ class Inflow:
 
     def _check(self, frame: Frame) -> None:
         check_frame(frame, self._terms)
-        if self._commit is not None or self._coverage[frame.tensor].overlaps(frame.start, frame.end):
+        if self._commit is not None or any(
+            coverage.overlaps(frame.start, frame.end) for coverage in self._coverage_of(frame)
+        ):
             raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")
+
+    def _coverage_of(self, frame: Frame) -> list[Coverage]:
+        return self._coverage[frame.tensor : frame.tensor + frame.num_tensors]
+
+
+def _tensor_tokens(frame: Frame) -> int:
+    return frame.num_tensors * (frame.end - frame.start)
 
 
 def _without_blocks(frame: Frame) -> Frame:

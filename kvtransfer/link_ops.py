@@ -1,7 +1,7 @@
 """What is posted to a link's queue, and what all links of one sender share."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 
 from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
@@ -31,10 +31,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Send the frames of every KV tensor of `layer` for tokens [start, end)."""
+    """Send the frames of every KV tensor of `layers` for tokens [start, end)."""
 
     ticket_id: str
-    layer: int
+    layers: tuple[int, ...]
     start: int
     end: int
     block_ids: tuple[int, ...]
@@ -101,23 +101,49 @@ class Tend:
     """Look at the leases now."""
 
 
-def merge_puts(ops: Iterable["Op"]) -> Iterator["Op"]:
-    """Join the puts of one layer that wait behind each other: a link that is behind sends fewer, larger frames.
+def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
+    """Join the puts of one ticket that wait behind each other: a link that is behind sends fewer, larger frames.
 
-    A later put goes out with the earlier one that it continues; all else keeps its order.
+    A later put goes out with the earlier one whose tokens it continues in the same layer; then layers whose tokens are
+    the same go out together. All else keeps its order.
     """
+    return _join(_join(ops, _key_of_layers, _continued), _key_of_tokens, _with_layers)
+
+
+def _join(
+    ops: Iterable["Op"], key_of: Callable[[Put], Hashable], joined: Callable[[Put, Put], Put | None]
+) -> list["Op"]:
+    """Put each put into the last one before it of its key, where `joined` can."""
     kept: list[Op] = []
-    places: dict[tuple[str, int], int] = {}
+    places: dict[Hashable, int] = {}
     for op in ops:
         if isinstance(op, Put):
-            place = places.get((op.ticket_id, op.layer))
-            earlier = None if place is None else kept[place]
-            if place is not None and isinstance(earlier, Put) and earlier.end == op.start:
-                kept[place] = Put(op.ticket_id, op.layer, earlier.start, op.end, op.block_ids)
+            key = key_of(op)
+            earlier = kept[places[key]] if key in places else None
+            both = joined(earlier, op) if isinstance(earlier, Put) else None
+            if both is not None:
+                kept[places[key]] = both
                 continue
-            places[op.ticket_id, op.layer] = len(kept)
+            places[key] = len(kept)
         kept.append(op)
-    return iter(kept)
+    return kept
+
+
+def _key_of_layers(put: Put) -> Hashable:
+    return put.ticket_id, put.layers
+
+
+def _continued(earlier: Put, later: Put) -> Put | None:
+    return replace(later, start=earlier.start) if earlier.end == later.start else None
+
+
+def _key_of_tokens(put: Put) -> Hashable:
+    return put.ticket_id, put.start, put.end
+
+
+def _with_layers(earlier: Put, later: Put) -> Put | None:
+    same = earlier.block_ids is later.block_ids or earlier.block_ids == later.block_ids
+    return replace(earlier, layers=earlier.layers + later.layers) if same else None
 
 
 TicketOp = Begin | Put | Finish | Drop | Heard

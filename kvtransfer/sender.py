@@ -76,7 +76,7 @@ class KvSender:
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
         for link in self._routes.links(ticket_id):
-            link.post(Put(ticket_id, layer, start, end, tuple(block_ids)))
+            link.post(Put(ticket_id, (layer,), start, end, tuple(block_ids)))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """After the last frame: tell the receiver what the prompt is."""

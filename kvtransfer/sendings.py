@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, digest_of, process_mover
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, encode
+from kvtransfer.framing import Cut, cut_frames
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
@@ -15,12 +16,10 @@ from kvtransfer.slots import SlotMap, Window, Windows
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
 from kvtransfer.ticket import SenderTicket
-from kvtransfer.transport import Outlet
+from kvtransfer.transport import FRAME_BYTES, Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
 from wire.kv_layout import ONLY_RANK, Rank
 from wire.types import Ticket
-
-_FRAME_TOKENS = 32_768
 
 
 @dataclass(slots=True)
@@ -43,6 +42,7 @@ class Sendings:
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._mover = process_mover()
+        self._shared_bytes = 0 if settings.failpoints else FRAME_BYTES  # so that a point lies between tensors
         self._layout = layout = settings.memory.layout
         self._part = part_between(layout.model_tensors, layout.rank, receiver)
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
@@ -146,26 +146,24 @@ class Sendings:
     def _put(self, sending: _Sending, put: Put) -> None:
         if sending.started is None:
             sending.started = self._settings.clock()
-        for tensor in self._tensors_of.get(put.layer, ()):  # a layer may hold no KV
-            most = max(1, min(_FRAME_TOKENS, self._outlet.most_frame_bytes // (self._part.token_bytes[tensor] or 1)))
-            for gap_start, gap_end in sending.ticket.wanted(tensor, put.start, put.end):
-                for start in range(gap_start, gap_end, most):
-                    if sending.ticket.over:
-                        return
-                    end = min(gap_end, start + most)
-                    where = sending.windows.of(put.block_ids, self._layout.block_size, start, end)
-                    self._send(sending.ticket, tensor, start, end, where)
+        ticket = sending.ticket
+        tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
+        wanted = [(tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors]
+        for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, self._shared_bytes):
+            if ticket.over:
+                return
+            self._send(ticket, cut, sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end))
 
-    def _send(self, ticket: SenderTicket, tensor: int, start: int, end: int, where: Window) -> None:
-        source = self._place(tensor, where)
+    def _send(self, ticket: SenderTicket, cut: Cut, where: Window) -> None:
+        source = self._place(cut.tensor, cut.num_tensors, where)
         digest = self._mover.digest(source) if self._digests else 0
-        frame = ticket.send(tensor, start, end, digest, where.block_ids)
-        self._announce(frame, source)
+        self._announce(ticket.send(cut, digest, where.block_ids), source)
 
     def _resend(self, ticket: SenderTicket, nack: Nack) -> None:
         frame = ticket.resend(nack.number)
         start = frame.start % self._layout.block_size
-        source = self._place(frame.tensor, Window(frame.block_ids, start, start + frame.end - frame.start))
+        where = Window(frame.block_ids, start, start + frame.end - frame.start)
+        source = self._place(frame.tensor, frame.num_tensors, where)
         if self._digests and self._mover.digest(source) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
         self.frames_resent += 1
@@ -177,9 +175,9 @@ class Sendings:
             raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease ran out: it holds no blocks")
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
 
-    def _place(self, tensor: int, where: Window) -> Place:
+    def _place(self, tensor: int, num_tensors: int, where: Window) -> Place:
         try:
-            return self._slots.place(tensor, where, self._part.heads[tensor])
+            return self._slots.place(tensor, where, self._part.heads[tensor], num_tensors)
         except IndexError as error:
             raise HandoffFailed(f"the blocks put do not hold tokens [{where.start}, {where.end}): {error}") from error
 

@@ -143,7 +143,8 @@ def move_blocks(
     """Move a frame from the blocks it names in the sender's pool, which is mapped here. See transport.Inlet.move."""
     where = names.window_of(frame)
     try:
-        source = slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
+        heads = Heads(frame.head_start, frame.head_end)
+        source = slots.place(frame.tensor, where, heads, frame.num_tensors)
         return move(source, target, stop, digests=digests)
     except (IndexError, ValueError) as error:
         raise HandoffFailed(

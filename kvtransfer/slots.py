@@ -11,15 +11,15 @@ _MAX_WINDOWS = 64
 class Window:
     """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these.
 
-    It keeps the runs that were worked out for it, by slot size and heads: so it is used with one pool, and again and
-    again.
+    It keeps the runs that were worked out for it, by the tensors' distances, slot sizes and heads: so it is used with
+    one pool, and again and again.
     """
 
     __slots__ = ("block_ids", "end", "runs", "start")
 
     def __init__(self, block_ids: tuple[int, ...], start: int, end: int) -> None:
         self.block_ids, self.start, self.end = block_ids, start, end
-        self.runs: dict[tuple[int, int, int], Runs] = {}
+        self.runs: dict[tuple[tuple[int, int, int, int], ...], Runs] = {}
 
 
 def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
@@ -53,24 +53,30 @@ class SlotMap:
         self.layout = layout
         self._region = memory if isinstance(memory, Region) else Region(memory)
 
-    def place(self, tensor: int, where: Window, heads: Heads | None = None) -> Place:
-        """Return where these heads (None: all held) of one tensor's tokens lie, in order: [token][head][dim].
+    def place(self, tensor: int, where: Window, heads: Heads | None = None, num_tensors: int = 1) -> Place:
+        """Return where these heads (None: all held) of the tensors' tokens lie, in order: [tensor][token][head][dim].
 
         Raises IndexError for a block past the pool, ValueError for heads that are not held here.
         """
-        slot_bytes, held = self.layout.tensors[tensor].token_bytes, self.layout.heads[tensor]
-        if heads is None or heads == held:
-            return Place(self._region, self.layout.offsets[tensor], self._runs(where, slot_bytes, 0, slot_bytes))
-        if not held.start <= heads.start < heads.end <= held.end:
-            raise ValueError(f"heads {heads} of tensor {tensor} are named, {held} are held")
-        head_bytes = self.layout.tensors[tensor].head_bytes
-        skip, row_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
-        return Place(self._region, self.layout.offsets[tensor], self._runs(where, slot_bytes, skip, row_bytes))
-
-    def _runs(self, where: Window, slot_bytes: int, skip: int, row_bytes: int) -> Runs:
-        key = slot_bytes, skip, row_bytes
+        base = self.layout.offsets[tensor]
+        key = tuple(self._row(one, base, heads) for one in range(tensor, tensor + num_tensors))
         runs = where.runs.get(key)
         if runs is None:
-            spans = self.layout.slots(where.block_ids, where.start, where.end)
-            runs = where.runs[key] = Runs.of_slots(spans, slot_bytes, skip=skip, row_bytes=row_bytes)
-        return runs
+            spans = list(self.layout.slots(where.block_ids, where.start, where.end))
+            made = [
+                (distance, Runs.of_slots(spans, slot_bytes, skip=skip, row_bytes=row_bytes))
+                for distance, slot_bytes, skip, row_bytes in key
+            ]
+            runs = where.runs[key] = made[0][1] if num_tensors == 1 else Runs.joined(made)
+        return Place(self._region, base, runs)
+
+    def _row(self, tensor: int, base: int, heads: Heads | None) -> tuple[int, int, int, int]:
+        """Return how far from `base` the tensor starts, its bytes a slot, and the heads' first byte and bytes there."""
+        spec, held = self.layout.tensors[tensor], self.layout.heads[tensor]
+        distance, slot_bytes = self.layout.offsets[tensor] - base, spec.token_bytes
+        if heads is None or heads == held:
+            return distance, slot_bytes, 0, slot_bytes
+        if not held.start <= heads.start < heads.end <= held.end:
+            raise ValueError(f"heads {heads} of tensor {tensor} are named, {held} are held")
+        head_bytes = spec.head_bytes
+        return distance, slot_bytes, (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes

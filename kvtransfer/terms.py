@@ -9,7 +9,7 @@ from kvtransfer.frame import MAX_FRAME_BYTES, Frame
 from wire.errors import HandoffFailed
 from wire.kv_layout import Heads, KvTensor
 
-_SEAL = struct.Struct("!IIIIIHHQ")
+_SEAL = struct.Struct("!IIIIIIHHQ")
 
 
 class Part:
@@ -45,7 +45,8 @@ class Terms:
 def check_frame(frame: Frame, terms: Terms) -> None:
     """Raise HandoffFailed, with both values, for a frame that is not of these tensors, tokens, heads and bytes."""
     part, tensors, first_token, num_tokens = terms.part, terms.part.tensors, terms.first_token, terms.num_tokens
-    if frame.tensor >= len(tensors) or tensors[frame.tensor].layer != frame.layer:
+    last = frame.tensor + frame.num_tensors
+    if not frame.tensor < last <= len(tensors) or tensors[frame.tensor].layer != frame.layer:
         raise HandoffFailed(f"{in_words(frame)} is none of the {len(tensors)} KV tensors here")
     if not first_token <= frame.start < frame.end <= num_tokens:
         raise HandoffFailed(f"{in_words(frame)} is outside the tokens [{first_token}, {num_tokens}) wanted")
@@ -53,12 +54,12 @@ def check_frame(frame: Frame, terms: Terms) -> None:
         raise HandoffFailed(
             f"{in_words(frame)} names {len(frame.block_ids)} blocks, the limit is {frame.end - frame.start + 1}"
         )
-    wanted = part.heads[frame.tensor]
-    if frame.head_start != wanted.start or frame.head_end != wanted.end:
-        raise HandoffFailed(
-            f"{in_words(frame)}: heads [{frame.head_start}, {frame.head_end}) sent, {wanted} are wanted"
-        )
-    wanted_bytes = (frame.end - frame.start) * part.token_bytes[frame.tensor]
+    for wanted in part.heads[frame.tensor : last]:
+        if frame.head_start != wanted.start or frame.head_end != wanted.end:
+            raise HandoffFailed(
+                f"{in_words(frame)}: heads [{frame.head_start}, {frame.head_end}) sent, {wanted} are wanted"
+            )
+    wanted_bytes = (frame.end - frame.start) * sum(part.token_bytes[frame.tensor : last])
     if frame.num_bytes != wanted_bytes or wanted_bytes > MAX_FRAME_BYTES:
         raise HandoffFailed(
             f"{in_words(frame)} of {frame.num_bytes} bytes, {wanted_bytes} are wanted, the limit is {MAX_FRAME_BYTES}"
@@ -69,8 +70,8 @@ def seal_of(frame: Frame) -> int:
     """Return what a frame adds to its commit's sum: 64 bits over its place and its digest, so neither is exchanged."""
     return digest_of([
         _SEAL.pack(
-            frame.number, frame.layer, frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end,
-            frame.digest,
+            frame.number, frame.layer, frame.tensor, frame.num_tensors, frame.start, frame.end, frame.head_start,
+            frame.head_end, frame.digest,
         )
     ])  # fmt: skip
 
@@ -82,8 +83,13 @@ def same_place(one: Frame, other: Frame) -> bool:
 
 def in_words(frame: Frame) -> str:
     """Name a frame for an error message."""
-    return f"layer {frame.layer} tensor {frame.tensor} tokens [{frame.start}, {frame.end})"
+    tensors = f"tensor {frame.tensor}"
+    if frame.num_tensors != 1:
+        tensors = f"tensors [{frame.tensor}, {frame.tensor + frame.num_tensors})"
+    return f"layer {frame.layer} {tensors} tokens [{frame.start}, {frame.end})"
 
 
 def _place(frame: Frame) -> tuple[int, ...]:
-    return frame.tensor, frame.start, frame.end, frame.head_start, frame.head_end, frame.num_bytes
+    return (
+        frame.tensor, frame.num_tensors, frame.start, frame.end, frame.head_start, frame.head_end, frame.num_bytes,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from enum import StrEnum
 from kvtransfer.coverage import Coverage
 from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
+from kvtransfer.framing import Cut
 from kvtransfer.inflow import Inflow, Progress, Source, Verdict
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import Windows
@@ -272,14 +273,17 @@ class SenderTicket:
             return []
         return self._coverage[tensor].missing(max(start, terms.first_token), end)
 
-    def send(self, tensor: int, start: int, end: int, digest: int, block_ids: tuple[int, ...]) -> Frame:
+    def send(self, cut: Cut, digest: int, block_ids: tuple[int, ...]) -> Frame:
         """Make the next frame."""
         assert self.state in (SenderState.HELD, SenderState.SENDING)
-        part = self._terms.part
-        self._coverage[tensor].add(start, end)
+        tensor, num_tensors, start, end = cut
+        part, last = self._terms.part, tensor + num_tensors
+        for coverage in self._coverage[tensor:last]:
+            coverage.add(start, end)
         frame = Frame(
             self.ticket_id, self.epoch, len(self._frames), part.tensors[tensor].layer, tensor, start, end,
-            *part.heads[tensor], (end - start) * part.token_bytes[tensor], digest, block_ids,
+            *part.heads[tensor], (end - start) * sum(part.token_bytes[tensor:last]), digest, block_ids,
+            num_tensors=num_tensors,
         )  # fmt: skip
         self._frames.append(frame)
         self.kv_bytes += frame.num_bytes

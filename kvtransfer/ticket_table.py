@@ -193,7 +193,8 @@ class TicketTable:
         digest = None
         try:
             where = ticket.windows.of(ticket.block_ids, self._slots.layout.block_size, frame.start, frame.end)
-            target = self._slots.place(frame.tensor, where, Heads(frame.head_start, frame.head_end))
+            heads = Heads(frame.head_start, frame.head_end)
+            target = self._slots.place(frame.tensor, where, heads, frame.num_tensors)
             digest = inlet.move(frame, target, ticket.stop)
         except HandoffFailed as error:
             self._end(ticket, str(error))

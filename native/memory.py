@@ -52,6 +52,23 @@ class Runs:
             runs._pack(offsets, [width] * len(offsets), [slot_bytes] * len(offsets), counts)
         return runs
 
+    @classmethod
+    def joined(cls, parts: Iterable[tuple[int, "Runs"]]) -> Self:
+        """Return the runs of all parts, (distance, runs), in order, each part's moved on by its distance in bytes."""
+        runs = cls.__new__(cls)
+        words = array("Q")
+        runs.num_rows = runs.num_bytes = runs.extent = 0
+        for distance, part in parts:
+            moved = part._words[:]
+            if distance:
+                moved[::_FIELDS] = array("Q", map(add, part._words[::_FIELDS], repeat(distance)))
+            words += moved
+            runs.num_rows += part.num_rows
+            runs.num_bytes += part.num_bytes
+            runs.extent = max(runs.extent, distance + part.extent)
+        runs._words, runs.address = words, words.buffer_info()[0]
+        return runs
+
     def rows(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, bytes) of every row."""
         words = iter(self._words)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kvtransfer.frame import MAGIC, PREFIX, MessageType, decode_prefix, encode
+from kvtransfer import sendings
+from kvtransfer.frame import FRAME_HEAD_BYTES, MAGIC, PREFIX, MessageType, decode_prefix, encode
 from kvtransfer.sender import KvSender
 from tests.faults.proxy import Cut, Fault, FaultProxy, Message, faithful, replay
 from tests.kvtransfer.rig import DEADLINE_S, Rig, Tokens, endpoint_of, fill, make_rig, read, until
@@ -22,6 +23,17 @@ FRAME, COMMIT, OPEN = MessageType.FRAME, MessageType.COMMIT, MessageType.OPEN
 
 
 _TRIES = 5
+
+
+@pytest.fixture(params=["apart"], autouse=True)
+def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each tensor is a frame of its own, as the faults between frames need it; where "shared", as on any small put."""
+    if request.param == "apart":
+        monkeypatch.setattr(sendings, "FRAME_BYTES", 0)
+    return str(request.param)
+
+
+BOTH = pytest.mark.parametrize("frames", ["apart", "shared"], indirect=True)
 
 
 @dataclass
@@ -138,13 +150,25 @@ def test_undisturbed_a_hand_off_arrives_through_the_proxy() -> None:
         assert it.rig.receiver.counts.corrupt_frames == 0
 
 
-def test_a_flipped_bit_of_a_payload_costs_one_resend() -> None:
-    with passage(on(FRAME, 2, lambda m: [m.flipped(8 * len(m.head) + 77).data])) as it:
+@pytest.mark.parametrize("frames", ["shared"], indirect=True)
+def test_neighbouring_tensors_go_through_it_in_one_frame() -> None:
+    with passage() as it:
+        assert it.ended(it.hand_over()) == "acked"
+
+        sizes = [message.frame.num_tensors for message in it.proxy.recorded if message.kind is FRAME]
+        assert sum(sizes) == 6
+        assert min(sizes) >= 2
+
+
+@BOTH
+def test_a_flipped_bit_of_a_payload_costs_one_resend(frames: str) -> None:
+    with passage(on(FRAME, 0 if frames == "shared" else 2, lambda m: [m.flipped(8 * len(m.head) + 77).data])) as it:
         assert it.ended(it.hand_over()) == "acked"
 
         assert it.rig.receiver.counts.corrupt_frames == 1
 
 
+@BOTH
 def test_payloads_flipped_every_time_end_the_ticket() -> None:
     def flip(message: Message) -> Iterable[bytes]:
         return [message.flipped(8 * len(message.head)).data] if message.kind is FRAME else faithful(message)
@@ -158,12 +182,13 @@ def test_payloads_flipped_every_time_end_the_ticket() -> None:
 
 HEAD_BITS = [
     (kind, 8 * byte + byte % 8)
-    for kind, size in ((OPEN, 32), (FRAME, 72), (COMMIT, 52 + len(DESCRIPTION)))
+    for kind, size in ((OPEN, 32), (FRAME, FRAME_HEAD_BYTES - PREFIX.size), (COMMIT, 52 + len(DESCRIPTION)))
     for byte in range(PREFIX.size + size)
 ]
 """One bit of every byte of three heads, each of the eight in turn."""
 
 
+@BOTH
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_a_flipped_bit_of_any_head_never_commits_wrong_bytes(step: int) -> None:
     with passage(progress_timeout_s=0.05) as it:

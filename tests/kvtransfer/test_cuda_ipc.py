@@ -81,8 +81,8 @@ def test_the_engine_and_then_the_event_come_before_every_read(monkeypatch: pytes
         assert hand_over(rig) == "cuda_ipc"
 
         (event,) = host.events.values()
-        assert event.recorded == event.waited == len(TENSORS)
-        assert rig.p_pool.waits == 2 * len(TENSORS)  # type: ignore[attr-defined]  # for the digest and for the event
+        assert 1 <= event.recorded == event.waited <= len(TENSORS)  # once a frame
+        assert rig.p_pool.waits == 2 * event.recorded  # type: ignore[attr-defined]  # for the digest and for the event
 
 
 def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:

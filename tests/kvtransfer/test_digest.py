@@ -24,7 +24,7 @@ from kvtransfer.slots import SlotMap, window
 from native.cache import NoNative
 from native.library import Library, build
 from wire.errors import ConfigError
-from wire.kv_layout import KvTensor, PoolLayout
+from wire.kv_layout import Heads, KvTensor, PoolLayout
 
 KERNELS = ["python", "native-0", "native-1", "native-2", "native-3"]
 DATA = random.Random(0).randbytes(1 << 20)
@@ -253,3 +253,37 @@ def test_slots_of_every_tensor_are_the_runs_of_the_layout() -> None:
         expected = [(run.offset, run.length) for run in layout.runs(tensor, blocks, 5, 15)]
         assert where.block_ids == (4, 9, 2)
         assert [(place.base + offset, length) for offset, length in place.runs.rows()] == expected
+
+
+@pytest.mark.parametrize("heads", [None, Heads(0, 1)])
+def test_neighbouring_tensors_are_one_place_in_their_order(mover: Mover, heads: Heads | None) -> None:
+    tensors = (KvTensor(0, "k", 2, 8, "float32"), KvTensor(0, "v", 2, 4, "bfloat16"), KvTensor(1, "k", 2, 8, "float32"))
+    layout = PoolLayout(tensors, num_blocks=16, block_size=4)
+    memory = bytearray(layout.total_bytes)
+    memory[:] = DATA[: len(memory)]
+    slots, blocks = SlotMap(layout, memoryview(memory)), (3, 4, 9, 2)
+
+    apart = [slots.place(tensor, window(blocks, 4, 5, 15), heads) for tensor in range(3)]
+    for first, count in ((0, 3), (1, 2), (2, 1)):
+        place = slots.place(first, window(blocks, 4, 5, 15), heads, count)
+        of_it = apart[first : first + count]
+        copy = bytearray(place.runs.num_bytes)
+        wanted = b"".join(_bytes_of(one) for one in of_it)
+        assert mover.copy(place, whole(copy), StopFlag())
+        assert copy == wanted
+        assert mover.digest(place) == xxhash.xxh3_64_intdigest(wanted)
+
+
+def test_places_of_the_same_shape_share_their_runs() -> None:
+    layout = PoolLayout([KvTensor(layer, "k", 2, 8, "float32") for layer in range(6)], num_blocks=16, block_size=4)
+    slots, where = SlotMap(layout, memoryview(bytearray(layout.total_bytes))), window((3, 4, 9, 2), 4, 5, 15)
+
+    first, last = slots.place(0, where, None, 3), slots.place(3, where, None, 3)
+
+    assert first.runs is last.runs
+    assert last.base - first.base == layout.offsets[3]
+
+
+def _bytes_of(place: Place) -> bytes:
+    rows = ((place.base + offset, num_bytes) for offset, num_bytes in place.runs.rows())
+    return b"".join(bytes(place.region.view[start : start + num_bytes]) for start, num_bytes in rows)

@@ -8,20 +8,32 @@ from kvtransfer.link_ops import Drop, Finish, Op, Put, Tend, merge_puts
 A, B = "aa" * 16, "bb" * 16
 
 
-def put(ticket_id: str, layer: int, start: int, end: int) -> Put:
-    return Put(ticket_id, layer, start, end, tuple(range(end)))
+def put(ticket_id: str, layer: int, start: int, end: int, *more_layers: int) -> Put:
+    return Put(ticket_id, (layer, *more_layers), start, end, tuple(range(end)))
 
 
-def test_chunks_of_one_layer_are_joined_and_layers_keep_their_order() -> None:
-    waiting: list[Op] = [put(A, layer, start, start + 4) for start in (0, 4, 8) for layer in range(2)]
+def test_chunks_and_layers_of_one_ticket_are_joined() -> None:
+    waiting: list[Op] = [put(A, layer, start, start + 4) for start in (0, 4, 8) for layer in range(3)]
 
-    assert list(merge_puts(waiting)) == [put(A, 0, 0, 12), put(A, 1, 0, 12)]
+    assert merge_puts(waiting) == [put(A, 0, 0, 12, 1, 2)]
+
+
+def test_layers_of_other_tokens_go_out_apart() -> None:
+    waiting: list[Op] = [put(A, 2, 0, 4), put(A, 0, 4, 8), put(A, 1, 4, 8), put(A, 2, 4, 8)]
+
+    assert merge_puts(waiting) == [put(A, 2, 0, 8), put(A, 0, 4, 8, 1)]
+
+
+def test_the_same_tokens_in_other_blocks_go_out_apart() -> None:
+    moved = Put(A, (1,), 0, 4, (9, 8, 7, 6))
+
+    assert merge_puts([put(A, 0, 0, 4), moved]) == [put(A, 0, 0, 4), moved]
 
 
 def test_what_does_not_continue_is_left_alone() -> None:
     waiting: list[Op] = [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 8), Tend(), put(A, 0, 8, 9), Drop(A, "over")]
 
-    assert list(merge_puts(waiting)) == [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 9), Tend(), Drop(A, "over")]
+    assert merge_puts(waiting) == [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 9), Tend(), Drop(A, "over")]
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 2), st.integers(1, 5)), max_size=40))
@@ -34,9 +46,11 @@ def test_every_token_of_every_layer_goes_out_once_and_before_its_commit(steps: l
         waiting.append(put(ticket_id, layer, start, start + count))
     waiting += [Finish(A, b""), Finish(B, b"")]
 
-    merged = list(merge_puts(waiting))
+    merged = merge_puts(waiting)
 
-    assert merged[-2:] == waiting[-2:]
-    assert sorted((op.ticket_id, op.layer, op.start, op.end) for op in merged if isinstance(op, Put)) == sorted(
+    puts = [op for op in merged if isinstance(op, Put)]
+    assert merged == [*puts, *waiting[-2:]]
+    assert sorted((op.ticket_id, layer, op.start, op.end) for op in puts for layer in op.layers) == sorted(
         (ticket_id, layer, 0, end) for (ticket_id, layer), end in ends.items()
     )
+    assert len(puts) == len({(ticket_id, end) for (ticket_id, _), end in ends.items()})

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvtransfer.digest import Place, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Frame, Held, Nack, Open, Read, Renew, TicketMessage
+from kvtransfer.framing import Cut
 from kvtransfer.inflow import Source
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
@@ -238,7 +239,7 @@ class Ranks(RuleBasedStateMachine):
         for low, high in half.wanted(tensor, start, end):
             heads = half._terms.part.heads[tensor]
             draft = Frame(half.ticket_id, 0, 0, 0, tensor, low, high, *heads, 0, 0)
-            made = half.send(tensor, low, high, self.wire.digest(self.wire.payload(draft)), ())
+            made = half.send(Cut(tensor, 1, low, high), self.wire.digest(self.wire.payload(draft)), ())
             self.to_d[path].append(dataclasses.replace(made, digest=made.digest ^ 1) if corrupt else made)
 
     @rule(data=st.data())

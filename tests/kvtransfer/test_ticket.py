@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtransfer.frame import Commit, Frame
+from kvtransfer.framing import Cut
 from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.ranks import Senders
 from kvtransfer.terms import Part, Terms, seal_of
@@ -42,11 +43,19 @@ def sender(now: float = 0.0) -> SenderTicket:
 
 
 def frame(
-    number: int, tensor: int = 0, start: int = FIRST, end: int = TOTAL, digest: int = 1, heads: Heads | None = None
-) -> Frame:
-    spec, (first, last) = TENSORS[tensor], heads or HEADS[tensor]
-    num_bytes = (end - start) * (last - first) * spec.head_dim * 2
-    return Frame(ID, EPOCH, number, spec.layer, tensor, start, end, first, last, num_bytes, digest)
+    number: int, tensor: int = 0, start: int = FIRST, end: int = TOTAL, digest: int = 1, heads: Heads | None = None,
+    num_tensors: int = 1,
+) -> Frame:  # fmt: skip
+    specs, (first, last) = TENSORS[tensor : tensor + num_tensors], heads or HEADS[tensor]
+    num_bytes = (end - start) * (last - first) * sum(spec.head_dim for spec in specs) * 2
+    return Frame(
+        ID, EPOCH, number, specs[0].layer, tensor, start, end, first, last, num_bytes, digest, num_tensors=num_tensors
+    )
+
+
+def cells_of(made: Frame) -> set[tuple[int, int]]:
+    tensors = range(made.tensor, made.tensor + made.num_tensors)
+    return {(tensor, token) for tensor in tensors for token in range(made.start, made.end)}
 
 
 class ReceiverMachine(RuleBasedStateMachine):
@@ -106,8 +115,10 @@ class ReceiverMachine(RuleBasedStateMachine):
     @rule(target=frames, data=st.data(), start=st.integers(FIRST, TOTAL - 1), length=st.integers(1, 8))
     def make_frame(self, data: st.DataObject, start: int, length: int) -> tuple[int, Frame]:
         p = data.draw(st.sampled_from(sorted(self.owed)))
-        tensor = data.draw(st.sampled_from(sorted({tensor for tensor, _ in self.wanted(p)})))
-        return p, self.make(p, tensor, start, min(TOTAL, start + length))
+        tensors, heads = {tensor for tensor, _ in self.wanted(p)}, self.owed[p].heads
+        tensor = data.draw(st.sampled_from(sorted(tensors)))
+        two = tensor + 1 in tensors and heads[tensor] == heads[tensor + 1] and data.draw(st.booleans())
+        return p, self.make(p, tensor, start, min(TOTAL, start + length), num_tensors=1 + two)
 
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
@@ -144,7 +155,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         if stray == "old epoch":
             assert self.ticket.accept(dataclasses.replace(made, epoch=EPOCH - 1), 10 + p) is Verdict.DROP
             return
-        cells = {(made.tensor, token) for token in range(made.start, made.end)}
+        cells = cells_of(made)
         if stray or not self.speaks or p not in self.lease_ends:
             assert self.ticket.accept(made, 50 if stray else 10 + p) is Verdict.DROP
         elif (p, made.number) in self.claimed:
@@ -222,11 +233,12 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.verified[p] |= self.claimed[p, made.number]
         self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
 
-    def make(self, p: int, tensor: int, start: int, end: int) -> Frame:
+    def make(self, p: int, tensor: int, start: int, end: int, num_tensors: int = 1) -> Frame:
         number = self.num_frames[p]
         self.num_frames[p] += 1
         self.misses[p, number] = 0
-        self.made[p, number] = frame(number, tensor, start, end, digest=number + 1, heads=self.owed[p].heads[tensor])
+        heads = self.owed[p].heads[tensor]
+        self.made[p, number] = frame(number, tensor, start, end, number + 1, heads, num_tensors)
         return self.made[p, number]
 
     @rule(data=st.data())
@@ -350,12 +362,25 @@ class SenderMachine(RuleBasedStateMachine):
         assert cells == ((every - self.sent) if self.sending else set())
         assert sum(high - low for low, high in wanted) == len(cells)
         for low, high in wanted:
-            made = self.ticket.send(tensor, low, high, 5, ())
-            assert (made.number, made.start, made.end) == (self.num_frames, low, high)
-            self.num_frames += 1
-            self.seals = (self.seals + seal_of(made)) % 2**64
-            self.state = SenderState.SENDING
-        self.sent |= cells
+            self.send(Cut(tensor, 1, low, high))
+
+    @rule(start=st.integers(FIRST, TOTAL - 1), length=st.integers(1, 10))
+    def put_neighbours(self, start: int, length: int) -> None:
+        """Tensors 0 and 1 have the same heads, so what both lack may share frames."""
+        end = min(TOTAL, start + length)
+        wanted = self.ticket.wanted(0, start, end)
+        if wanted == self.ticket.wanted(1, start, end):
+            for low, high in wanted:
+                self.send(Cut(0, 2, low, high))
+
+    def send(self, cut: Cut) -> None:
+        made = self.ticket.send(cut, 5, ())
+        assert (made.number, made.tensor, made.num_tensors, made.start, made.end) == (self.num_frames, *cut)
+        assert made.num_bytes == frame(0, cut.tensor, cut.start, cut.end, num_tensors=cut.num_tensors).num_bytes
+        self.num_frames += 1
+        self.seals = (self.seals + seal_of(made)) % 2**64
+        self.state = SenderState.SENDING
+        self.sent |= cells_of(made)
 
     @rule()
     def commit(self) -> None:

@@ -54,6 +54,16 @@ def test_slots_are_whole_pieces_or_a_row_each() -> None:
     assert list(Runs.of_slots([(2, 1)], 10, skip=4).rows()) == [(24, 6)]
 
 
+def test_joined_runs_follow_each_other_each_moved_by_its_distance() -> None:
+    one, two = Runs.of_slots([(2, 2)], 10, skip=4, row_bytes=3), Runs.of_slots([(0, 1), (7, 1)], 4)
+
+    joined = Runs.joined([(0, one), (100, two)])
+
+    assert list(joined.rows()) == [(24, 3), (34, 3), (100, 4), (128, 4)]
+    assert (joined.num_bytes, joined.num_rows, joined.extent) == (14, 4, 132)
+    assert list(one.rows()) == [(24, 3), (34, 3)]
+
+
 def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
     for bad in [Run(0, 0), Run(0, 8, 8, 0), Run(0, 8, 7, 2)]:
         with pytest.raises(ValueError, match="no bytes, or rows that overlap"):

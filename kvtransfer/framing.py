@@ -1,0 +1,73 @@
+"""How a put is cut into frames: as few as the limits allow, each of neighbouring tensors or of a part of one. Pure.
+
+    layers 0-3 of tokens [0, 512) | 0 k 0 v 1 k 1 v 2 k | 2 v 3 k 3 v |       small tensors share a frame
+    layer 0 of tokens [0, 65536)  | 0 k [0, 32768) | 0 k [32768, 65536) | 0 v [0, 32768) | ...
+
+A frame costs both sides some tens of microseconds whatever it carries, so what waits goes out in few of them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvtransfer.terms import Part
+from kvtransfer.transport import FRAME_BYTES
+
+FRAME_TOKENS = 32_768
+
+
+class Cut(NamedTuple):
+    """Tokens [start, end) of `num_tensors` tensors from `tensor` on: what one frame carries."""
+
+    tensor: int
+    num_tensors: int
+    start: int
+    end: int
+
+
+def cut_frames(
+    part: Part, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], most_bytes: int,
+    shared_bytes: int = FRAME_BYTES,
+) -> Iterator[Cut]:  # fmt: skip
+    """Yield the frames of what is wanted: (tensor, its token ranges), tensors ascending and of `part`.
+
+    Tensors share a frame where they are neighbours, of the same heads and the same ranges, up to `shared_bytes`; a
+    tensor alone is cut at `most_bytes`.
+    """
+    shared_bytes, group = min(most_bytes, shared_bytes), _Group(0, ())
+    for tensor, ranges in wanted:
+        if not ranges:
+            continue
+        if not group.takes(part, tensor, ranges, shared_bytes):
+            yield from group.frames(part, most_bytes)
+            group = _Group(tensor, ranges)
+        group.add(part.token_bytes[tensor])
+    yield from group.frames(part, most_bytes)
+
+
+class _Group:
+    """Neighbouring tensors whose same ranges go out together."""
+
+    def __init__(self, first: int, ranges: Sequence[tuple[int, int]]) -> None:
+        self._first, self._ranges, self._num_tensors, self._token_bytes = first, ranges, 0, 0
+        self._most_tokens = max((end - start for start, end in ranges), default=0)
+
+    def takes(self, part: Part, tensor: int, ranges: Sequence[tuple[int, int]], most_bytes: int) -> bool:
+        return (
+            tensor == self._first + self._num_tensors
+            and ranges == self._ranges
+            and part.heads[tensor] == part.heads[self._first]
+            and self._most_tokens <= FRAME_TOKENS
+            and (self._token_bytes + part.token_bytes[tensor]) * self._most_tokens <= most_bytes
+        )
+
+    def add(self, token_bytes: int) -> None:
+        self._num_tensors += 1
+        self._token_bytes += token_bytes
+
+    def frames(self, part: Part, most_bytes: int) -> Iterator[Cut]:
+        most_tokens = FRAME_TOKENS
+        if self._num_tensors == 1:
+            most_tokens = max(1, min(most_tokens, most_bytes // part.token_bytes[self._first]))
+        for range_start, range_end in self._ranges:
+            for start in range(range_start, range_end, most_tokens):
+                yield Cut(self._first, self._num_tensors, start, min(range_end, start + most_tokens))
