@@ -9,6 +9,7 @@ from typing import Protocol
 from scheduler.compatibility import ExpectedInstance
 from scheduler.instances import Instance, check_progress
 from scheduler.limits import ControlLimits
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError, Unavailable
@@ -67,6 +68,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
+        self._still = CappedLog(log)
 
     @property
     def is_living(self) -> bool:
@@ -142,9 +144,13 @@ class Member:
             self.instance = None
 
     def _become(self, state: MemberState, why: str) -> None:
-        if (state, why) != (self.state, self.why):
-            report = log.info if state in (MemberState.LIVING, MemberState.CONNECTING) else log.warning
+        is_well = state in (MemberState.LIVING, MemberState.CONNECTING)
+        if state is not self.state:
+            report = log.info if is_well else log.warning
             report(f"instance_{state}", instance=self.expected, why=why)
+        elif why != self.why:  # whoever answers at the address chooses the words, at every try anew
+            again = self._still.info if is_well else self._still.warning
+            again(f"instance_{state}", f"{self.expected} is still {state}", instance=self.expected, why=why)
         self.state, self.why = state, why
         self._registry.changed()
 

@@ -7,6 +7,7 @@ from scheduler.limits import ControlLimits
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.request import GenerationRequest
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
 from wire.types import SamplingParams
@@ -26,6 +27,7 @@ class Probe:
         self._dispatch = dispatch
         self._readiness = readiness
         self._limits = limits
+        self._failures = CappedLog(log)
 
     async def run(self) -> None:
         """Probe until cancelled; while nothing is ready a new pair is probed almost at once."""
@@ -49,7 +51,8 @@ class Probe:
                 log.debug("probe_found_no_room", prefill=plan.prefill, decode=plan.decode, reason=error)
                 return True
             self._readiness.broken(plan)
-            log.warning("probe_failed", prefill=plan.prefill, decode=plan.decode, reason=error)
+            pair = {"prefill": plan.prefill, "decode": plan.decode}
+            self._failures.warning("probe_failed", f"probe of {plan.pair}", **pair, reason=error)
             return False
         return True
 

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, appearance
 
@@ -23,26 +24,31 @@ class HttpError(Exception):
         self.status = status
 
 
-def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
-    """Return the body that tells `error`; of a defect of ours it tells the request id alone."""
-    look = appearance(error)
+def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Log `error` and return the body that tells it; of a defect of ours it tells the request id alone.
+
+    Of what any client can cause as often as it likes, few lines of each kind are logged in a minute.
+    """
+    look, request_id = appearance(error), request_id_of(scope)
     if not isinstance(error, PdserveError) or isinstance(error, InternalError):
         _log.error("request_failed", error, request_id=request_id)
         return _envelope(f"internal error; the log has it under request {request_id}", look.openai_type, None, 500)
-    _log.info("request_refused", request_id=request_id, error=type(error).__name__, message=error)
+    kind = type(error).__name__
+    refusals: CappedLog = scope["state"]["refusals"]
+    refusals.info("request_refused", kind, request_id=request_id, error=kind, message=error)
     param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
     return _envelope(str(error), look.openai_type, param, look.http_status)
 
 
-def error_response(error: BaseException, request_id: str) -> Response:
-    """Return the response that tells `error`."""
+def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
+    """Return the response that tells `error`, which is logged."""
     status = appearance(error).http_status
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
     elif status == 503:
         headers["retry-after"] = "1"
-    return json_response(error_body(error, request_id), status, headers)
+    return json_response(error_body(error, scope), status, headers)
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -52,7 +58,7 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Answer an error of our tree."""
-    return error_response(error, request_id_of(request.scope))
+    return error_response(error, request.scope)
 
 
 async def answer_http_error(_: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from scheduler.api.errors import error_response
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
 from scheduler.metrics import Metrics
+from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 
 CLIENT_GONE = 499
@@ -22,6 +23,7 @@ class Gate:
         self._app = app
         self._metrics = metrics
         self._routes = routes
+        self._refusals = CappedLog(_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -29,7 +31,9 @@ class Gate:
             return
         own_id = new_id("req")
         client_id = _client_id(scope)
-        scope.setdefault("state", {}).update(request_id=own_id, arrived_s=asyncio.get_running_loop().time())
+        scope.setdefault("state", {}).update(
+            request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals
+        )
         exchange = _Exchange(send, client_id or own_id)
         try:
             await self._app(scope, receive, exchange.send)
@@ -37,7 +41,7 @@ class Gate:
             pass
         except Exception as error:
             if exchange.status is None:
-                await error_response(error, own_id)(scope, receive, exchange.send)
+                await error_response(error, scope)(scope, receive, exchange.send)
             elif not exchange.complete:
                 raise  # the server cuts the connection, so the client sees that the answer is not whole
         finally:

@@ -100,12 +100,12 @@ class Generation:
             raise
         except asyncio.CancelledError:
             if writer.started and self.front.drain.draining:
-                await writer.fail(error_body(Draining("the server is shutting down"), request_id_of(scope)))
+                await writer.fail(error_body(Draining("the server is shutting down"), scope))
             raise
         except Exception as error:
             if not writer.started:
                 raise
-            await writer.fail(error_body(error, request_id_of(scope)))
+            await writer.fail(error_body(error, scope))
 
     def _output(self, scope: Scope) -> TextStream:
         """Times count from the request's arrival: reading, rendering and tokenising it are part of the wait."""

@@ -40,6 +40,6 @@ def test_a_named_one_that_is_lacking_is_refused_with_what_to_do(tmp_path: Path) 
         engine.close()
 
     assert str(caught.value) == (
-        "--kv-transport cuda_ipc: the KV pool is host memory; leave cuda_ipc, which moves KV between the GPUs of a host, "
-        "out of --kv-transport on this machine"
+        "--kv-transport cuda_ipc: the KV pool is host memory; leave cuda_ipc, which moves KV between the GPUs of a "
+        "host, out of --kv-transport on this machine"
     )

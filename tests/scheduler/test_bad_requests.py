@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from telemetry.capped import LINES
+
 pytestmark = pytest.mark.anyio
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -241,3 +243,13 @@ async def test_a_large_body_is_parsed_and_refused_by_its_length_alone(serve: Any
 
         assert (nested.status_code, broken.status_code) == (400, 400)
         assert "the prompt has 200000" in nested.json()["error"]["message"]
+
+
+async def test_refusals_fill_no_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pdserve.api")
+    async with serve() as served:
+        for number in range(100):
+            reply = await served.client.post("/v1/chat/completions", json=CHAT | {"model": f"no such model {number}"})
+            assert reply.status_code == 404
+
+    assert sum(line.startswith("request_refused") for line in caplog.messages) == LINES

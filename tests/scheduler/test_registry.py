@@ -1,17 +1,21 @@
 """Who belongs and who lives: what shows only when processes meet."""
 
 import asyncio
+import itertools
 import re
 from typing import Any
 
 import pytest
 
 from scheduler.limits import ControlLimits
+from telemetry.capped import LINES
 from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.errors import DeadlineExceeded, Incompatible
+from wire.connection import Connection, Session
+from wire.errors import DeadlineExceeded, Incompatible, Unavailable
 from wire.kv_layout import KvTensor
-from wire.types import KvEndpoint, ModelIdentity, Role
+from wire.messages import OpenSession
+from wire.types import InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 PROMPT = (1, 2, 3)
 
@@ -180,3 +184,34 @@ async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> No
 
         assert cluster.blocks_used == [0, 0]
         assert reader.exception() is not None
+
+
+@virtual
+async def test_one_that_answers_with_other_words_at_every_try_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pdserve.registry")
+    cluster = FakeCluster("PD")
+    cluster.boot(1)
+    tries = itertools.count()
+
+    class Stranger:
+        async def describe(self, timeout_s: float) -> InstanceDescription:
+            raise Unavailable(f"words number {next(tries)}")
+
+        async def open(self, hello: OpenSession, timeout_s: float) -> Session:
+            raise AssertionError("never described")
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    def connect(address: str) -> Connection:
+        return Stranger() if address.endswith(":8000") else cluster.network.connect(address)
+
+    control = control_over(cluster.expected, connect, ControlLimits())
+    running = asyncio.create_task(control.registry.run())
+    await asyncio.sleep(300.0)
+
+    assert next(tries) > 500
+    assert "words number" in str(control.registry.missing()[0])
+    # CappedLog's window is of real time: all 300 virtual seconds lie in one
+    assert 1 < sum("words number" in line for line in caplog.messages) <= LINES
+    running.cancel()
