@@ -36,7 +36,8 @@ link with it. A link that does not stand yet is made.
   WHY NOT BETTER  for each better transport, why it is not in use; or why the pair could not be measured
 
 The scheduler measures, and only for its own user and root on its own host. Elsewhere, --url shows the figures of the
-last measurement. Exit status: 0 when every pair was measured, else 1.
+last measurement, and of the better transports only those that the prefill instance offers. Exit status: 0 when every
+pair was measured, else 1.
 
 examples:
   pdserve links                                 the cluster of `pdserve up`, else what serves on port 9000
