@@ -188,7 +188,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The sender's engine makes progress: the lease starts anew."""
+    """The lease starts anew. From the sender: its engine makes progress; from the receiver: bytes of it come."""
 
     ticket_id: str
     epoch: int

@@ -54,8 +54,11 @@ class Incoming:
                 self._stream, self._timeouts, self._choose, self._trust, digests=self._digests, refusals=self._refusals
             )
             sender, greeted = hello.sender_id, True
-            receipts = not hello.digests and hello.transport in READS_POOL
-            self._table.meet(self._number, hello.source, receipts=receipts)
+            reads_pool = hello.transport in READS_POOL
+            self._table.meet(
+                self._number, hello.source, receipts=reads_pool and not hello.digests, reads_pool=reads_pool,
+                received=lambda: self._stream.bytes_received,
+            )  # fmt: skip
             _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
             self._serve(self._inlet)
         except WireError as error:

@@ -1,7 +1,8 @@
 """The sender's link to one instance: one life of one connection, with its queue and its two threads.
 
 callers --post--> queue --> writer thread: dials, digests, sends, keeps the leases; owns every ticket's state
-                    ^------ reader thread: NACK, ACK, ABORT of the receiver, and the end of the connection
+                    ^------ reader thread: NACK, READ, ACK, ABORT of the receiver, and the end of the connection
+                            RENEW of the receiver counts at once
 
     connecting -> up -> draining -> down      draining: takes no new ticket and closes when its last one has ended
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from kvtransfer.dial import Dialled, dial
+from kvtransfer.frame import TicketMessage
 from kvtransfer.hello import Hello
 from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend, merge_puts
 from kvtransfer.link_reader import LinkReader
@@ -181,14 +183,19 @@ class Link:
             self.transports, self._endpoints, self._hello(), self._settings.timeouts, self._settings.trust, self
         )
         reader = LinkReader(
-            dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, clock=self._settings.clock
-        )
+            dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, note=self._note,
+            clock=self._settings.clock,
+        )  # fmt: skip
         try:
             reader.start()
             self.check_open()
             return self._serve(*self._open(dialled))
         finally:
             reader.stop()
+
+    def _note(self, message: TicketMessage) -> None:
+        if self._sendings is not None:
+            self._sendings.note(message)
 
     def _open(self, dialled: Dialled) -> tuple[Sendings, Probe, Outbox]:
         settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests

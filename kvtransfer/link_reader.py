@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from kvtransfer.frame import Abort, Ack, Nack, Read, Signal, Taken, WireError, decode
+from kvtransfer.frame import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage, WireError, decode
 from kvtransfer.link_ops import Answered, Heard, Lost
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet
@@ -17,14 +17,16 @@ _JOIN_S = 2.0
 class LinkReader:
     """Owner of the reading thread. Reader and writer share the connection: whoever leaves it last closes it.
 
-    A descriptor closed under a thread that still reads it may be another socket's by then.
+    A descriptor closed under a thread that still reads it may be another socket's by then. `note` has each message
+    about a ticket at once, `post` those that the writer answers or acts upon, in its turn.
     """
 
     def __init__(
         self, stream: Stream, outlet: Outlet, peer_id: str, *, post: Callable[[Heard | Answered | Lost], None],
-        clock: Callable[[], float],
+        note: Callable[[TicketMessage], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._stream, self._outlet, self._peer_id, self._post, self._clock = stream, outlet, peer_id, post, clock
+        self._note = note
         self._num_users = 1
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"kv-back-{peer_id}", daemon=True)
@@ -65,7 +67,10 @@ class LinkReader:
         match message:
             case Taken():
                 self._outlet.taken(message)
+            case Renew():
+                self._note(message)
             case Nack() | Read() | Ack() | Abort():
+                self._note(message)
                 self._post(Heard(message))
             case Signal():
                 self._post(Answered(message, self._clock()))

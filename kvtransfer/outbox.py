@@ -1,6 +1,6 @@
 """Gathers small pieces into large moves on one stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvtransfer.stream import Stream
 
@@ -15,6 +15,12 @@ class Outbox:
         self._stream = stream
         self._pieces: list[memoryview | bytes] = []
         self._num_bytes = 0
+        self._progressed: Callable[[], None] | None = None
+        self.batch = 0  # the number of what is queued, or going out
+
+    def watch(self, progressed: Callable[[], None]) -> None:
+        """Have `progressed` called whenever bytes leave after a wait."""
+        self._progressed = progressed
 
     def add(self, pieces: Sequence[memoryview | bytes], kv_bytes: int = 0) -> None:
         """Queue pieces that announce `kv_bytes`; a full batch goes out at once. Raises LinkLost."""
@@ -27,4 +33,5 @@ class Outbox:
         """Send what is queued. Raises LinkLost."""
         if self._pieces:
             pieces, self._pieces, self._num_bytes = self._pieces, [], 0
-            self._stream.send(pieces)
+            self._stream.send(pieces, self._progressed)
+            self.batch += 1

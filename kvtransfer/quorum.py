@@ -36,6 +36,10 @@ class ShareReports(Protocol):
         """A share has ended and nothing is moved for it any more."""
         ...
 
+    def progress(self, ticket_id: str) -> int:
+        """Return a number that grows while bytes come for the ticket on any rank."""
+        ...
+
 
 class Shares(Protocol):
     """What rank 0 says to a rank (ticket_table.TicketTable)."""
@@ -46,6 +50,10 @@ class Shares(Protocol):
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """Make this rank's share of a ticket, of numbers that were checked."""
+        ...
+
+    def progress(self, ticket_id: str) -> int:
+        """Return a number that grows while bytes come for the rank's share of a ticket."""
         ...
 
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
@@ -159,6 +167,10 @@ class Quorum:
                 return
             entry.num_released += 1
         self._end_if_free(ticket_id, entry)
+
+    def progress(self, ticket_id: str) -> int:
+        """See ShareReports."""
+        return sum(share.progress(ticket_id) for share in self.shares)
 
     def _offer(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
         try:

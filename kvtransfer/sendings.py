@@ -1,12 +1,13 @@
 """The tickets under way on one link: applies what callers ask and the receiver answers to their state machines."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import Place, digest_of, process_mover
-from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, encode
+from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage, encode
 from kvtransfer.framing import Cut, cut_frames
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
@@ -15,7 +16,7 @@ from kvtransfer.ranks import part_between
 from kvtransfer.slots import SlotMap, Window, Windows
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
-from kvtransfer.ticket import SenderTicket
+from kvtransfer.ticket import SenderState, SenderTicket
 from kvtransfer.transport import FRAME_BYTES, Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
 from wire.kv_layout import ONLY_RANK, Rank
@@ -27,6 +28,9 @@ class _Sending:
     ticket: SenderTicket
     started: float | None = None
     early_bytes: int = 0
+    left_at: float = -math.inf  # when bytes of it last left
+    awaited_at: float = -math.inf  # when the receiver last said that it goes on; written by the link's reader
+    ending_heard: bool = False  # an ACK or ABORT is in the queue; written by the link's reader
     windows: Windows = field(default_factory=Windows)
 
 
@@ -48,6 +52,9 @@ class Sendings:
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
         self._sendings: dict[str, _Sending] = {}
         self._tended = settings.clock()
+        self._left_at = -math.inf
+        self._going, self._going_batch = set[str](), 0  # the tickets of which something is in a batch of the outbox
+        outbox.watch(self._progressed)
         self.bytes_sent = 0
         self.frames_resent = 0
 
@@ -77,18 +84,54 @@ class Sendings:
         except PdserveError as error:
             self._fail(sending, error)
 
+    def note(self, message: TicketMessage) -> None:
+        """The receiver said this, on the link's reader thread: it counts now, however late the queue is handled."""
+        sending = self._sendings.get(message.ticket_id)
+        if sending is not None and isinstance(message, Renew):
+            sending.awaited_at = self._settings.clock()
+        elif sending is not None and isinstance(message, Ack | Abort):
+            sending.ending_heard = True
+
     def tend(self) -> None:
         """Renew the leases while the engine makes progress, and end the tickets whose lease ran out."""
         self._tended = now = self._settings.clock()
         age = self._settings.progress_age
         for sending in list(self._sendings.values()):
             ticket = sending.ticket
-            if ticket.expire(now):
+            fresh = age() < ticket.lease_s / 2
+            self._look_at(sending, fresh=fresh)
+            if not sending.ending_heard and ticket.expire(now):
                 self._fail(
                     sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s ran out")
                 )
-            elif ticket.renewal_due(now) and age() < ticket.lease_s / 2 and ticket.renew(now):
+            elif ticket.renewal_due(now) and fresh and ticket.renew(now):
                 self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
+
+    def _look_at(self, sending: _Sending, *, fresh: bool) -> None:
+        """Count what moved since the last look. While this thread was held up in a send, it could renew nothing."""
+        sending.ticket.moves(sending.left_at)
+        if fresh and sending.ticket.state is not SenderState.SENT:
+            sending.ticket.moves(self._left_at)
+        if sending.awaited_at > -math.inf:
+            sending.ticket.awaited(sending.awaited_at)
+
+    def _progressed(self) -> None:
+        """Bytes of what is going out left, after a wait."""
+        self._left_at = self._settings.clock()
+        for ticket_id in self._going if self._going_batch == self._outbox.batch else ():
+            self._left(ticket_id)
+
+    def _left(self, ticket_id: str) -> None:
+        sending = self._sendings.get(ticket_id)
+        if sending is not None:
+            sending.left_at = self._left_at
+
+    def _goes(self, ticket_id: str) -> None:
+        """Something of the ticket goes into the outbox."""
+        if self._going_batch != self._outbox.batch:
+            self._going.clear()
+            self._going_batch = self._outbox.batch
+        self._going.add(ticket_id)
 
     def abort_all(self, reason: str) -> None:
         """Tell the receiver that every ticket is over. Raises LinkLost."""
@@ -138,6 +181,7 @@ class Sendings:
         failpoints = self._settings.failpoints
         if failpoints.hit("kv.before_send_commit"):
             commit = replace(commit, description_digest=commit.description_digest ^ 1)
+        self._goes(commit.ticket_id)
         self._outbox.add([encode(commit)])
         if failpoints:
             self._outbox.flush()  # so that "after" is after
@@ -184,9 +228,14 @@ class Sendings:
     def _announce(self, frame: Frame, source: Place) -> None:
         if self._settings.failpoints.hit("kv.send.mid"):
             frame = replace(frame, digest=frame.digest ^ 1)
-        self._outbox.add(self._outlet.announce(frame, source), frame.num_bytes)
+        pieces = self._outlet.announce(frame, source)
+        self._goes(frame.ticket_id)
+        self._outbox.add(pieces, frame.num_bytes)
         self.bytes_sent += frame.num_bytes
-        if self._settings.clock() - self._tended > self._settings.tend_interval_s:
+        now = self._settings.clock()
+        if now - self._tended > self._settings.tend_interval_s:
+            self._left_at = now  # there was room for it at last
+            self._left(frame.ticket_id)
             self.tend()  # a long put over a slow link must not cost the others their leases
 
     def _acked(self, sending: _Sending) -> None:

@@ -24,6 +24,7 @@ class Stream:
     """Owner of one socket. One thread receives; sending is serialised by a lock; any thread may `shutdown` it.
 
     `close` comes from whoever uses it last: a descriptor closed under a thread that reads it may be another's by then.
+    Any thread may look how many `bytes_received` there are.
     """
 
     def __init__(self, sock: socket.socket, *, progress_timeout_s: float) -> None:
@@ -40,6 +41,7 @@ class Stream:
         self._ahead = memoryview(bytearray(0))  # bytes [_at, _end) of it came and were not yet asked for
         self._at = self._end = 0
         self._down = False
+        self.bytes_received = 0
 
     @property
     def socket(self) -> socket.socket:
@@ -133,9 +135,12 @@ class Stream:
             self.receive_into(self._scratch[:count])
             num_bytes -= count
 
-    def send(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Send all pieces. Raises LinkLost when the peer takes nothing for the progress timeout."""
-        left = [memoryview(piece) for piece in pieces if len(piece)]
+    def send(self, pieces: Sequence[memoryview | bytes], progressed: Callable[[], None] | None = None) -> None:
+        """Send all pieces. Raises LinkLost when the peer takes nothing for the progress timeout.
+
+        `progressed` is called whenever some bytes left, once the peer let this wait.
+        """
+        left, waited = [memoryview(piece) for piece in pieces if len(piece)], False
         with self._send_lock:
             deadline = time.monotonic() + self._timeout_s
             while left:
@@ -143,11 +148,14 @@ class Stream:
                     count = self._sock.sendmsg(left[:_MAX_PIECES])
                 except BlockingIOError:
                     self._wait_writable(deadline)
+                    waited = True
                     continue
                 except OSError as error:
                     raise LinkLost(f"the connection broke: {error}") from error
                 deadline = time.monotonic() + self._timeout_s
                 _advance(left, count)
+                if waited and progressed is not None:
+                    progressed()
 
     def send_now(self, data: bytes) -> None:
         """Send a short answer without ever waiting; a peer that does not read its answers is cut."""
@@ -198,6 +206,7 @@ class Stream:
             raise LinkLost(f"the connection broke: {error}") from error
         if count == 0:
             raise LinkLost("the peer closed the connection")
+        self.bytes_received += count
         return count
 
     def _await_first_byte(self, first_byte_s: float | None) -> None:

@@ -21,6 +21,7 @@ from kvtransfer.slots import Windows
 from kvtransfer.terms import Part, Terms, seal_of
 from wire.errors import HandoffFailed
 
+MOST_WAIT_LEASES = 30
 _DIGEST_MODULUS = 1 << 64
 
 
@@ -70,6 +71,8 @@ class ReceiverTicket:
         self._released = False
         self._lease_s = lease_s
         self._lease_end = now + lease_s
+        self.progress = 0
+        self._told, self._told_at = 0, now
 
     @property
     def over(self) -> bool:
@@ -130,6 +133,22 @@ class ReceiverTicket:
         elif not self._inflows:
             self._lease_end = max(self._lease_end, now + self._lease_s)
 
+    def moves(self, link: int, now: float) -> None:
+        """A frame is arriving over one link: until it is in, nothing else can come over it, no renewal either."""
+        inflow = self._inflows.get(link)
+        if inflow is not None:
+            inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
+
+    def renewals_due(self, now: float, progress: int) -> tuple[int, ...]:
+        """Return the links to be told that the ticket goes on: every third of the lease while `progress` grows.
+
+        It is that of all ranks: a sender that is done waits for the slowest of them.
+        """
+        if self.over or progress <= self._told or now < self._told_at + self._lease_s / 3:
+            return ()
+        self._told, self._told_at = progress, now
+        return self.links
+
     def accept(self, frame: Frame, link: int) -> Verdict:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the ticket's terms."""
         inflow = self._speaks(link, frame.epoch)
@@ -146,6 +165,7 @@ class ReceiverTicket:
         progress = inflow.finish(number, digest)
         if progress is Progress.VERIFIED:
             inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
+            self.progress += 1
         return progress
 
     def propose(self, commit: Commit, link: int) -> Verdict:
@@ -255,7 +275,8 @@ class SenderTicket:
         self._frames: list[Frame] = []
         self._resent: set[int] = set()
         self._digest_sum = 0
-        self._renewed = now
+        self._renewed = self._moved = now
+        self._waits_since: float | None = None
 
     @property
     def over(self) -> bool:
@@ -318,7 +339,7 @@ class SenderTicket:
 
     def holds(self, now: float) -> bool:
         """Tell whether everything was sent and the lease, at `now`, still keeps the blocks as they were announced."""
-        return self.state is SenderState.SENT and now < self._renewed + self.lease_s
+        return self.state is SenderState.SENT and now < self._lease_end
 
     def ack(self) -> bool:
         """The receiver committed. False unless everything was sent."""
@@ -338,13 +359,33 @@ class SenderTicket:
         self._renewed = max(self._renewed, now)
         return True
 
+    def moves(self, now: float) -> None:
+        """At `now` bytes of it were still leaving, or something else that it waits for went on."""
+        self._moved = max(self._moved, now)
+
+    def awaited(self, now: float) -> None:
+        """At `now` the receiver said that it goes on and is not done: so the ack may come yet.
+
+        That counts once everything was sent, for MOST_WAIT_LEASES: nobody holds the blocks for ever.
+        """
+        if self.state is not SenderState.SENT:
+            return
+        if self._waits_since is None:
+            self._waits_since = now
+        if now < self._waits_since + MOST_WAIT_LEASES * self.lease_s:
+            self.moves(now)
+
     def renewal_due(self, now: float) -> bool:
         """Tell whether a third of the lease is over."""
         return now >= self._renewed + self.lease_s / 3
 
     def expire(self, now: float) -> bool:
         """End the ticket if its lease ran out."""
-        return now >= self._renewed + self.lease_s and self._end(SenderState.EXPIRED)
+        return now >= self._lease_end and self._end(SenderState.EXPIRED)
+
+    @property
+    def _lease_end(self) -> float:
+        return max(self._renewed, self._moved) + self.lease_s
 
     def _end(self, state: SenderState) -> bool:
         if self.over:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from kvtransfer.arrivals import Arrivals
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
@@ -13,6 +14,7 @@ from kvtransfer.interface import PoolMemory
 from kvtransfer.quorum import ShareReports
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import SlotMap
+from kvtransfer.suspects import Suspects
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.transport import Inlet
 from telemetry.logs import EventLogger
@@ -54,6 +56,8 @@ class TicketTable:
         self._senders = Senders(memory.layout.model_tensors, self._rank)
         self._sources: dict[int, Source] = {}
         self._receipts: set[int] = set()
+        self._reads_pool: set[int] = set()
+        self._arrivals, self._suspects = Arrivals(), Suspects()
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
@@ -86,6 +90,11 @@ class TicketTable:
                 raise ValueError(f"ticket {ticket_id} exists")
             self._tickets[ticket_id] = ticket
 
+    def progress(self, ticket_id: str) -> int:
+        """Return a number that grows while bytes come for this rank's share of a ticket."""
+        ticket = self._tickets.get(ticket_id)
+        return 0 if ticket is None else ticket.progress
+
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
         """Rank 0 has decided: committed (None) or ended. The senders hear it; idempotent."""
         ticket = self._tickets.get(ticket_id)
@@ -101,18 +110,27 @@ class TicketTable:
                 settled = error is not None and ticket.abort(str(error))
         if error is not None:
             if settled:
+                self.count(corrupt_frames=self._suspects.end(ticket_id))
                 self._tell_end(ticket, error)
             self._release(ticket)
         elif settled:
             self._tell_commit(ticket)
 
-    def meet(self, link: int, source: Source, *, receipts: bool = False) -> None:
-        """A link is ready; this is who speaks on it.
+    def meet(
+        self, link: int, source: Source, *, receipts: bool = False, reads_pool: bool = False,
+        received: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        """A link is ready; this is who speaks on it, and how to tell the bytes that have come over its stream.
 
         With `receipts` nothing shows that what was read from the sender's pool is what it announced, so a ticket is
-        committed only after the sender said that it held the blocks until all was read.
+        committed only after the sender said that it held the blocks until all was read. With `reads_pool` frames are
+        read from there at all: some time after their announcement.
         """
         self._sources[link] = source
+        if reads_pool:
+            self._reads_pool.add(link)
+        if received is not None:
+            self._arrivals.meet(link, received)
         if receipts:
             self._receipts.add(link)
 
@@ -120,7 +138,11 @@ class TicketTable:
         """Apply one message of a link, on that link's thread. Raises LinkLost, WireError."""
         match message:
             case Frame():
-                self._frame(link, message, inlet)
+                self._arrivals.begin(link)
+                try:
+                    self._frame(link, message, inlet)
+                finally:
+                    self._arrivals.end(link)
             case Open():
                 self._open(link, message)
             case Commit():
@@ -130,23 +152,36 @@ class TicketTable:
             case Renew():
                 self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
             case Abort():
-                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, but=link))
+                self._with_ticket(
+                    link, message, lambda ticket: self._end(ticket, message.reason, but=link, by_sender=True)
+                )
 
     def lost(self, link: int, reason: str) -> None:
         """End all tickets of a link that is gone."""
         self._sources.pop(link, None)
         self._receipts.discard(link)
+        self._reads_pool.discard(link)
+        self._arrivals.lost(link)
         for ticket in self._all():
             if link in ticket.links:
                 self._end(ticket, reason, but=link)
 
     def sweep(self, now: float) -> None:
-        """End the tickets whose lease ran out."""
+        """End the tickets whose lease ran out; tell the senders of the others that these go on, if they do."""
+        for link, own in self._arrivals.moving():
+            with self._lock:
+                if own is not None:
+                    own.progress += 1
+                for ticket in self._tickets.values():
+                    ticket.moves(link, now)
         for ticket in self._all():
             with self._lock:
                 expired = ticket.expire(now)
             if expired:
+                self.count(corrupt_frames=self._suspects.end(ticket.ticket_id))
                 self._ended(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
+            else:
+                self._tell_progress(ticket, now)
 
     def count(self, **added: int) -> None:
         """Add to the counts."""
@@ -184,6 +219,9 @@ class TicketTable:
             except HandoffFailed as error:
                 self._end(ticket, str(error))
         if ticket is not None and verdict is Verdict.MOVE:
+            self._arrivals.wanted(link, ticket)
+            if self._suspects.comes_again(ticket.ticket_id, link, frame.number):
+                self.count(corrupt_frames=1)
             self._move(ticket, frame, link, inlet)
             return
         self.count(**{"duplicate_frames" if verdict is Verdict.DUPLICATE else "dropped_frames": 1})
@@ -216,10 +254,14 @@ class TicketTable:
             self._end(ticket, str(error))
             return
         if progress is Progress.REPEAT:
-            self.count(corrupt_frames=1)
+            if link in self._reads_pool:
+                self._suspects.add(ticket.ticket_id, link, frame.number)
+            else:
+                self.count(corrupt_frames=1)
             _log.warning("kv_frame_corrupt", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
         elif progress is Progress.OVER:
+            self.count(dropped_frames=1)
             self._release(ticket)
 
     def _commit(self, link: int, commit: Commit) -> None:
@@ -266,6 +308,14 @@ class TicketTable:
             return
         self._quorum.share_ready(self._rank.number, ticket.ticket_id, ticket.description, ticket.kv_bytes)
 
+    def _tell_progress(self, ticket: ReceiverTicket, now: float) -> None:
+        """Let those that are done hear that others are not, so that they can tell a slow receiver from a dead one."""
+        progress = self._quorum.progress(ticket.ticket_id)
+        with self._lock:
+            links = ticket.renewals_due(now, progress)
+        for link in links:
+            self._answer(link, Renew(ticket.ticket_id, ticket.epoch))
+
     def _tell_commit(self, ticket: ReceiverTicket) -> None:
         named = ticket.ticket_id[::-1] if self._failpoints.hit("kv.before_ack") else ticket.ticket_id
         for link in ticket.links:
@@ -278,12 +328,18 @@ class TicketTable:
         if len(self._committed) > _REMEMBERED_COMMITS:
             self._committed.popitem(last=False)
 
-    def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
-        """End a share and so the ticket; every sender hears it `but` the one it comes from."""
+    def _end(
+        self, ticket: ReceiverTicket, reason: str, *, but: int | None = None, by_sender: bool = False
+    ) -> None:  # fmt: skip
+        """End a share and so the ticket; every sender hears it `but` the one it comes from.
+
+        Ended `by_sender` before, its blocks were free: what was read of them since then is no corrupt frame.
+        """
         error = HandoffFailed(reason)
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing
         if ended:
+            self.count(**{"dropped_frames" if by_sender else "corrupt_frames": self._suspects.end(ticket.ticket_id)})
             self._ended(ticket, error, but)
             return
         if waits:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvtransfer.dial import dial
 from kvtransfer.digest import Place, Region, digest_of
-from kvtransfer.frame import Frame, MessageType, Taken, TicketMessage, decode, encode
+from kvtransfer.frame import Frame, MessageType, Renew, Taken, TicketMessage, decode, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
 from kvtransfer.receiver import KvReceiver
@@ -222,9 +222,10 @@ class RawSender:
             kind, body = self.stream.receive_message(first_byte_s=DEADLINE_S)
             message = decode(kind, body)
             assert kind is not MessageType.REFUSE
-            if not isinstance(message, Taken):
+            if isinstance(message, Taken):
+                self._outlet.taken(message)
+            elif not isinstance(message, Renew):
                 return message  # type: ignore[return-value]
-            self._outlet.taken(message)
 
     def frame(self, ticket: Ticket, number: int, tensor: int, tokens: Tokens, /, **changes: int) -> tuple[Frame, bytes]:
         """A frame of all tokens of one tensor, whose blocks are 0, 1, ..."""

@@ -309,6 +309,8 @@ class Ranks(RuleBasedStateMachine):
             case Abort():
                 half.abort()
                 self.fail()
+            case Renew():
+                half.awaited(self.now)
 
     def confirm(self, path: Path, read: Read, half: SenderTicket | None) -> None:
         """Answer a question for a receipt as Sendings does: with HELD, or with ABORT and the end of the ticket."""

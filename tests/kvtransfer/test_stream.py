@@ -12,22 +12,31 @@ from kvtransfer.stream import LinkLost, Stream, expect
 
 @pytest.fixture
 def streams() -> Iterator[tuple[Stream, Stream]]:
-    one, other = socket.socketpair()
-    pair = Stream(one, progress_timeout_s=0.3), Stream(other, progress_timeout_s=0.3)
+    yield from _pair(0.3)
+
+
+@pytest.fixture
+def patient() -> Iterator[tuple[Stream, Stream]]:
+    yield from _pair(20.0)
+
+
+def _pair(progress_timeout_s: float) -> Iterator[tuple[Stream, Stream]]:
+    one, other = (Stream(sock, progress_timeout_s=progress_timeout_s) for sock in socket.socketpair())
+    pair = one, other
     yield pair
     for stream in pair:
         stream.close()
 
 
-def test_many_pieces_arrive_in_pieces_cut_otherwise(streams: tuple[Stream, Stream]) -> None:
+def test_many_pieces_arrive_in_pieces_cut_otherwise(patient: tuple[Stream, Stream]) -> None:
     data = bytes(range(256)) * 8_192
     pieces = [memoryview(data)[at : at + 700] for at in range(0, len(data), 700)]
     target = bytearray(len(data))
-    sending = threading.Thread(target=streams[0].send, args=(pieces,))
+    sending = threading.Thread(target=patient[0].send, args=(pieces,))
     sending.start()
 
     cuts = [memoryview(target)[at : at + 1_000] for at in range(0, len(data), 1_000)]
-    received = streams[1].receive_pieces(cuts, stopped=lambda: False)
+    received = patient[1].receive_pieces(cuts, stopped=lambda: False)
     sending.join(10)
 
     assert received == len(data)

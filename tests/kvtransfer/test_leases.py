@@ -1,0 +1,410 @@
+"""A slow peer is no dead one: what moves keeps a ticket, what stands still ends it within a lease."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import pytest
+
+from kvtransfer.digest import Place, StopFlag
+from kvtransfer.frame import Abort, Ack, Frame, Nack, Open
+from kvtransfer.link_ops import Begin, Finish, LinkSettings, Put
+from kvtransfer.outbox import Outbox
+from kvtransfer.sendings import Sendings
+from kvtransfer.stream import Stream
+from kvtransfer.tcp import TcpInlet, TcpOutlet
+from kvtransfer.terms import Part, Terms
+from kvtransfer.ticket import MOST_WAIT_LEASES, SenderTicket
+from kvtransfer.transport import Timeouts
+from tests.faults.proxy import FaultProxy, Message
+from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv
+from tests.kvtransfer.rig import (
+    DEADLINE_S,
+    TENSORS,
+    Clock,
+    Pool,
+    RawSender,
+    Recorder,
+    Rig,
+    endpoint_of,
+    fill,
+    make_rig,
+    read,
+    until,
+)
+from wire.failpoints import Failpoints
+from wire.kv_layout import Heads, KvTensor, PoolLayout
+from wire.types import KvEndpoint, Ticket
+
+LEASE_S = 9.0
+BLOCKS = (10, 11, 12, 13, 14)
+
+
+class Turnstile:
+    """Lets one frame of the last rank of D through for each turn."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, rig: RankRig) -> None:
+        self._turns, self.free = threading.Semaphore(0), threading.Event()
+        slow, real = rig.receivers[-1], TcpInlet.move
+
+        def move(inlet: TcpInlet, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+            if threading.current_thread() in [link.thread for link in slow._links.values()]:
+                while not self._turns.acquire(timeout=0.02) and not self.free.is_set() and not stop.is_set():
+                    pass
+            return real(inlet, frame, target, stop)
+
+        patch.setattr(TcpInlet, "move", move)
+        self._slow = slow
+
+    def turn(self) -> None:
+        before = self._slow.bytes_received
+        self._turns.release()
+        until(lambda: self._slow.bytes_received > before)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankRig]:
+    monkeypatch.setattr("kvtransfer.link.merge_puts", list)  # many frames, however slowly they go
+    with make_rank_rig("tcp", p_ranks=1, d_ranks=2, lease_s=LEASE_S) as rig:
+        yield rig
+
+
+def _hand_over(rig: RankRig) -> Ticket:
+    """Hand over 200 tokens and wait until the first rank of D has its share."""
+    kv = random_kv(rig.tensors, 200)
+    rig.fill(kv, range(13))
+    ticket = rig.open(200, range(13))
+    rig.hand_over(ticket, range(13), chunk=10)
+    until(lambda: rig.receivers[0]._table._tickets[ticket.ticket_id].committing)
+    return ticket
+
+
+def _awaited_at(rig: RankRig, ticket: Ticket) -> list[float]:
+    sendings = [link._sendings for link in rig.senders[0]._routes.links(ticket.ticket_id)]
+    return [0.0 if one is None else one._sendings[ticket.ticket_id].awaited_at for one in sendings]
+
+
+def test_a_link_that_is_done_waits_for_a_slower_one_longer_than_a_lease(
+    ranks: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Turnstile(monkeypatch, ranks)
+    ticket = _hand_over(ranks)
+
+    for _ in range(6):
+        slow.turn()
+        ranks.clock.now += 4.0
+        ranks.receiver.sweep()
+        until(lambda: _awaited_at(ranks, ticket) == [ranks.clock.now] * 2)
+        ranks.sender.sweep()
+    slow.free.set()
+    ranks.events.wait("acked", ticket.ticket_id)
+
+    assert ranks.events.count("failed") == 0
+
+
+def test_a_link_that_is_done_waits_no_longer_than_a_lease_where_nothing_comes(
+    ranks: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Turnstile(monkeypatch, ranks)
+    ticket = _hand_over(ranks)
+    slow.turn()
+    ranks.clock.now += 4.0
+    ranks.receiver.sweep()
+    until(lambda: _awaited_at(ranks, ticket) == [ranks.clock.now] * 2)
+    told_at = ranks.clock.now
+
+    ranks.clock.now += 4.0  # the slow share's lease has a second left
+    ranks.receiver.sweep()
+    assert _awaited_at(ranks, ticket) == [told_at] * 2
+    assert ranks.events.reports == []
+    ranks.clock.now = told_at + LEASE_S
+    ranks.sender.sweep()
+    ranks.events.wait("failed", ticket.ticket_id)
+    slow.free.set()
+
+    assert "the lease of 9 s" in str(ranks.events.failures[ticket.ticket_id])
+    ranks.events.wait("ended", ticket.ticket_id)
+
+
+def test_a_receiver_that_says_for_ever_that_it_goes_on_does_not_hold_the_blocks_for_ever() -> None:
+    part = Part((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
+    ticket = SenderTicket("ab" * 16, 7, Terms(part, 4, 4), lease_s=LEASE_S, now=0.0)
+    assert ticket.commit(b"", 0) is not None
+    now = 0.0
+
+    while not ticket.expire(now):
+        ticket.awaited(now)
+        now += LEASE_S / 2
+
+    assert MOST_WAIT_LEASES * LEASE_S <= now <= (MOST_WAIT_LEASES + 1) * LEASE_S
+
+
+def test_before_the_commit_the_receivers_word_renews_nothing() -> None:
+    part = Part((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
+    ticket = SenderTicket("ab" * 16, 7, Terms(part, 0, 4), lease_s=LEASE_S, now=0.0)
+
+    ticket.awaited(LEASE_S - 1)
+
+    assert ticket.expire(LEASE_S)
+
+
+class Trickle:
+    """A fault that lets the payload of one frame through in steps."""
+
+    def __init__(self, nth: int) -> None:
+        self._nth, self._steps, self.num_steps = nth, threading.Semaphore(0), 8
+
+    def __call__(self, message: Message) -> Iterable[bytes]:
+        yield message.head
+        size = -(-len(message.payload) // self.num_steps)
+        for at in range(0, len(message.payload), max(size, 1)):
+            if message.number == self._nth:
+                assert self._steps.acquire(timeout=DEADLINE_S)
+            yield message.payload[at : at + size]
+
+    def step(self) -> None:
+        self._steps.release()
+
+
+def _through(rig: Rig, proxy: FaultProxy) -> Ticket:
+    """A ticket of 20 tokens that goes through the proxy."""
+    made = rig.open(20, BLOCKS)
+    near = KvEndpoint("tcp", proxy.address)
+    return Ticket(made.ticket_id, made.epoch, made.instance_id, 20, 0, made.lease_s, (near,))
+
+
+def test_bytes_of_one_slow_frame_keep_its_ticket_and_those_behind_it_on_the_link() -> None:
+    trickle = Trickle(0)
+    with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
+        tokens = fill(rig.p_pool, range(5), 20)
+        behind = _through(rig, proxy)
+        rig.sender.begin(behind)
+        ticket = _through(rig, proxy)
+        rig.hand_over(ticket, range(5))
+        (link,) = _moving(rig)
+
+        for _ in range(trickle.num_steps - 1):
+            before = link()
+            trickle.step()
+            until(lambda before=before: link() > before)  # type: ignore[misc]
+            rig.clock.now += 0.7 * LEASE_S
+            rig.receiver.sweep()
+            until(lambda: _noted(rig, ticket))
+            rig.sender.sweep()
+        assert rig.events.reports == []
+        trickle.step()
+        rig.events.wait("acked", ticket.ticket_id)
+
+        assert read(rig.d_pool, BLOCKS, 20) == tokens
+        assert rig.events.count("ended") == rig.events.count("failed") == 0
+
+
+def test_a_frame_that_stands_still_ends_its_ticket_within_a_lease() -> None:
+    trickle = Trickle(0)
+    with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
+        ticket = _through(rig, proxy)
+        rig.hand_over(ticket, range(5))
+        (link,) = _moving(rig)
+        before = link()
+        trickle.step()
+        until(lambda: link() > before)
+        rig.clock.now += 0.7 * LEASE_S
+        rig.receiver.sweep()
+
+        rig.receiver.sweep(rig.clock.now + 0.9 * LEASE_S)
+        assert rig.events.count("ended") == 0
+        rig.receiver.sweep(rig.clock.now + LEASE_S)
+        for _ in range(trickle.num_steps):
+            trickle.step()
+
+        rig.events.wait("ended", ticket.ticket_id)
+        rig.events.wait("failed", ticket.ticket_id)
+
+
+def _moving(rig: Rig) -> list[Callable[[], int]]:
+    """The counts of bytes of the links that are in the middle of a frame, of which nothing but the head has come."""
+    arrivals = rig.receiver._table._arrivals
+    until(lambda: any(one.ticket is not None for one in arrivals._under_way.copy().values()))
+    return [arrivals._received[link] for link in arrivals._under_way]
+
+
+def _noted(rig: Rig, ticket: Ticket) -> bool:
+    (link,) = rig.sender._routes.links(ticket.ticket_id)
+    return link._sendings is not None and link._sendings._sendings[ticket.ticket_id].awaited_at == rig.clock.now
+
+
+class Narrow:
+    """Stands for a stream whose peer takes a send in steps, each of them most of a lease after the one before."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.num_steps, self.sent = clock, 0, b""
+
+    def send(self, pieces: Iterable[bytes | memoryview], progressed: Callable[[], None] | None = None) -> None:
+        for _ in range(self.num_steps):
+            self._clock.now += 0.7 * LEASE_S
+            assert progressed is not None
+            progressed()
+        self.sent += b"".join(bytes(piece) for piece in pieces)
+
+
+class OneLink:
+    """The tickets of a link over a `Narrow` stream."""
+
+    def __init__(self) -> None:
+        self.clock, self.events, self.age = Clock(), Recorder(), 0.0
+        self.pool = Pool(PoolLayout(TENSORS, num_blocks=16, block_size=4))
+        self.stream = Narrow(self.clock)
+        self.outbox = Outbox(cast(Stream, self.stream))
+        settings = LinkSettings(
+            instance_id="prefill-0", epoch=55, memory=self.pool, transports=(), events=self.events,
+            acked=self.events.acked, claim=lambda ticket_id: True, clock=self.clock, progress_age=lambda: self.age,
+            failpoints=Failpoints.parse(""), timeouts=Timeouts(), tend_interval_s=0.5, digests=True,
+        )  # fmt: skip
+        self.sendings = Sendings(settings, self.outbox, TcpOutlet(), "tcp", True)
+
+    def begin(self, number: int) -> str:
+        ticket_id = f"{number:032x}"
+        self.sendings.handle(Begin(Ticket(ticket_id, 77, "decode-0", 8, 0, LEASE_S, ())))
+        return ticket_id
+
+    def put(self, ticket_id: str) -> None:
+        for layer in range(3):
+            self.sendings.handle(Put(ticket_id, (layer,), 0, 8, (1, 2)))
+
+    def flush(self, num_steps: int) -> None:
+        """Send what is queued, in so many steps; then look at the leases."""
+        self.stream.num_steps = num_steps
+        self.outbox.flush()
+        self.stream.num_steps = 0
+        self.sendings.tend()
+
+
+@pytest.fixture
+def one_link() -> Iterator[OneLink]:
+    made = OneLink()
+    yield made
+    made.pool.close()
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_send_that_takes_longer_than_a_lease_keeps_what_it_sends(one_link: OneLink, committed: bool) -> None:
+    ticket_id, behind = one_link.begin(1), one_link.begin(2)
+    one_link.put(ticket_id)
+    if committed:
+        one_link.sendings.handle(Finish(ticket_id, b"prompt"))
+
+    one_link.flush(4)
+
+    assert one_link.events.reports == []
+    one_link.age = LEASE_S  # the engine stands still, and nothing leaves any more
+    one_link.clock.now += LEASE_S
+    one_link.sendings.tend()
+    assert sorted(one_link.events.failures) == [ticket_id, behind]
+
+
+def test_what_another_ticket_sends_keeps_none_that_waits_for_its_ack(one_link: OneLink) -> None:
+    done, busy = one_link.begin(1), one_link.begin(2)
+    one_link.put(done)
+    one_link.sendings.handle(Finish(done, b"prompt"))
+    one_link.flush(0)
+    one_link.put(busy)
+
+    one_link.flush(4)
+
+    assert [*one_link.events.failures] == [done]
+
+
+def test_an_engine_that_stands_still_loses_the_tickets_it_has_put_nothing_of(one_link: OneLink) -> None:
+    busy, idle = one_link.begin(1), one_link.begin(2)
+    one_link.put(busy)
+    one_link.age = LEASE_S
+
+    one_link.flush(4)
+
+    assert [*one_link.events.failures] == [idle]
+
+
+def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) -> None:
+    ticket_id = one_link.begin(1)
+    one_link.put(ticket_id)
+    one_link.sendings.handle(Finish(ticket_id, b"prompt"))
+    one_link.flush(0)
+
+    one_link.sendings.note(Ack(ticket_id, 77))
+    one_link.clock.now += 2 * LEASE_S
+    one_link.sendings.tend()
+
+    assert one_link.events.reports == []
+
+
+def test_bytes_that_leave_after_a_wait_are_told() -> None:
+    one, other = socket.socketpair()
+    near, far, told = Stream(one, progress_timeout_s=5.0), Stream(other, progress_timeout_s=5.0), threading.Event()
+    data, full = bytes(4 << 20), 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            full += one.send(bytes(1 << 16))
+    sending = threading.Thread(target=near.send, args=([data], told.set))
+    sending.start()
+
+    far.drain(full + len(data))
+    sending.join(DEADLINE_S)
+
+    assert told.is_set()
+    assert far.bytes_received == full + len(data)
+    for stream in (near, far):
+        stream.close()
+
+
+def _nacked(rig: Rig) -> tuple[Ticket, RawSender, tuple[Frame, bytes]]:
+    """A frame whose blocks are another prompt's by now: the receiver asks for it again."""
+    tokens = fill(rig.p_pool, range(5), 20)
+    ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
+    raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
+    frame, payload = raw.frame(ticket, 0, 0, tokens)
+    fill(rig.p_pool, range(5), 20, seed=9)
+    raw.announce(frame, bytes(len(payload)))
+    assert raw.hear() == Nack(ticket.ticket_id, ticket.epoch, 0)
+    return ticket, raw, (frame, payload)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_frame_of_blocks_that_the_sender_had_freed_is_dropped_and_not_corrupt(transport: str) -> None:
+    with make_rig(transport) as rig:
+        ticket, raw, _ = _nacked(rig)
+        raw.say(Abort(ticket.ticket_id, ticket.epoch, "Cancelled", "it was over before"))
+        rig.events.wait("ended", ticket.ticket_id)
+
+        counts = rig.receiver.counts
+        assert (counts.dropped_frames, counts.corrupt_frames) == ((1, 0) if transport == "shm" else (0, 1))
+        raw.stream.close()
+
+
+def test_a_frame_that_comes_again_was_corrupt() -> None:
+    with make_rig("shm") as rig:
+        _, raw, (frame, payload) = _nacked(rig)
+        fill(rig.p_pool, range(5), 20)
+        raw.announce(frame, payload)
+        until(lambda: rig.receiver.counts.corrupt_frames == 1)
+
+        assert rig.receiver.counts.dropped_frames == 0
+        raw.stream.close()
+
+
+@pytest.mark.parametrize("how", ["the link is lost", "the lease", "the receiver"])
+def test_a_frame_that_never_came_again_was_corrupt_where_the_sender_had_not_ended(how: str) -> None:
+    with make_rig("shm") as rig:
+        ticket, raw, _ = _nacked(rig)
+        if how == "the link is lost":
+            raw.stream.shutdown()
+        elif how == "the lease":
+            rig.receiver.sweep(rig.clock.now + 31)
+        else:
+            rig.receiver.abort(ticket.ticket_id, "cancelled")
+        rig.events.wait("ended", ticket.ticket_id)
+
+        assert (rig.receiver.counts.dropped_frames, rig.receiver.counts.corrupt_frames) == (0, 1)
+        assert rig.receiver._table._suspects._by_ticket == {}
+        raw.stream.close()
