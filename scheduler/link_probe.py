@@ -120,7 +120,7 @@ class LinkProbe:
         lives, last = self._measured.get((sender.index, receiver.index), (None, None))
         if last is None or lives != _lives(sender, receiver):
             return known
-        if known is None:
+        if known is None or not (known.transport or known.failures):  # said before the link that was measured stood
             return last
         if known.round_trip_s or known.bytes_per_s:
             return known

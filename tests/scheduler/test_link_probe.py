@@ -192,7 +192,8 @@ def test_over_grpc_too() -> None:
 async def test_looking_only_shows_the_last_figures_also_before_the_instance_has_said_them_itself() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = _Told
-    _Told.lives = (LinkStatus("decode-1", "tcp", "up", 1, 9, 2),)
+    up = LinkStatus("decode-1", "tcp", "up", 1, 9, 2)
+    _Told.lives = (up,)
     async with cluster.serving():
         probe = LinkProbe(cluster.control.registry)
         (before,) = await measured(probe, 0)
@@ -204,5 +205,14 @@ async def test_looking_only_shows_the_last_figures_also_before_the_instance_has_
         await until(lambda: not cluster.control.registry.missing())
         (anew,) = await measured(probe, 0)
 
-    assert before.link == anew.link == _Told.lives[0]
-    assert after.link == dataclasses.replace(_Told.lives[0], round_trip_s=0.0001, bytes_per_s=1e9)
+        _Told.lives = (LinkStatus("decode-1", "", "connecting", 0, 0, 0),)
+        cluster.kill(0)
+        await until(lambda: bool(cluster.control.registry.missing()))
+        cluster.boot(0)
+        await until(lambda: not cluster.control.registry.missing())
+        (wholly,) = await measured(probe)
+        (older,) = await measured(probe, 0)
+
+    assert before.link == anew.link == up
+    assert after.link == dataclasses.replace(up, round_trip_s=0.0001, bytes_per_s=1e9)
+    assert older.link == wholly.link
