@@ -13,10 +13,10 @@ from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.outbox import Outbox
 from kvtransfer.ranks import part_between
+from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.slots import SlotMap, Window, Windows
 from kvtransfer.stream import LinkLost
 from kvtransfer.terms import Terms
-from kvtransfer.ticket import SenderState, SenderTicket
 from kvtransfer.transport import FRAME_BYTES, Outlet
 from wire.errors import HandoffFailed, PdserveError, from_name, to_name
 from wire.kv_layout import ONLY_RANK, Rank

@@ -11,7 +11,8 @@ import pytest
 
 from kvtransfer import frame, incoming, transports
 from kvtransfer.frame import MessageType
-from kvtransfer.ticket import ReceiverState, SenderState
+from kvtransfer.sender_ticket import SenderState
+from kvtransfer.ticket import ReceiverState
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "hand-off.md").read_text(encoding="utf-8")

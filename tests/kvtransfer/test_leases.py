@@ -12,11 +12,11 @@ from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Abort, Ack, Frame, Nack, Open
 from kvtransfer.link_ops import Begin, Finish, LinkSettings, Put
 from kvtransfer.outbox import Outbox
+from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderTicket
 from kvtransfer.sendings import Sendings
 from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
 from kvtransfer.terms import Part, Terms
-from kvtransfer.ticket import MOST_WAIT_LEASES, SenderTicket
 from kvtransfer.transport import Timeouts
 from tests.faults.proxy import FaultProxy, Message
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv

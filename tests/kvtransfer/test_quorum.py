@@ -17,8 +17,8 @@ from kvtransfer.framing import Cut
 from kvtransfer.inflow import Source
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
+from kvtransfer.sender_ticket import SenderTicket
 from kvtransfer.terms import Terms
-from kvtransfer.ticket import SenderTicket
 from kvtransfer.ticket_table import TicketTable
 from wire.errors import HandoffFailed, NoCapacity, PdserveError
 from wire.failpoints import Failpoints

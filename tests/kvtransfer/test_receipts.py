@@ -11,8 +11,8 @@ from kvtransfer import shm, transports
 from kvtransfer.digest import Place, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
 from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender_ticket import SenderState
 from kvtransfer.terms import seal_of
-from kvtransfer.ticket import SenderState
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet
 from tests.kvtransfer import rig as rigs

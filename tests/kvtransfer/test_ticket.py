@@ -11,8 +11,9 @@ from kvtransfer.frame import Commit, Frame
 from kvtransfer.framing import Cut
 from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.ranks import Senders
+from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.terms import Part, Terms, seal_of
-from kvtransfer.ticket import ReceiverState, ReceiverTicket, SenderState, SenderTicket
+from kvtransfer.ticket import ReceiverState, ReceiverTicket
 from wire.errors import HandoffFailed
 from wire.kv_layout import ONLY_RANK, Heads, KvTensor, Rank
 

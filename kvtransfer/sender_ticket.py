@@ -1,0 +1,163 @@
+"""The sender's half of a hand-off. Pure: no I/O, no lock, and time is a number passed in.
+
+    HELD -> SENDING -> SENT -> ACKED              (the first three also -> ABORTED | EXPIRED)
+
+Each rank of P has one for each rank of D that it sends to. The other half: ticket.py.
+"""
+
+from enum import StrEnum
+
+from kvtransfer.coverage import Coverage
+from kvtransfer.frame import Commit, Frame
+from kvtransfer.framing import Cut
+from kvtransfer.terms import Terms, seal_of
+from wire.errors import HandoffFailed
+
+MOST_WAIT_LEASES = 30
+_DIGEST_MODULUS = 1 << 64
+
+
+class SenderState(StrEnum):
+    """Where the sender's half of a ticket is."""
+
+    HELD = "held"
+    SENDING = "sending"
+    SENT = "sent"
+    ACKED = "acked"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+
+
+class SenderTicket:
+    """The sender's half of one ticket: which frames went out, and until when the blocks are held."""
+
+    def __init__(
+        self, ticket_id: str, epoch: int, terms: Terms, *, lease_s: float, now: float,
+    ) -> None:  # fmt: skip
+        self.ticket_id, self.epoch = ticket_id, epoch
+        self.state = SenderState.HELD
+        self.kv_bytes = 0
+        self.resent_frames = 0
+        self.lease_s = lease_s
+        self._terms = terms
+        self._coverage = [Coverage() for _ in terms.part.tensors]
+        self._frames: list[Frame] = []
+        self._resent: set[int] = set()
+        self._digest_sum = 0
+        self._renewed = self._moved = now
+        self._waits_since: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the ticket has ended, well or not."""
+        return self.state in (SenderState.ACKED, SenderState.ABORTED, SenderState.EXPIRED)
+
+    def wanted(self, tensor: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that the receiver wants and that were not sent. Raises HandoffFailed."""
+        terms = self._terms
+        if self.state not in (SenderState.HELD, SenderState.SENDING):
+            return []
+        if not 0 <= start < end <= terms.num_tokens:
+            raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {terms.num_tokens} tokens")
+        if not terms.part.token_bytes[tensor]:
+            return []
+        return self._coverage[tensor].missing(max(start, terms.first_token), end)
+
+    def send(self, cut: Cut, digest: int, block_ids: tuple[int, ...]) -> Frame:
+        """Make the next frame."""
+        assert self.state in (SenderState.HELD, SenderState.SENDING)
+        tensor, num_tensors, start, end = cut
+        part, last = self._terms.part, tensor + num_tensors
+        for coverage in self._coverage[tensor:last]:
+            coverage.add(start, end)
+        frame = Frame(
+            self.ticket_id, self.epoch, len(self._frames), part.tensors[tensor].layer, tensor, start, end,
+            *part.heads[tensor], (end - start) * sum(part.token_bytes[tensor:last]), digest, block_ids,
+            num_tensors=num_tensors,
+        )  # fmt: skip
+        self._frames.append(frame)
+        self.kv_bytes += frame.num_bytes
+        self._digest_sum = (self._digest_sum + seal_of(frame)) % _DIGEST_MODULUS
+        self.state = SenderState.SENDING
+        return frame
+
+    def resend(self, number: int) -> Frame:
+        """Return frame `number` to go out once more. Raises HandoffFailed if there is none or it did so before."""
+        if self.state not in (SenderState.SENDING, SenderState.SENT) or number >= len(self._frames):
+            raise HandoffFailed(f"frame {number} is asked for again, {len(self._frames)} were sent")
+        if number in self._resent:
+            raise HandoffFailed(f"frame {number} is asked for a third time")
+        self._resent.add(number)
+        self.resent_frames += 1
+        return self._frames[number]
+
+    def commit(self, description: bytes, description_digest: int) -> Commit | None:
+        """Make the commit, once. Raises HandoffFailed if tokens that the receiver wants were not put."""
+        if self.state not in (SenderState.HELD, SenderState.SENDING):
+            return None
+        terms = self._terms
+        for tensor, num_bytes, coverage in zip(terms.part.tensors, terms.part.token_bytes, self._coverage, strict=True):
+            missing = coverage.missing(terms.first_token, terms.num_tokens) if num_bytes else ()
+            for start, end in missing:
+                raise HandoffFailed(f"tokens [{start}, {end}) of layer {tensor.layer} {tensor.name} were never put")
+        self.state = SenderState.SENT
+        return Commit(
+            self.ticket_id, self.epoch, len(self._frames), self.kv_bytes, self._digest_sum,
+            description_digest, description,
+        )  # fmt: skip
+
+    def holds(self, now: float) -> bool:
+        """Tell whether everything was sent and the lease, at `now`, still keeps the blocks as they were announced."""
+        return self.state is SenderState.SENT and now < self._lease_end
+
+    def ack(self) -> bool:
+        """The receiver committed. False unless everything was sent."""
+        if self.state is not SenderState.SENT:
+            return False
+        self.state = SenderState.ACKED
+        return True
+
+    def abort(self) -> bool:
+        """End the ticket; False if it had ended."""
+        return self._end(SenderState.ABORTED)
+
+    def renew(self, now: float) -> bool:
+        """Start the lease anew while there is something left to send; afterwards only the ack counts."""
+        if self.state not in (SenderState.HELD, SenderState.SENDING):
+            return False
+        self._renewed = max(self._renewed, now)
+        return True
+
+    def moves(self, now: float) -> None:
+        """At `now` bytes of it were still leaving, or something else that it waits for went on."""
+        self._moved = max(self._moved, now)
+
+    def awaited(self, now: float) -> None:
+        """At `now` the receiver said that it goes on and is not done: so the ack may come yet.
+
+        That counts once everything was sent, for MOST_WAIT_LEASES: nobody holds the blocks for ever.
+        """
+        if self.state is not SenderState.SENT:
+            return
+        if self._waits_since is None:
+            self._waits_since = now
+        if now < self._waits_since + MOST_WAIT_LEASES * self.lease_s:
+            self.moves(now)
+
+    def renewal_due(self, now: float) -> bool:
+        """Tell whether a third of the lease is over."""
+        return now >= self._renewed + self.lease_s / 3
+
+    def expire(self, now: float) -> bool:
+        """End the ticket if its lease ran out."""
+        return now >= self._lease_end and self._end(SenderState.EXPIRED)
+
+    @property
+    def _lease_end(self) -> float:
+        return max(self._renewed, self._moved) + self.lease_s
+
+    def _end(self, state: SenderState) -> bool:
+        if self.over:
+            return False
+        self.state = state
+        return True
