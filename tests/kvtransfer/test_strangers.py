@@ -123,7 +123,12 @@ def test_strangers_that_keep_calling_do_not_fill_the_log(trust: Trust, caplog: p
 def test_close_waits_for_all_connections_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.receiver._JOIN_S", 0.8)
     frozen = threading.Event()
-    monkeypatch.setattr(Incoming, "_run", lambda self: frozen.wait(3 * DEADLINE_S))
+
+    def run(self: Incoming) -> None:
+        frozen.wait(3 * DEADLINE_S)
+        self._clean_up("a caller", "the test is over")
+
+    monkeypatch.setattr(Incoming, "_run", run)
     with contextlib.ExitStack() as stack:
         stack.callback(frozen.set)
         house = House(TRUST, stack)
