@@ -30,6 +30,7 @@ from wire.types import KvEndpoint, Ticket
 _log = EventLogger("kvtransfer")
 _MAX_CONNECTIONS = MAX_INSIDE + 2 * MAX_WAITING  # with those that gave way and whose threads have yet to end
 _JOIN_S = 5.0
+_SWEEP_S = 0.25  # bytes of a frame count from here on, and a lease ends here: both together late by half a second
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -222,7 +223,7 @@ class KvReceiver:
             link.answer(encode(message))
 
     def _sweep_often(self) -> None:
-        while not self._closing.wait(min(1.0, self._lease_s / 4)):
+        while not self._closing.wait(min(_SWEEP_S, self._lease_s / 4)):
             try:
                 self.sweep()
             except Exception as error:  # noqa: BLE001  the outermost frame of the sweeper's thread
