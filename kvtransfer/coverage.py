@@ -1,39 +1,82 @@
-"""Which token ranges have been seen, as sorted disjoint intervals. Pure."""
+"""Which tokens of which tensors have been seen: sorted pieces of the tokens, each with a bit for each tensor. Pure."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+def mask_of(tensor: int, num_tensors: int = 1) -> int:
+    """Return the bits of `num_tensors` tensors from `tensor` on."""
+    return ((1 << num_tensors) - 1) << tensor
+
+
+class _Piece(NamedTuple):
+    """Tokens [start, end), seen of the tensors whose bits are in `mask`."""
+
+    start: int
+    end: int
+    mask: int
 
 
 class Coverage:
-    """Owner of the intervals of one tensor of one ticket. Neighbours are joined, so in-order chunks stay one."""
+    """Owner of the pieces of one ticket. Neighbours that are alike are joined, so in-order chunks stay one."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self._masks: list[int] = []
 
-    def overlaps(self, start: int, end: int) -> bool:
-        """Tell whether any token of [start, end) was added."""
-        at = bisect_right(self._ends, start)
-        return at < len(self._starts) and self._starts[at] < end
+    def add(self, start: int, end: int, mask: int) -> bool:
+        """Add [start, end) of the tensors in `mask`; False, and nothing added, where any of it was there already."""
+        low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        touched = list(self._pieces(low, high))
+        if any(piece.mask & mask for piece in touched):
+            return False
+        low, high = max(0, low - 1), high + 1  # with the neighbours, which may be joined
+        before, after = self._pieces(low, high - 1 - len(touched)), self._pieces(high - 1, high)
+        joined = _joined([*before, *_painted(touched, start, end, mask), *after])
+        self._starts[low:high] = [piece.start for piece in joined]
+        self._ends[low:high] = [piece.end for piece in joined]
+        self._masks[low:high] = [piece.mask for piece in joined]
+        return True
 
-    def add(self, start: int, end: int) -> None:
-        """Add [start, end), of which no token may be there yet."""
-        assert not self.overlaps(start, end), f"[{start}, {end}) overlaps"
-        low, high = bisect_left(self._ends, start), bisect_right(self._starts, end)
-        if low < high:
-            start, end = min(start, self._starts[low]), max(end, self._ends[high - 1])
-        self._starts[low:high] = [start]
-        self._ends[low:high] = [end]
+    def missing(self, start: int, end: int, mask: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that were not added of all the tensors in `mask`, ascending."""
+        gaps: list[tuple[int, int]] = []
+        at = start
+        for piece in self._pieces(bisect_right(self._ends, start), bisect_left(self._starts, end)):
+            if piece.mask & mask == mask:
+                if at < piece.start:
+                    gaps.append((at, piece.start))
+                at = piece.end
+        return [*gaps, (at, end)] if at < end else gaps
 
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that were not added, ascending."""
-        gaps = []
-        at = bisect_right(self._ends, start)
-        while start < end:
-            next_start = self._starts[at] if at < len(self._starts) else end
-            if start < next_start:
-                gaps.append((start, min(end, next_start)))
-            if next_start >= end:
-                break
-            start = self._ends[at]
-            at += 1
-        return gaps
+    def _pieces(self, low: int, high: int) -> Iterator[_Piece]:
+        return map(_Piece, self._starts[low:high], self._ends[low:high], self._masks[low:high])
+
+
+def _painted(touched: Iterable[_Piece], start: int, end: int, mask: int) -> Iterator[_Piece]:
+    """Yield the touched pieces and the gaps between them, with `mask` added inside [start, end)."""
+    at = start
+    for piece in touched:
+        if piece.start < start:
+            yield piece._replace(end=start)
+        if at < piece.start:
+            yield _Piece(at, piece.start, mask)
+        inner = max(piece.start, start)
+        at = min(piece.end, end)
+        yield _Piece(inner, at, piece.mask | mask)
+        if at < piece.end:
+            yield piece._replace(start=at)
+    if at < end:
+        yield _Piece(at, end, mask)
+
+
+def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
+    kept: list[_Piece] = []
+    for piece in pieces:
+        if kept and kept[-1].end == piece.start and kept[-1].mask == piece.mask:
+            kept[-1] = kept[-1]._replace(end=piece.end)
+        else:
+            kept.append(piece)
+    return kept

@@ -8,7 +8,7 @@ receipt:  owed -> asked -> held            (where nothing else shows that what w
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvtransfer.coverage import Coverage
+from kvtransfer.coverage import Coverage, mask_of
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.terms import Terms, check_frame, in_words, same_place, seal_of
 from wire.errors import HandoffFailed
@@ -77,7 +77,7 @@ class Inflow:
         self.kv_bytes = 0
         self.complete = False
         self._terms, self._wanted_tokens = terms, terms.tensor_tokens
-        self._coverage = [Coverage() for _ in terms.part.tensors]
+        self._coverage = Coverage()
         self._frames: dict[int, _Expected] = {}
         self._verified_tokens = 0
         self._digest_sum = 0
@@ -122,9 +122,7 @@ class Inflow:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the terms."""
         known = self._frames.get(frame.number)
         if known is None:
-            self._check(frame)
-            for coverage in self._coverage_of(frame):
-                coverage.add(frame.start, frame.end)
+            self._cover(frame)
             self._frames[frame.number] = _Expected(_without_blocks(frame), _FrameState.MOVING)
         elif known.state is not _FrameState.REPEAT:
             return Verdict.DUPLICATE
@@ -179,15 +177,12 @@ class Inflow:
         self.complete = True
         return True
 
-    def _check(self, frame: Frame) -> None:
+    def _cover(self, frame: Frame) -> None:
+        """Check a new frame and note what it brings."""
         check_frame(frame, self._terms)
-        if self._commit is not None or any(
-            coverage.overlaps(frame.start, frame.end) for coverage in self._coverage_of(frame)
-        ):
+        tensors = mask_of(frame.tensor, frame.num_tensors)
+        if self._commit is not None or not self._coverage.add(frame.start, frame.end, tensors):
             raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")
-
-    def _coverage_of(self, frame: Frame) -> list[Coverage]:
-        return self._coverage[frame.tensor : frame.tensor + frame.num_tensors]
 
 
 def _tensor_tokens(frame: Frame) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol
 from kvtransfer.dial import Dialled, dial
 from kvtransfer.frame import TicketMessage
 from kvtransfer.hello import Hello
-from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Tend, merge_puts
+from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Put, Tend, merge_puts
 from kvtransfer.link_reader import LinkReader
 from kvtransfer.outbox import Outbox
 from kvtransfer.probe import Probe
@@ -71,6 +71,7 @@ class Link:
         self._load = 0
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
+        self._puts_left = 0  # of those
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._sendings: Sendings | None = None
@@ -225,6 +226,9 @@ class Link:
                         probe.heard(op)
                     case Tend():
                         pass
+                    case Put():
+                        self._puts_left -= 1
+                        sendings.handle(op, behind=self._puts_left > 0)
                     case _:
                         sendings.handle(op)
             sendings.tend()
@@ -242,6 +246,7 @@ class Link:
         except queue.Empty:
             pass
         self._gathered = deque(merge_puts(self._gathered))
+        self._puts_left = sum(isinstance(op, Put) for op in self._gathered)
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ Each rank of P has one for each rank of D that it sends to. The other half: tick
 
 from enum import StrEnum
 
-from kvtransfer.coverage import Coverage
+from kvtransfer.coverage import Coverage, mask_of
 from kvtransfer.frame import Commit, Frame
 from kvtransfer.framing import Cut
 from kvtransfer.terms import Terms, seal_of
@@ -40,7 +40,7 @@ class SenderTicket:
         self.resent_frames = 0
         self.lease_s = lease_s
         self._terms = terms
-        self._coverage = [Coverage() for _ in terms.part.tensors]
+        self._coverage = Coverage()
         self._frames: list[Frame] = []
         self._resent: set[int] = set()
         self._digest_sum = 0
@@ -61,15 +61,15 @@ class SenderTicket:
             raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {terms.num_tokens} tokens")
         if not terms.part.token_bytes[tensor]:
             return []
-        return self._coverage[tensor].missing(max(start, terms.first_token), end)
+        return self._coverage.missing(max(start, terms.first_token), end, mask_of(tensor))
 
     def send(self, cut: Cut, digest: int, block_ids: tuple[int, ...]) -> Frame:
         """Make the next frame."""
         assert self.state in (SenderState.HELD, SenderState.SENDING)
         tensor, num_tensors, start, end = cut
         part, last = self._terms.part, tensor + num_tensors
-        for coverage in self._coverage[tensor:last]:
-            coverage.add(start, end)
+        added = self._coverage.add(start, end, mask_of(tensor, num_tensors))
+        assert added, f"tokens [{start}, {end}) of tensors [{tensor}, {last}) were sent before"
         frame = Frame(
             self.ticket_id, self.epoch, len(self._frames), part.tensors[tensor].layer, tensor, start, end,
             *part.heads[tensor], (end - start) * sum(part.token_bytes[tensor:last]), digest, block_ids,
@@ -95,11 +95,12 @@ class SenderTicket:
         """Make the commit, once. Raises HandoffFailed if tokens that the receiver wants were not put."""
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return None
-        terms = self._terms
-        for tensor, num_bytes, coverage in zip(terms.part.tensors, terms.part.token_bytes, self._coverage, strict=True):
-            missing = coverage.missing(terms.first_token, terms.num_tokens) if num_bytes else ()
-            for start, end in missing:
-                raise HandoffFailed(f"tokens [{start}, {end}) of layer {tensor.layer} {tensor.name} were never put")
+        first, end, part = self._terms.first_token, self._terms.num_tokens, self._terms.part
+        owed = [number for number, num_bytes in enumerate(part.token_bytes) if num_bytes]
+        if self._coverage.missing(first, end, sum(map(mask_of, owed))):
+            missing = ((part.tensors[one], self._coverage.missing(first, end, mask_of(one))) for one in owed)
+            tensor, ((start, end), *_) = next((one, gaps) for one, gaps in missing if gaps)
+            raise HandoffFailed(f"tokens [{start}, {end}) of layer {tensor.layer} {tensor.name} were never put")
         self.state = SenderState.SENT
         return Commit(
             self.ticket_id, self.epoch, len(self._frames), self.kv_bytes, self._digest_sum,

@@ -46,7 +46,7 @@ class Sendings:
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._mover = process_mover()
-        self._shared_bytes = 0 if settings.failpoints else FRAME_BYTES  # so that a point lies between tensors
+        self._shared_bytes = FRAME_BYTES
         self._layout = layout = settings.memory.layout
         self._part = part_between(layout.model_tensors, layout.rank, receiver)
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
@@ -68,8 +68,13 @@ class Sendings:
         sending = self._sendings.get(ticket_id)
         return 0 if sending is None else sending.ticket.kv_bytes
 
-    def handle(self, op: TicketOp) -> None:
-        """Apply one op; what goes wrong with a ticket ends that ticket only. Raises LinkLost."""
+    def handle(self, op: TicketOp, *, behind: bool = False) -> None:
+        """Apply one op; what goes wrong with a ticket ends that ticket only. Raises LinkLost.
+
+        Where the link is `behind`, other puts wait: tensors share frames as large as may be, for what each costs. Else
+        these are smaller, so that D moves one while P digests the next.
+        """
+        self._shared_bytes = self._outlet.most_frame_bytes if behind else FRAME_BYTES
         if isinstance(op, Begin):
             self._begin(op.ticket)
             return
@@ -193,7 +198,8 @@ class Sendings:
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = [(tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors]
-        for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, self._shared_bytes):
+        shared_bytes = 0 if self._settings.failpoints else self._shared_bytes  # so that a point lies between tensors
+        for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, shared_bytes):
             if ticket.over:
                 return
             self._send(ticket, cut, sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end))

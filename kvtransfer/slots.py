@@ -1,6 +1,8 @@
 """Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of that slot size."""
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvtransfer.digest import Place, Region, Runs
 from wire.kv_layout import Heads, PoolLayout
@@ -8,10 +10,18 @@ from wire.kv_layout import Heads, PoolLayout
 _MAX_WINDOWS = 64
 
 
+class _Row(NamedTuple):
+    """The bytes of some heads in each slot of a tensor."""
+
+    slot_bytes: int
+    skip: int
+    num_bytes: int
+
+
 class Window:
     """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these.
 
-    It keeps the runs that were worked out for it, by the tensors' distances, slot sizes and heads: so it is used with
+    It keeps the runs that were worked out for it, by slot sizes, heads and tensors at once: so it is used with
     one pool, and again and again.
     """
 
@@ -19,7 +29,7 @@ class Window:
 
     def __init__(self, block_ids: tuple[int, ...], start: int, end: int) -> None:
         self.block_ids, self.start, self.end = block_ids, start, end
-        self.runs: dict[tuple[tuple[int, int, int, int], ...], Runs] = {}
+        self.runs: dict[tuple[_Row, int], Runs] = {}
 
 
 def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
@@ -52,31 +62,53 @@ class SlotMap:
     def __init__(self, layout: PoolLayout, memory: memoryview | Region) -> None:
         self.layout = layout
         self._region = memory if isinstance(memory, Region) else Region(memory)
+        self._alike = _count_alike(layout)
 
     def place(self, tensor: int, where: Window, heads: Heads | None = None, num_tensors: int = 1) -> Place:
         """Return where these heads (None: all held) of the tensors' tokens lie, in order: [tensor][token][head][dim].
 
-        Raises IndexError for a block past the pool, ValueError for heads that are not held here.
+        Raises IndexError for a block or a tensor past the pool, ValueError for heads that are not held here.
         """
-        base = self.layout.offsets[tensor]
-        key = tuple(self._row(one, base, heads) for one in range(tensor, tensor + num_tensors))
+        last = tensor + num_tensors
+        if last > len(self._alike):
+            raise IndexError(f"tensors [{tensor}, {last}) are named, the pool has {len(self._alike)}")
+        offsets = self.layout.offsets
+        base, row = offsets[tensor], self._row(tensor, heads)
+        if num_tensors == 1:
+            return Place(self._region, base, self._runs(where, row))
+        if num_tensors <= self._alike[tensor]:
+            return Place(self._region, base, self._runs(where, row, num_tensors, offsets[tensor + 1] - base))
+        parts = [(offsets[one] - base, self._runs(where, self._row(one, heads))) for one in range(tensor, last)]
+        return Place(self._region, base, Runs.joined(parts))
+
+    def _runs(self, where: Window, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
+        """Return the runs of tensors that are alike, `step` bytes apart, which the bytes of their slots decide."""
+        key = row, num_tensors
         runs = where.runs.get(key)
         if runs is None:
-            spans = list(self.layout.slots(where.block_ids, where.start, where.end))
-            made = [
-                (distance, Runs.of_slots(spans, slot_bytes, skip=skip, row_bytes=row_bytes))
-                for distance, slot_bytes, skip, row_bytes in key
-            ]
-            runs = where.runs[key] = made[0][1] if num_tensors == 1 else Runs.joined(made)
-        return Place(self._region, base, runs)
+            if num_tensors > 1:
+                runs = self._runs(where, row).repeated(num_tensors, step)
+            else:
+                spans = self.layout.slots(where.block_ids, where.start, where.end)
+                runs = Runs.of_slots(spans, row.slot_bytes, skip=row.skip, row_bytes=row.num_bytes)
+            where.runs[key] = runs
+        return runs
 
-    def _row(self, tensor: int, base: int, heads: Heads | None) -> tuple[int, int, int, int]:
-        """Return how far from `base` the tensor starts, its bytes a slot, and the heads' first byte and bytes there."""
+    def _row(self, tensor: int, heads: Heads | None) -> _Row:
         spec, held = self.layout.tensors[tensor], self.layout.heads[tensor]
-        distance, slot_bytes = self.layout.offsets[tensor] - base, spec.token_bytes
         if heads is None or heads == held:
-            return distance, slot_bytes, 0, slot_bytes
+            return _Row(spec.token_bytes, 0, spec.token_bytes)
         if not held.start <= heads.start < heads.end <= held.end:
             raise ValueError(f"heads {heads} of tensor {tensor} are named, {held} are held")
         head_bytes = spec.head_bytes
-        return distance, slot_bytes, (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
+        skip, num_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
+        return _Row(spec.token_bytes, skip, num_bytes)
+
+
+def _count_alike(layout: PoolLayout) -> list[int]:
+    """Return for each tensor how many from it on are its like in slots and heads: those lie at one distance."""
+    kinds = [(one.token_bytes, one.head_bytes, held) for one, held in zip(layout.tensors, layout.heads, strict=True)]
+    counts = [1]
+    for kind, after in itertools.pairwise(reversed(kinds)):
+        counts.append(counts[-1] + 1 if kind == after else 1)
+    return counts[::-1]

@@ -69,6 +69,12 @@ class Runs:
         runs._words, runs.address = words, words.buffer_info()[0]
         return runs
 
+    def repeated(self, times: int, step: int) -> "Runs":
+        """Return these runs so many times, `step` bytes further on each time. Raises ValueError where that overlaps."""
+        if len(self._words) == _FIELDS and self.num_rows == 1:
+            return Runs([(self._words[0], self._words[1], step, times)])
+        return Runs.joined((number * step, self) for number in range(times))
+
     def rows(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, bytes) of every row."""
         words = iter(self._words)
