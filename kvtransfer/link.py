@@ -29,7 +29,7 @@ from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 _log = EventLogger("kvtransfer")
-_GATHER_OPS = 512
+_LEAST_GATHERED, _MOST_GATHERED = 4, 512
 
 
 class LinkOwner(Protocol):
@@ -72,6 +72,7 @@ class Link:
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
         self._puts_left = 0  # of those
+        self._gather_ops = _LEAST_GATHERED
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._sendings: Sendings | None = None
@@ -239,12 +240,14 @@ class Link:
             self._owner.tick()
 
     def _gather(self) -> None:
+        """Take what waits; few ops at first, so that the receiver has work while many are joined."""
         try:
             self._gathered.append(self._queue.get(timeout=self._settings.tend_interval_s))
-            while len(self._gathered) < _GATHER_OPS:
+            while len(self._gathered) < self._gather_ops:
                 self._gathered.append(self._queue.get_nowait())
+            self._gather_ops = min(4 * self._gather_ops, _MOST_GATHERED)
         except queue.Empty:
-            pass
+            self._gather_ops = _LEAST_GATHERED
         self._gathered = deque(merge_puts(self._gathered))
         self._puts_left = sum(isinstance(op, Put) for op in self._gathered)
 

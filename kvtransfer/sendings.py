@@ -197,7 +197,7 @@ class Sendings:
             sending.started = self._settings.clock()
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
-        wanted = [(tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors]
+        wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
         shared_bytes = 0 if self._settings.failpoints else self._shared_bytes  # so that a point lies between tensors
         for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, shared_bytes):
             if ticket.over:
