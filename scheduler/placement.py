@@ -27,12 +27,12 @@ class Plan:
 
 
 def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
-    """Return the output tokens that each sequence behind such a prompt may have in the largest pool; None without one.
+    """Return the output tokens that each sequence behind such a prompt may have in the largest pool a pair ends in.
 
-    At least 1, also where not even the prompt fits: `place` refuses that in words.
+    None without a pair. At least 1, also where not even the prompt fits: `place` refuses that in words.
     """
-    ends = [load for load in loads if load.role is not Role.PREFILL]
-    return max((_most_output(end, num_tokens, num_sequences) for end in ends), default=None)
+    pairs = _pairs(loads, PromptFacts(num_tokens, 1, num_sequences))
+    return max((_most_output(end, num_tokens, num_sequences) for _, end in pairs), default=None)
 
 
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:

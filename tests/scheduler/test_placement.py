@@ -148,8 +148,20 @@ def test_the_most_output_a_pool_holds_fits_and_one_more_does_not(
     assert loads[0].blocks_for_all(PromptFacts(num_tokens, most + 1, n)) > blocks
 
 
-def test_without_an_instance_nothing_bounds_the_output() -> None:
+def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
+    apart = prefill(0, unjoined={2: "no KV transport in common"})
+    ends = [decode(1), decode(2, blocks_total=1000, blocks_free=1000)]
+
+    most = most_output([apart, *ends], 100, 1)
+    assert most == most_output([apart, ends[0]], 100, 1) == 1501
+    assert pair(apart, *ends, max_tokens=most) == (0, 1)
+    assert most_output([apart, *ends, prefill(3)], 100, 1) == 15901
+    assert most_output([apart, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
+
+
+def test_without_a_path_nothing_bounds_the_output() -> None:
     assert most_output([], 10, 1) is None
+    assert most_output([prefill(0, unjoined={1: "no KV transport in common"}), decode(1)], 10, 1) is None
 
 
 def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more() -> None:
