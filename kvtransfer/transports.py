@@ -20,6 +20,7 @@ _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
 }
 NAMES = tuple(_MAKERS)
 DEFAULT_NAMES = ("cuda_ipc", "shm", "tcp")
+OVER_UNIX = ("cuda_ipc", "shm")  # their links begin on a Unix socket; those of all others on a TCP port of the rank
 READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool itself, some time after the announcement
 
 
