@@ -81,17 +81,21 @@ class _Door:
         serving.add_done_callback(lambda _: self._forget(asker))
 
     def _forget(self, asker: socket.socket) -> None:
-        """Close what a task that was cancelled before it began never saw; the transport of any other is closed."""
+        """Close what never got a transport, cancelled or failed before that; that of any other is closed."""
         self._num_askers -= 1
         asker.close()
 
     async def _serve(self, asker: socket.socket) -> None:
+        try:
+            await self._hear(asker)
+        except Exception as error:  # noqa: BLE001 - the asker's outermost frame: its defect ends no scheduler
+            log.error("asker_failed", exc=error)
+
+    async def _hear(self, asker: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=asker, limit=MAX_LINE_BYTES)
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._answer(reader, writer)
-        except Exception as error:  # noqa: BLE001 - the asker's outermost frame: its defect ends no scheduler
-            log.error("asker_failed", exc=error)
         finally:
             await _hang_up(writer)
 

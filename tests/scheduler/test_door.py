@@ -1,6 +1,8 @@
 """The operator's door of the scheduler: what it tells, whom it hears, and that it cannot be made to do more."""
 
 import asyncio
+import errno
+import functools
 import json
 import os
 import secrets
@@ -171,6 +173,37 @@ async def until_measured_or_cut(name: str) -> list[dict[str, Any]]:
         if told and "end" in told[-1]:
             return told
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("broken", [MemoryError(), OSError(errno.ENOSPC, "epoll limit")])
+async def test_an_asker_who_cannot_be_heard_is_cut_and_the_door_stays_open(
+    broken: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect = asyncio.open_unix_connection
+
+    async def fail_for_the_door(*args: Any, **kwargs: Any) -> Any:
+        if "sock" in kwargs:
+            raise broken
+        return await connect(*args, **kwargs)
+
+    async with standing() as (_, name):
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "open_unix_connection", fail_for_the_door)
+            for _ in range(door._MAX_ASKERS + 1):  # each gives its place back
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+                    asker.connect("\0" + name)
+                    await until(functools.partial(_is_cut, asker))
+        told = await ask(name, ASK)
+
+        assert told[-1] == {"end": True}
+        assert caplog.text.count("asker_failed") == door._MAX_ASKERS + 1
+
+
+def _is_cut(asker: socket.socket) -> bool:
+    try:
+        return asker.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 async def test_a_name_that_is_taken_costs_the_door_alone(caplog: pytest.LogCaptureFixture) -> None:
