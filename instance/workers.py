@@ -37,7 +37,10 @@ class Workers:
                 self.decode.on_failed(prompt_id, error)
 
     def send_tokens(self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = ()) -> None:
-        """Send tokens and endings, with the load after them; nothing of a prompt that has ended meanwhile."""
+        """Send tokens and endings, with the load after what made them; nothing of a prompt that has ended meanwhile.
+
+        The load is read before the locks are taken, so it may be older than an ending that came in between.
+        """
         tokens = tuple(tokens)
         if not tokens and not times:
             return
