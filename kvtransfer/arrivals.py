@@ -1,17 +1,7 @@
 """The frames that links are in the middle of: while one arrives slowly, nothing else can come over its link."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-from kvtransfer.ticket import ReceiverTicket
-
-
-@dataclass(slots=True)
-class _Arrival:
-    """`ticket` is the frame's own, None while nobody wants it; `seen` of the link's bytes had come at the last look."""
-
-    ticket: ReceiverTicket | None
-    seen: int
 
 
 class Arrivals:
@@ -19,7 +9,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._received: dict[int, Callable[[], int]] = {}
-        self._under_way: dict[int, _Arrival] = {}
+        self._seen: dict[int, list[int]] = {}  # of the links with a frame under way: bytes at the last look
 
     def meet(self, link: int, received: Callable[[], int]) -> None:
         """`received` tells how many bytes have come over the link's stream."""
@@ -27,30 +17,25 @@ class Arrivals:
 
     def lost(self, link: int) -> None:
         """The link is gone."""
-        self._under_way.pop(link, None)
+        self._seen.pop(link, None)
         self._received.pop(link, None)
 
-    def begin(self, link: int) -> None:
-        """A frame's header came."""
+    @contextlib.contextmanager
+    def frame(self, link: int) -> Iterator[None]:
+        """A frame's header came; with the end of this the frame is here, or skipped."""
         received = self._received.get(link)
         if received is not None:
-            self._under_way[link] = _Arrival(None, received())
+            self._seen[link] = [received()]
+        try:
+            yield
+        finally:
+            self._seen.pop(link, None)
 
-    def wanted(self, link: int, ticket: ReceiverTicket) -> None:
-        """The frame under way on the link is this ticket's."""
-        arrival = self._under_way.get(link)
-        if arrival is not None:
-            arrival.ticket = ticket
-
-    def end(self, link: int) -> None:
-        """The frame is here, or skipped."""
-        self._under_way.pop(link, None)
-
-    def moving(self) -> Iterator[tuple[int, ReceiverTicket | None]]:
-        """Yield the links on which bytes of a frame came since the last look, and whose the frame is. Any thread."""
-        for link, arrival in self._under_way.copy().items():
+    def moving(self) -> Iterator[int]:
+        """Yield the links on which bytes of a frame came since the last look. Any one thread."""
+        for link, seen in self._seen.copy().items():
             received = self._received.get(link)
-            count = arrival.seen if received is None else received()
-            if count > arrival.seen:
-                arrival.seen = count
-                yield link, arrival.ticket
+            count = 0 if received is None else received()
+            if count > seen[0]:
+                seen[0] = count
+                yield link

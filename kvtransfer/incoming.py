@@ -104,6 +104,7 @@ class Incoming:
             if isinstance(message, Signal):
                 self._probed.hear(message)
             elif self._probed.takes(message):
-                self._probed.move(message, inlet)
+                with self._table.arriving(self._number):
+                    self._probed.move(message, inlet)
             else:
                 self._table.handle(self._number, message, inlet)

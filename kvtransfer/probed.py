@@ -43,6 +43,11 @@ class Probed:
         assert self._awaited is not None
         if frame.num_bytes > PROBE_BYTES:
             raise WireError(f"a probe of {frame.num_bytes} bytes, the limit is {PROBE_BYTES}")
+        if frame.num_tensors != 1 or not 0 < frame.end - frame.start <= frame.num_bytes:
+            raise WireError(
+                f"a probe of {frame.num_tensors} tensors and {frame.end - frame.start} tokens, "
+                f"the limit is 1 and one a byte of {frame.num_bytes}"
+            )
         self._scratch = self._scratch or Region(bytearray(PROBE_BYTES))
         try:
             moved = inlet.move(frame, Place(self._scratch, 0, whole(frame.num_bytes)), self._never)

@@ -35,7 +35,7 @@ class _Sending:
 
 
 class Sendings:
-    """Owner of the tickets of one connection. Used by the link's writer thread only, but for what it counts."""
+    """Owner of the tickets of one connection. Used by the link's writer thread, but for what it counts and `note`."""
 
     def __init__(
         self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool,
@@ -200,7 +200,7 @@ class Sendings:
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
         shared_bytes = 0 if self._settings.failpoints else self._shared_bytes  # so that a point lies between tensors
         for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, shared_bytes):
-            if ticket.over:
+            if ticket.over or sending.ending_heard:
                 return
             self._send(ticket, cut, sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end))
 

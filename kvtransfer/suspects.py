@@ -28,6 +28,8 @@ class Suspects:
             those = self._by_ticket.get(ticket_id, set())
             known = (link, number) in those
             those.discard((link, number))
+            if not those:
+                self._by_ticket.pop(ticket_id, None)
             return known
 
     def end(self, ticket_id: str) -> int:

@@ -116,11 +116,11 @@ class ReceiverTicket:
         elif not self._inflows:
             self._lease_end = max(self._lease_end, now + self._lease_s)
 
-    def moves(self, link: int, now: float) -> None:
-        """A frame is arriving over one link: until it is in, nothing else can come over it, no renewal either."""
-        inflow = self._inflows.get(link)
-        if inflow is not None:
-            inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
+    def arrives(self, link: int, now: float) -> None:
+        """Bytes of some frame come over one link: until it is in, nothing else can, no renewal and no commit either."""
+        if link in self._inflows:
+            self.renew(link, now)
+            self.progress += 1
 
     def renewals_due(self, now: float, progress: int) -> tuple[int, ...]:
         """Return the links to be told that the ticket goes on: every third of the lease while `progress` grows.

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 
 from kvtransfer.arrivals import Arrivals
@@ -114,6 +115,7 @@ class TicketTable:
                 self._tell_end(ticket, error)
             self._release(ticket)
         elif settled:
+            self._suspects.end(ticket_id)  # none is left: each came again
             self._tell_commit(ticket)
 
     def meet(
@@ -134,15 +136,16 @@ class TicketTable:
         if receipts:
             self._receipts.add(link)
 
+    def arriving(self, link: int) -> AbstractContextManager[None]:
+        """While it is open a frame that is no ticket's comes over the link, and nothing else can."""
+        return self._arrivals.frame(link)
+
     def handle(self, link: int, message: TicketMessage, inlet: Inlet) -> None:
         """Apply one message of a link, on that link's thread. Raises LinkLost, WireError."""
         match message:
             case Frame():
-                self._arrivals.begin(link)
-                try:
+                with self._arrivals.frame(link):
                     self._frame(link, message, inlet)
-                finally:
-                    self._arrivals.end(link)
             case Open():
                 self._open(link, message)
             case Commit():
@@ -168,12 +171,10 @@ class TicketTable:
 
     def sweep(self, now: float) -> None:
         """End the tickets whose lease ran out; tell the senders of the others that these go on, if they do."""
-        for link, own in self._arrivals.moving():
+        for link in self._arrivals.moving():
             with self._lock:
-                if own is not None:
-                    own.progress += 1
                 for ticket in self._tickets.values():
-                    ticket.moves(link, now)
+                    ticket.arrives(link, now)
         for ticket in self._all():
             with self._lock:
                 expired = ticket.expire(now)
@@ -219,7 +220,6 @@ class TicketTable:
             except HandoffFailed as error:
                 self._end(ticket, str(error))
         if ticket is not None and verdict is Verdict.MOVE:
-            self._arrivals.wanted(link, ticket)
             if self._suspects.comes_again(ticket.ticket_id, link, frame.number):
                 self.count(corrupt_frames=1)
             self._move(ticket, frame, link, inlet)
@@ -249,14 +249,15 @@ class TicketTable:
             with self._lock:
                 self._counts["bytes_received"] += frame.num_bytes if digest is not None else 0
                 progress = ticket.finish(link, frame.number, digest, self._clock())
+                suspect = progress is Progress.REPEAT and link in self._reads_pool
+                if suspect:
+                    self._suspects.add(ticket.ticket_id, link, frame.number)
         except HandoffFailed as error:
             self.count(corrupt_frames=1)
             self._end(ticket, str(error))
             return
         if progress is Progress.REPEAT:
-            if link in self._reads_pool:
-                self._suspects.add(ticket.ticket_id, link, frame.number)
-            else:
+            if not suspect:
                 self.count(corrupt_frames=1)
             _log.warning("kv_frame_corrupt", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from wire.kv_layout import KvTensor
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Role(StrEnum):

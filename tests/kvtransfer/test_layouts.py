@@ -274,7 +274,7 @@ def test_a_rank_whose_heads_others_send_cannot_open() -> None:
         ({"sender_rank": 4, "sender_ranks": 4}, "rank 4 of 4: ranks count from 0, .* at most 256"),
         ({"sender_ranks": 0}, "rank 0 of 0"),
         ({"sender_ranks": 257}, "rank 0 of 257: .* at most 256"),
-        ({"protocol_version": 9}, "KV protocol version 1 here, 9 there"),
+        ({"protocol_version": 9}, f"KV protocol version {PROTOCOL_VERSION} here, 9 there"),
         ({"tensors": (KvTensor(0, "k", 3, 16, "float32"),)}, "KV tensors: 4 here, 1 there"),
         ({"num_blocks": 1 << 60}, "the limit is"),
     ],

@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from kvtransfer.digest import Place, StopFlag
-from kvtransfer.frame import Abort, Ack, Frame, Nack, Open
+from kvtransfer.frame import Abort, Ack, Frame, MessageType, Nack, Open
 from kvtransfer.link_ops import Begin, Finish, LinkSettings, Put
 from kvtransfer.outbox import Outbox
-from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderTicket
+from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderState, SenderTicket
 from kvtransfer.sendings import Sendings
 from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
@@ -151,16 +151,19 @@ def test_before_the_commit_the_receivers_word_renews_nothing() -> None:
 
 
 class Trickle:
-    """A fault that lets the payload of one frame through in steps."""
+    """A fault that lets the payload of one frame through in steps: the `nth`, or the first after a PROBE."""
 
-    def __init__(self, nth: int) -> None:
-        self._nth, self._steps, self.num_steps = nth, threading.Semaphore(0), 8
+    def __init__(self, nth: int | None) -> None:
+        self.nth, self._steps, self.num_steps = nth, threading.Semaphore(0), 8
+        self._probed = False
 
     def __call__(self, message: Message) -> Iterable[bytes]:
         yield message.head
+        is_slow = message.kind is MessageType.FRAME and (self._probed or message.number == self.nth)
+        self._probed = message.kind is MessageType.PROBE
         size = -(-len(message.payload) // self.num_steps)
         for at in range(0, len(message.payload), max(size, 1)):
-            if message.number == self._nth:
+            if is_slow:
                 assert self._steps.acquire(timeout=DEADLINE_S)
             yield message.payload[at : at + size]
 
@@ -168,9 +171,9 @@ class Trickle:
         self._steps.release()
 
 
-def _through(rig: Rig, proxy: FaultProxy) -> Ticket:
+def _through(rig: Rig, proxy: FaultProxy, blocks: tuple[int, ...] = BLOCKS) -> Ticket:
     """A ticket of 20 tokens that goes through the proxy."""
-    made = rig.open(20, BLOCKS)
+    made = rig.open(20, blocks)
     near = KvEndpoint("tcp", proxy.address)
     return Ticket(made.ticket_id, made.epoch, made.instance_id, 20, 0, made.lease_s, (near,))
 
@@ -201,6 +204,63 @@ def test_bytes_of_one_slow_frame_keep_its_ticket_and_those_behind_it_on_the_link
         assert rig.events.count("ended") == rig.events.count("failed") == 0
 
 
+def test_a_commit_that_lies_behind_anothers_slow_frame_keeps_its_ticket_on_both_sides() -> None:
+    trickle = Trickle(None)
+    with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
+        tokens = fill(rig.p_pool, range(5), 20)
+        done, slow = _through(rig, proxy), _through(rig, proxy, (20, 21, 22, 23, 24))
+        rig.sender.begin(done)
+        rig.sender.begin(slow)
+        rig.put_all(done, range(5))
+        until(lambda: rig.receiver.bytes_received == sum(map(len, tokens.values())))
+        trickle.nth = sum(message.kind is MessageType.FRAME for message in proxy.recorded)
+        rig.hand_over(slow, range(5))
+        (link,) = _moving(rig)
+        rig.sender.commit(done.ticket_id, b"prompt")
+        until(lambda: _state_on_p(rig, done) is SenderState.SENT)
+
+        for _ in range(trickle.num_steps - 1):
+            before = link()
+            trickle.step()
+            until(lambda before=before: link() > before)  # type: ignore[misc]
+            rig.clock.now += 0.5 * LEASE_S
+            rig.receiver.sweep()
+            until(lambda: _noted(rig, done))
+            rig.sender.sweep()
+        assert rig.events.reports == []
+        trickle.step()
+        rig.events.wait("acked", done.ticket_id)
+        rig.events.wait("acked", slow.ticket_id)
+
+        assert rig.events.count("ended") == rig.events.count("failed") == 0
+
+
+def test_a_slow_probe_ends_no_ticket_of_its_link() -> None:
+    trickle = Trickle(None)
+    with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
+        fill(rig.p_pool, range(5), 20)
+        ticket, measured = _through(rig, proxy), list[object]()
+        rig.sender.begin(ticket)
+        until(lambda: bool(rig.receiver._table._tickets[ticket.ticket_id].links))
+        rig.sender.start_measure("decode-0", 77, ticket.endpoints, 1 << 16, 1e9, measured.append)
+        (link,) = _moving(rig)
+
+        for _ in range(trickle.num_steps - 1):
+            before = link()
+            trickle.step()
+            until(lambda before=before: link() > before)  # type: ignore[misc]
+            rig.clock.now += 0.5 * LEASE_S
+            rig.receiver.sweep()
+            rig.sender.sweep()
+        assert rig.events.reports == []
+        for _ in range(100 * trickle.num_steps):
+            trickle.step()
+        until(lambda: bool(measured))
+        rig.put_all(ticket, range(5))
+        rig.sender.commit(ticket.ticket_id, b"prompt")
+        rig.events.wait("acked", ticket.ticket_id)
+
+
 def test_a_frame_that_stands_still_ends_its_ticket_within_a_lease() -> None:
     trickle = Trickle(0)
     with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
@@ -226,8 +286,14 @@ def test_a_frame_that_stands_still_ends_its_ticket_within_a_lease() -> None:
 def _moving(rig: Rig) -> list[Callable[[], int]]:
     """The counts of bytes of the links that are in the middle of a frame, of which nothing but the head has come."""
     arrivals = rig.receiver._table._arrivals
-    until(lambda: any(one.ticket is not None for one in arrivals._under_way.copy().values()))
-    return [arrivals._received[link] for link in arrivals._under_way]
+    until(lambda: bool(arrivals._seen))
+    return [arrivals._received[link] for link in arrivals._seen]
+
+
+def _state_on_p(rig: Rig, ticket: Ticket) -> SenderState:
+    (link,) = rig.sender._routes.links(ticket.ticket_id)
+    assert link._sendings is not None
+    return link._sendings._sendings[ticket.ticket_id].ticket.state
 
 
 def _noted(rig: Rig, ticket: Ticket) -> bool:
@@ -326,6 +392,15 @@ def test_an_engine_that_stands_still_loses_the_tickets_it_has_put_nothing_of(one
     assert [*one_link.events.failures] == [idle]
 
 
+def test_after_the_receivers_abort_no_more_is_sent_of_what_was_put(one_link: OneLink) -> None:
+    ticket_id = one_link.begin(1)
+    one_link.sendings.note(Abort(ticket_id, 77, "HandoffFailed", "over on D"))
+
+    one_link.put(ticket_id)
+
+    assert one_link.sendings.bytes_sent == 0
+
+
 def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) -> None:
     ticket_id = one_link.begin(1)
     one_link.put(ticket_id)
@@ -390,6 +465,7 @@ def test_a_frame_that_comes_again_was_corrupt() -> None:
         until(lambda: rig.receiver.counts.corrupt_frames == 1)
 
         assert rig.receiver.counts.dropped_frames == 0
+        assert rig.receiver._table._suspects._by_ticket == {}
         raw.stream.close()
 
 

@@ -221,7 +221,16 @@ def test_a_probe_by_hand_is_answered(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize(
-    "what", ["another message", "another probe", "too big", "blocks that are not there", "from a receiver"]
+    "what",
+    [
+        "another message",
+        "another probe",
+        "too big",
+        "blocks that are not there",
+        "from a receiver",
+        "many tensors",
+        "no tokens",
+    ],
 )
 def test_a_probe_that_breaks_the_rules_cuts_its_link_and_is_counted(transport: str, what: str) -> None:
     with make_rig(transport, num_blocks=64) as rig:
@@ -236,6 +245,10 @@ def test_a_probe_that_breaks_the_rules_cuts_its_link_and_is_counted(transport: s
             raw.stream.send([encode(Signal(MessageType.PING, 2))])
         elif what == "too big":
             raw.announce(replace(frame, num_bytes=PROBE_BYTES + 1), payload)
+        elif what == "many tensors":
+            raw.announce(replace(frame, num_tensors=2), payload)
+        elif what == "no tokens":
+            raw.announce(replace(frame, end=0), payload)
         elif what == "blocks that are not there":
             raw.announce(_impossible(frame, transport), payload)
 
