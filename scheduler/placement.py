@@ -27,12 +27,14 @@ class Plan:
 
 
 def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
-    """Return the output tokens that each sequence behind such a prompt may have in the largest pool a pair ends in.
+    """Return the output tokens of each sequence behind such a prompt, for the largest pool that a pair for it ends in.
 
     None without a pair. At least 1, also where not even the prompt fits: `place` refuses that in words.
     """
-    pairs = _pairs(loads, PromptFacts(num_tokens, 1, num_sequences))
-    return max((_most_output(end, num_tokens, num_sequences) for _, end in pairs), default=None)
+    prompt = PromptFacts(num_tokens, 1, num_sequences)
+    pairs = _pairs(loads, prompt)
+    fitting = [pair for pair in pairs if _fits(*pair, prompt)]
+    return max((_most_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
 
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:

@@ -159,6 +159,19 @@ def test_the_most_output_is_that_of_pools_a_prompt_can_reach() -> None:
     assert most_output([apart, *ends, load(4, Role.COMBINED, blocks_total=200)], 100, 1) == 3101
 
 
+def test_the_most_output_is_that_of_pairs_that_can_start_the_prompt() -> None:
+    small = prefill(0, blocks_total=10)
+    apart, large, end = prefill(1, unjoined={2: "no KV transport in common"}), decode(2, blocks_total=1000), decode(3)
+    loads = [small, apart, large, end]
+
+    most = most_output(loads, 500, 1)
+
+    assert most == most_output([apart, end], 500, 1)
+    assert pair(*loads, num_tokens=500, max_tokens=most) == (1, 3)
+    narrow = decode(4, blocks_total=1000, max_num_seqs=1)
+    assert most_output([apart, end, narrow], 100, 2) == most_output([apart, end], 100, 2)
+
+
 def test_without_a_path_nothing_bounds_the_output() -> None:
     assert most_output([], 10, 1) is None
     assert most_output([prefill(0, unjoined={1: "no KV transport in common"}), decode(1)], 10, 1) is None
