@@ -1,6 +1,6 @@
 """How fast KV crosses between two processes, beside copies, iperf3, NIXL and Mooncake in the same run.
 
-    python benchmarks/kv_transfer.py                                  everything, one table
+    python benchmarks/kv_transfer.py                                  everything, one table (.venv's python)
     python benchmarks/kv_transfer.py --transports shm --parts speed --sizes 64 256
     python benchmarks/kv_transfer.py --profile                        where the time of a hand-off goes, on both sides
     python benchmarks/kv_transfer.py --quick                          a smoke run: small, few rounds, no goal means much

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pdserve.layout import ProcessPlan, environment
@@ -51,17 +51,29 @@ class Child:
         self._popen.returncode = self._popen.poll() or 0
 
 
-def stop(processes: Sequence[ProcessRecord], scheduler_grace_s: float = SCHEDULER_GRACE_S) -> tuple[ProcessRecord, ...]:
-    """Stop processes by SIGTERM, the scheduler first so that requests can finish; return those that were killed."""
+def _never() -> bool:
+    return False
+
+
+def stop(
+    processes: Sequence[ProcessRecord], scheduler_grace_s: float = SCHEDULER_GRACE_S,
+    at_once: Callable[[], bool] = _never,
+) -> tuple[ProcessRecord, ...]:  # fmt: skip
+    """Stop processes by SIGTERM, the scheduler first so that requests can finish; return those that were killed.
+
+    From when `at_once` says so none is given time any more.
+    """
     schedulers = [process for process in processes if process.role == "scheduler"]
     others = [process for process in processes if process.role != "scheduler"]
-    return (*_stop(schedulers, scheduler_grace_s), *_stop(others, INSTANCE_GRACE_S))
+    return (*_stop(schedulers, scheduler_grace_s, at_once), *_stop(others, INSTANCE_GRACE_S, at_once))
 
 
-def _stop(processes: Sequence[ProcessRecord], grace_s: float) -> tuple[ProcessRecord, ...]:
+def _stop(
+    processes: Sequence[ProcessRecord], grace_s: float, at_once: Callable[[], bool]
+) -> tuple[ProcessRecord, ...]:  # fmt: skip
     for process in processes:
         _signal(process, signal.SIGTERM)
-    left = _wait(processes, grace_s)
+    left = _wait(processes, grace_s, at_once)
     for process in left:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -80,10 +92,12 @@ def _signal(process: ProcessRecord, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _wait(processes: Sequence[ProcessRecord], timeout_s: float) -> tuple[ProcessRecord, ...]:
+def _wait(
+    processes: Sequence[ProcessRecord], timeout_s: float, at_once: Callable[[], bool] = _never
+) -> tuple[ProcessRecord, ...]:  # fmt: skip
     deadline = time.monotonic() + timeout_s
     left = tuple(process for process in processes if process.alive)
-    while left and time.monotonic() < deadline:
+    while left and time.monotonic() < deadline and not at_once():
         time.sleep(POLL_S / 2)
         left = tuple(process for process in left if process.alive)
     return left

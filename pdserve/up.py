@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -23,12 +23,31 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process dies."""
     request = parse(argv)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = _Interrupts()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupts)
     with folder.lock():
-        return _run(request, folder)
+        return _run(request, folder, interrupts)
 
 
-def _run(request: UpRequest, folder: RunFolder) -> int:
+class _Interrupts:
+    """Ctrl-C and SIGTERM: the first is raised, those after it, or while we stop, only make us stop at once."""
+
+    def __init__(self) -> None:
+        self._count, self._raises = 0, True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count == 1 and self._raises:
+            raise KeyboardInterrupt
+
+    def hold(self) -> Callable[[], bool]:
+        """Raise none any more; return what tells whether one came from here on."""
+        self._raises, before = False, max(1, self._count)
+        return lambda: self._count > before
+
+
+def _run(request: UpRequest, folder: RunFolder, interrupts: _Interrupts) -> int:
     children: list[Child] = []
     grace_s = _FAILED_GRACE_S
     try:
@@ -42,12 +61,13 @@ def _run(request: UpRequest, folder: RunFolder) -> int:
             return 0
         return _stay(children)
     except KeyboardInterrupt:
-        print("stopping", flush=True)
+        print("stopping; requests under way have half a minute (Ctrl-C again: at once)", flush=True)
         grace_s = SCHEDULER_GRACE_S
         return 0
     finally:
+        at_once = interrupts.hold()
         if children:
-            stop([child.record for child in children], grace_s)
+            stop([child.record for child in children], grace_s, at_once)
             folder.clear()
 
 
@@ -79,7 +99,3 @@ def _stay(children: Sequence[Child]) -> int:
             print(end, flush=True)
         time.sleep(POLL_S)
     return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.run_folder import RunFolder
+from tests.kvtransfer.rig import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -118,3 +121,27 @@ def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
         assert front.wait(60) == 0
         assert state is not None
         assert state.living() == ()
+
+
+@pytest.mark.parametrize("presses", [1, 2, 3])
+@pytest.mark.parametrize("when", ["loading", "serving"])
+def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(pdserve: Pdserve, when: str, presses: int) -> None:
+    command = [sys.executable, "-P", "-m", "pdserve", "up", "--port", str(pdserve.port), "--model", str(pdserve.model)]
+    env = {**os.environ, "PDSERVE_RUN_DIR": str(pdserve.folder.path)}
+    with subprocess.Popen([*command, "--engine", "fake"], env=env, stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        wanted = "starting" if when == "loading" else "ready:"
+        while not (line := up.stdout.readline()).startswith(wanted):
+            assert line, "it ended"
+        until(lambda: (state := pdserve.folder.read()) is not None and len(state.living()) == 3)
+        state = pdserve.folder.read()
+        assert state is not None
+        for _ in range(presses):
+            up.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        rest, _ = up.communicate(timeout=60)
+
+        assert up.returncode == 0, rest
+        assert "stopping; requests under way have half a minute (Ctrl-C again: at once)" in rest
+        assert state.living() == ()
+        assert pdserve.folder.read() is None

@@ -62,6 +62,15 @@ def test_one_that_does_not_heed_sigterm_is_killed(spawn: _Spawner) -> None:
     assert not child.record.alive
 
 
+def test_whoever_is_in_a_hurry_gives_none_time_whatever_its_role(spawn: _Spawner) -> None:
+    children = [spawn.when_up(_STUBBORN, "scheduler"), spawn.when_up(_STUBBORN)]
+    looks = iter([False, False])  # then somebody presses Ctrl-C again
+
+    killed = stop([child.record for child in children], 600.0, lambda: next(looks, True))
+
+    assert killed == tuple(child.record for child in children)
+
+
 def test_a_reused_pid_is_not_touched(spawn: _Spawner) -> None:
     child = spawn.when_up(_MEEK)
     record = child.record
