@@ -1,7 +1,8 @@
 """`pdserve status`: one line an instance, from what the scheduler says on /metrics and, for `up`'s, the run folder."""
 
 import argparse
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 
 from pdserve.client import Client
 from pdserve.cluster_page import Instance, Link, read_page
@@ -14,13 +15,18 @@ from wire.errors import Unavailable
 from wire.options import Parser
 
 _TIMEOUT_S = 3.0
+_ANSWER_S = 0.5
 _HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "DIGESTS", "LINKS")
 _MAX_REASON_CHARS = 80
+_OUT_OF_REACH = ("not offered there", "another host or network namespace")
+"""What a sender says of a transport that was never to be had between the two."""
 EPILOG = """\
+PID is that of the process that `pdserve up` started, `-` where another one answers in its place; STATE is the
+scheduler's, `gone` where nothing answers, and the lines below the table say what is wrong.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
-LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that is not in
-use, NO LINK a pair that no transport joins: no prompt goes over it. `pdserve links` measures them. Exit status: 0 when
-a request would be served now, else 1.
+LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
+`(not shm: why)` one that the pair cannot have, NO LINK a pair that no transport joins: no prompt goes over it.
+`pdserve links` measures them. Exit status: 0 when a request would be served now, else 1.
 
 examples:
   pdserve status                               the cluster of `pdserve up`, else what serves on port 9000
@@ -42,30 +48,53 @@ def main(argv: Sequence[str]) -> int:
     instances = _instances(client, where)
     condition = "ready" if ready else f"not ready: {words or 'no answer'}"
     print(printable(f"{where.base_url}  {condition}  model {_model(client, where)}"))
-    for line in table(where.state, instances):
+    for line in table(where.state, instances, _reasons(client)):
         print(line)
     return 0 if ready else 1
 
 
-def table(state: ClusterState | None, instances: Sequence[Instance]) -> list[str]:
-    """Return the lines of the table, header first: the processes of `state`, without one the instances."""
+def table(
+    state: ClusterState | None, instances: Sequence[Instance], reasons: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the lines of the table, header first: the processes of `state`, without one the instances.
+
+    Below it, why those do not live that do not: `reasons` by address.
+    """
     if state is None:
-        return text_table(_HEADER, [_row(one.name, one.role, one.address, "-", one.state, one) for one in instances])
-    by_address = {one.address: one for one in instances}
-    rows = []
-    for process in state.processes:
-        seen = by_address.get(process.address)
-        rows.append(_row(process.name, process.role, process.address, *_condition(process, seen), seen))
-    return text_table(_HEADER, rows)
+        rows = [_row(one.name, one.role, one.address, "-", one.state, one) for one in instances]
+    else:
+        by_address = {one.address: one for one in instances}
+        rows = []
+        for process in state.processes:
+            seen = by_address.get(process.address)
+            rows.append(_row(process.name, process.role, process.address, *_condition(process, seen), seen))
+    return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {})]
 
 
 def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]:
-    """Return pid and state; another process may serve where the one that `up` started is gone."""
+    """Return pid and state; another process may answer where the one that `up` started is gone."""
     if process.alive:
         return str(process.pid), "running" if seen is None else seen.state
-    if seen is not None and seen.state == "living":
-        return "-", "living"
+    if seen is not None and (seen.state == "living" or _answers(process.address)):
+        return "-", seen.state
     return str(process.pid), "gone"
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _wrong(rows: Sequence[Sequence[str]], reasons: Mapping[str, str]) -> list[str]:
+    return [
+        printable(f"{name} is {condition}: {reasons[address]}")
+        for name, _, address, _, condition, *_ in rows
+        if condition not in ("living", "gone") and reasons.get(address)
+    ]
 
 
 def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Instance | None) -> tuple[str, ...]:
@@ -85,9 +114,11 @@ def _link(link: Link) -> str:
     shown = f"{link.transport} to {link.peer} {'up' if link.up else 'down'}"
     if not link.passed_over:
         return shown
-    reasons = "; ".join(link.passed_over)
+    failed = [text for text in link.passed_over if link.fallbacks and text.partition(": ")[2] not in _OUT_OF_REACH]
+    others = [f"not {text}" for text in link.passed_over if text not in failed]
+    reasons = "; ".join([f"fallback: {'; '.join(failed)}", *others] if failed else others)
     short = reasons if len(reasons) <= _MAX_REASON_CHARS else reasons[: _MAX_REASON_CHARS - 3] + "..."
-    return f"{shown} (fallback: {short})"
+    return f"{shown} ({short})"
 
 
 def _instances(client: Client, where: Where) -> tuple[Instance, ...]:
@@ -101,6 +132,17 @@ def _instances(client: Client, where: Where) -> tuple[Instance, ...]:
     if not instances and where.state is None:
         raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
     return instances
+
+
+def _reasons(client: Client) -> dict[str, str]:
+    """Return by address why an instance does not live, as far as /ready says it."""
+    try:
+        body = client.get("/ready").json()
+    except Unavailable:
+        return {}
+    told = body.get("instances") if isinstance(body, dict) else None
+    found = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    return {str(one.get("address")): str(one.get("why") or "") for one in found}
 
 
 def _model(client: Client, where: Where) -> str:

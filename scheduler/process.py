@@ -130,7 +130,7 @@ def report(control: Control) -> ReadyReport:
     if not view.ready and not missing:
         missing = ["a request or probe that crosses a path: none has in the last 10 s"]
     instances = [
-        {"instance": i.instance_id, "role": i.role.value, "address": i.address, "state": i.state}
+        {"instance": i.instance_id, "role": i.role.value, "address": i.address, "state": i.state, "why": i.why}
         for i in view.instances
     ]
     return ReadyReport(view.ready, tuple(missing), {"instances": instances})

@@ -73,7 +73,7 @@ def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path
 
     assert (link["transport"], link["state"]) == ("tcp", "up")
     assert [text.partition(":")[0] for text in link["passed_over"]] == ["shm"]
-    assert f"tcp to decode-0 up (fallback: {link['passed_over'][0][:40]}" in status
+    assert f"tcp to decode-0 up (not {link['passed_over'][0][:40]}" in status
 
 
 def test_a_pair_without_a_common_transport_is_said_everywhere_and_serves_once_it_has_one(

@@ -1,6 +1,7 @@
 """The table of instances, from a metrics page and, where `up` started them, its run folder."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,31 @@ def test_an_instance_started_again_by_hand_lives_though_it_is_not_the_process_of
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("state", ["refused", "connecting", "lost"])
+def test_what_answers_where_the_process_of_up_is_gone_stands_as_the_scheduler_says(state: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        gone = ProcessRecord("decode-0", "decode", os.getpid(), (start_time(os.getpid()) or 0) + 1, address, "/l")
+        page = f'pdserve_instance_info{{address="{address}",instance="d",role="decode",state="{state}"}} 1\n'
+
+        lines = table(
+            ClusterState("http://127.0.0.1:9000", "m", (gone,)), read_page(parse_metrics(page)),
+            {address: "its block size\x1b[31m is 32"},
+        )  # fmt: skip
+
+    assert lines[1].split()[:5] == ["decode-0", "decode", address, "-", state]
+    assert lines[2:] == [f"decode-0 is {state}: its block size?[31m is 32"]
+
+
+def test_what_does_not_answer_is_gone_whatever_the_scheduler_last_said() -> None:
+    page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="lost"} 1\n'
+
+    lines = table(_state(), read_page(parse_metrics(page)), {"127.0.0.1:2": "no way there"})
+
+    assert lines[2].split()[3:5] == [str(os.getpid()), "gone"]
+    assert len(lines) == 3
+
+
 def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
     lines = table(None, read_page(parse_metrics(PAGE)))
 
@@ -63,6 +89,19 @@ def test_a_fallback_is_told_with_its_reason_and_control_characters_do_not_reach_
 
     assert 'tcp to decode-0 up (fallback: shm: the peer said "no?[31m")' in lines[1]
     assert lines[1].endswith("shm to decode-1 down")
+
+
+@pytest.mark.parametrize("reason", ["not offered there", "another host or network namespace"])
+def test_a_better_transport_that_was_never_to_be_had_is_no_fallback(reason: str) -> None:
+    page = PAGE.replace('the peer said \\"no\x1b[31m\\"', reason)
+    never = page.replace('fallbacks_total{instance="P",peer="D"} 1.0', 'fallbacks_total{instance="P",peer="D"} 0.0')
+    both = page + 'pdserve_link_passed_over{instance="P",peer="D",reason="it broke",transport="cuda_ipc"} 1.0\n'
+
+    shown = [table(None, read_page(parse_metrics(one)))[1] for one in (never, page, both)]
+
+    assert f"tcp to decode-0 up (not shm: {reason})" in shown[0]
+    assert f"tcp to decode-0 up (not shm: {reason})" in shown[1]
+    assert f"tcp to decode-0 up (fallback: cuda_ipc: it broke; not shm: {reason})" in shown[2]
 
 
 def test_a_link_that_is_being_made_is_not_called_down() -> None:
