@@ -143,6 +143,8 @@ def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
         for decode in (one for one in instances if one.role == "decode"):
             lost = [one for one in (prefill, decode) if one.state != "living"]
             link = prefill.links.get(decode.name, Link(decode.name))
+            if link.impossible:  # what the page has of it besides is of an earlier life
+                link = Link(decode.name, impossible=link.impossible)
             yield {
                 "prefill": prefill.name,
                 "prefill_address": prefill.address,

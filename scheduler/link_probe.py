@@ -18,6 +18,9 @@ MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0
 """Longer than an instance takes for one, so that its own words are heard first."""
 
+_ONLY_NAMED = ("process_group", "mooncake")
+"""Transports that are used only where --kv-transport names them, so that nobody misses them elsewhere."""
+
 _Lives = tuple[int, int]
 """The epochs of the two processes: a measurement says nothing of others."""
 
@@ -42,11 +45,17 @@ class PairLink:
 
     @property
     def not_offered(self) -> tuple[str, ...]:
-        """The transports better than the one in use that the sending end does not offer, as `shm: not named`."""
+        """The transports better than the one in use that the sending end does not offer, as `shm: not named`.
+
+        Nothing is better than none, and none is missed that is used only when named.
+        """
         sender = self.pair.sender.description
         used = "" if self.link is None else self.link.transport
-        better = itertools.takewhile(lambda text: text != used, () if sender is None else sender.kv_transports)
-        return tuple(text for text in better if ": " in text)
+        if sender is None or not used:
+            return ()
+        better = itertools.takewhile(lambda text: text != used, sender.kv_transports)
+        split = [(text, text.partition(": ")) for text in better]
+        return tuple(text for text, (name, lacks, _) in split if lacks and name not in _ONLY_NAMED)
 
     @property
     def digests(self) -> bool | None:
@@ -104,7 +113,7 @@ class LinkProbe:
             return PairLink(pair, None, str(error))
         known, gap = _known(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
         if gap is not None:
-            return PairLink(pair, known, str(gap))
+            return PairLink(pair, None, str(gap))  # what the sender last told is of an earlier life of the other end
         if num_bytes == 0:
             return PairLink(pair, self._with_figures(sender, receiver, known))
         try:

@@ -189,7 +189,9 @@ def test_from_elsewhere_a_pair_that_no_transport_joins_is_said(capsys: pytest.Ca
     with served_page(page) as url:
         assert cli.main(["links", "--url", url, "--mib", "0"]) == 1
 
-    assert "not measured: prefill has shm, decode has tcp" in capsys.readouterr().out.splitlines()[3]
+    row = capsys.readouterr().out.splitlines()[3]
+    assert "not measured: prefill has shm, decode has tcp" in row
+    assert row.split()[4:6] == ["-", "-"]
 
 
 def test_another_users_scheduler_is_not_trusted(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
+from wire.fake_instance import FakeInstance
 from wire.messages import MeasureLink, Prefill
-from wire.types import InstanceDescription, KvEndpoint, Role
+from wire.types import InstanceDescription, KvEndpoint, LinkStatus, LoadSnapshot, Role
 
 PROMPT = (1, 2, 3, 4, 5)
 APART = "prefill instance 0 has shm and decode instance 1 has tcp"
@@ -158,6 +160,24 @@ async def test_measuring_says_it_without_asking_the_instance() -> None:
 
     assert APART in told.error
     assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
+    running.cancel()
+
+
+@virtual
+async def test_a_pair_that_became_impossible_has_no_link_though_the_sender_still_tells_of_its_last_one() -> None:
+    class Told(FakeInstance):
+        def load(self) -> LoadSnapshot:
+            return replace(super().load(), links=(LinkStatus("decode-1", "shm", "lost", 1, 9, 1),))
+
+    cluster = _apart("PD", "shm", "tcp")
+    cluster.kind = Told
+    running = _serve(cluster)
+    await until(lambda: cluster.control.registry.gaps())
+
+    (told,) = await measured(LinkProbe(cluster.control.registry))
+
+    assert told.link is None
+    assert APART in told.error
     running.cancel()
 
 

@@ -18,6 +18,15 @@ from wire.types import LinkStatus, LoadSnapshot
 MIB = 2**20
 
 
+class _Told(FakeInstance):
+    """Says that it has links."""
+
+    lives: tuple[LinkStatus, ...] = ()
+
+    def load(self) -> LoadSnapshot:
+        return dataclasses.replace(super().load(), links=self.lives)
+
+
 async def measured(probe: LinkProbe, num_bytes: int = MIB) -> list[PairLink]:
     """Return the links of all pairs."""
     return [one async for one in probe.measure(num_bytes) if isinstance(one, PairLink)]
@@ -115,13 +124,22 @@ async def test_better_transports_that_the_sender_does_not_offer_are_told_with_th
     running.cancel()
 
 
-class _Told(FakeInstance):
-    """Says that it has links."""
+@virtual
+@pytest.mark.parametrize(("used", "better"), [("tcp", ("cuda_ipc: no GPU", "shm: not named")), ("", ())])
+async def test_transports_that_are_used_only_when_named_are_no_better_ones(used: str, better: tuple[str, ...]) -> None:
+    words = ("cuda_ipc: no GPU", "shm: not named", "process_group: not named", "mooncake: not named", "tcp")
+    cluster = FakeCluster("PD")
+    cluster.kind = _Told
+    _Told.lives = (LinkStatus("decode-1", used, "up" if used else "connecting", 1, 0, 0),)
+    cluster.boot(0, kv_transports=words)
+    cluster.boot(1)
+    running = asyncio.create_task(cluster.control.registry.run())
+    await until(lambda: not cluster.control.registry.missing())
 
-    lives: tuple[LinkStatus, ...] = ()
+    (told,) = await measured(LinkProbe(cluster.control.registry), 0)
 
-    def load(self) -> LoadSnapshot:
-        return dataclasses.replace(super().load(), links=self.lives)
+    assert told.not_offered == better
+    running.cancel()
 
 
 @virtual
