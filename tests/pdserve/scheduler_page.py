@@ -19,6 +19,7 @@ pdserve_link_failures_total{instance="P",peer="D"} 2.0
 pdserve_link_fallbacks_total{instance="P",peer="D"} 1.0
 pdserve_link_passed_over{instance="P",peer="D",reason="the peer said \\"no\x1b[31m\\"",transport="shm"} 1.0
 """
+READY = '{"ready": true, "instances": [{"address": "10.0.0.20:8089", "state": "lost", "why": "it was \\u001b[31mcut"}]}'
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def served_page(page: str) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            bodies = {"/metrics": page, "/ready": '{"ready": true}', "/v1/models": json.dumps({"data": [{"id": "m"}]})}
+            bodies = {"/metrics": page, "/ready": READY, "/v1/models": json.dumps({"data": [{"id": "m"}]})}
             content = bodies.get(self.path, "").encode()
             self.send_response(200 if content else 404)
             self.send_header("Content-Length", str(len(content)))

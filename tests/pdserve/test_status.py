@@ -141,7 +141,8 @@ def test_any_cluster_is_shown_by_its_url(
 
         first, *lines = capsys.readouterr().out.splitlines()
         assert (status, first) == (0, f"{url}  ready  model m")
-        assert len(lines) == 4
+        assert len(lines) == 5
+        assert lines[4] == "decode-1 is lost: it was ?[31mcut"
 
 
 def test_nobody_there_is_one_line_that_says_what_to_do(

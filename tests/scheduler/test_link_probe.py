@@ -7,6 +7,7 @@ import pytest
 
 from scheduler.link_answers import LinkAnswers
 from scheduler.link_probe import LinkProbe, Pair, PairLink
+from scheduler.process import report
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc
 from tests.scheduler.virtual_time import until, virtual
@@ -48,6 +49,8 @@ async def test_an_end_that_does_not_live_is_told_with_its_reason_and_the_others_
 
         lost, found = await measured(LinkProbe(cluster.control.registry))
 
+        (told,) = [one for one in report(cluster.control).view["instances"] if one["why"]]
+        assert lost.error == f"{told['address']} is {told['state']}: {told['why']}"
         assert lost.link is None
         assert lost.error.startswith("10.0.0.1:8001 is lost: ")
         assert found.error == ""
