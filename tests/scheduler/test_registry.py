@@ -15,7 +15,7 @@ from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, Unavailable
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
-from wire.types import InstanceDescription, KvEndpoint, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 PROMPT = (1, 2, 3)
 
@@ -40,7 +40,10 @@ async def refusal(cluster: FakeCluster) -> str:
             "differ: KV of layer 0: (.*, v 2x8 float32 here, k 2x8 float32 there|k 2x8 float32 here, .*, v 2x8)",
         ),
         ({"endpoints": (KvEndpoint("tcp", "10.0.0.1:1", "", 2),)}, "decode-1 .* listens for KV on ranks 2: .*from 0"),
-        ({"protocol_version": 9}, "decode instance 1 at 10.0.0.1:8001 speaks protocol version 9, the scheduler 1"),
+        (
+            {"protocol_version": 9},
+            f"decode instance 1 at 10.0.0.1:8001 speaks protocol version 9, the scheduler {PROTOCOL_VERSION}",
+        ),
         ({"table_digest": "0ther"}, "decode instance 1 .*another global table: digest 0ther there, 7ab1e"),
     ],
 )
