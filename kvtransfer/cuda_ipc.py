@@ -27,6 +27,7 @@ from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.transport import FRAME_BYTES, Timeouts
 from wire.errors import Unavailable
+from wire.kv_transports import ELSEWHERE
 from wire.types import KvEndpoint
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class CudaIpcTransport:
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Only this host and this network namespace are within reach; the device is compared when the link is made."""
-        return None if endpoint.host_id == self._host_id else "another host or network namespace"
+        return None if endpoint.host_id == self._host_id else ELSEWHERE
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to the abstract name."""

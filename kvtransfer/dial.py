@@ -12,6 +12,7 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet, Timeouts, Transport
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, InstanceLost, PdserveError
+from wire.kv_transports import NOT_OFFERED
 from wire.trust import Trust
 from wire.types import KvEndpoint
 
@@ -66,7 +67,7 @@ def endpoint_for(transport: Transport, endpoints: Sequence[KvEndpoint], rank: in
 def out_of_reach(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> str | None:
     """Say why there is no use in trying this transport at all; None when there may be."""
     endpoint = endpoint_for(transport, endpoints, rank)
-    return "not offered there" if endpoint is None else transport.unreachable(endpoint)
+    return NOT_OFFERED if endpoint is None else transport.unreachable(endpoint)
 
 
 def dial(

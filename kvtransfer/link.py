@@ -71,7 +71,6 @@ class Link:
         self._load = 0
         self._queue: queue.SimpleQueue[Op] = queue.SimpleQueue()
         self._gathered: deque[Op] = deque()  # taken from the queue and not yet handled
-        self._puts_left = 0  # of those
         self._gather_ops = _LEAST_GATHERED
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -228,8 +227,7 @@ class Link:
                     case Tend():
                         pass
                     case Put():
-                        self._puts_left -= 1
-                        sendings.handle(op, behind=self._puts_left > 0)
+                        sendings.handle(op, behind=any(isinstance(one, Put) for one in self._gathered))
                     case _:
                         sendings.handle(op)
             sendings.tend()
@@ -249,7 +247,6 @@ class Link:
         except queue.Empty:
             self._gather_ops = _LEAST_GATHERED
         self._gathered = deque(merge_puts(self._gathered))
-        self._puts_left = sum(isinstance(op, Put) for op in self._gathered)
 
     def _wind_up(self, error: PdserveError | None) -> None:
         with self._lock:

@@ -46,7 +46,6 @@ class Sendings:
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
         self._mover = process_mover()
-        self._shared_bytes = FRAME_BYTES
         self._layout = layout = settings.memory.layout
         self._part = part_between(layout.model_tensors, layout.rank, receiver)
         self._tensors_of = {layer: layout.tensors_of(layer) for layer in layout.layers}
@@ -74,7 +73,6 @@ class Sendings:
         Where the link is `behind`, other puts wait: tensors share frames as large as may be, for what each costs. Else
         these are smaller, so that D moves one while P digests the next.
         """
-        self._shared_bytes = self._outlet.most_frame_bytes if behind else FRAME_BYTES
         if isinstance(op, Begin):
             self._begin(op.ticket)
             return
@@ -85,7 +83,7 @@ class Sendings:
                 self._say_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
             return
         try:
-            self._apply(sending, op)
+            self._apply(sending, op, behind)
         except PdserveError as error:
             self._fail(sending, error)
 
@@ -162,10 +160,10 @@ class Sendings:
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
         self._outbox.flush()  # from here on the receiver ends the ticket when this process dies
 
-    def _apply(self, sending: _Sending, op: Put | Finish | Drop | Heard) -> None:
+    def _apply(self, sending: _Sending, op: Put | Finish | Drop | Heard, behind: bool) -> None:
         match op:
             case Put():
-                self._put(sending, op)
+                self._put(sending, op, behind)
             case Finish():
                 commit = sending.ticket.commit(op.description, digest_of([op.description]))
                 if commit is not None:
@@ -192,14 +190,17 @@ class Sendings:
             self._outbox.flush()  # so that "after" is after
             failpoints.hit("kv.after_send_commit")
 
-    def _put(self, sending: _Sending, put: Put) -> None:
+    def _put(self, sending: _Sending, put: Put, behind: bool) -> None:
         if sending.started is None:
             sending.started = self._settings.clock()
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
-        shared_bytes = 0 if self._settings.failpoints else self._shared_bytes  # so that a point lies between tensors
-        for cut in cut_frames(self._part, wanted, self._outlet.most_frame_bytes, shared_bytes):
+        most_bytes = self._outlet.most_frame_bytes
+        shared_bytes = most_bytes if behind else FRAME_BYTES
+        if self._settings.failpoints:
+            shared_bytes = 0  # so that a point lies between tensors
+        for cut in cut_frames(self._part, wanted, most_bytes, shared_bytes):
             if ticket.over or sending.ending_heard:
                 return
             self._send(ticket, cut, sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end))

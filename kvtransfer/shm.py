@@ -24,6 +24,7 @@ from kvtransfer.stream import READ_AHEAD_BYTES, Stream
 from kvtransfer.transport import Timeouts
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads
+from wire.kv_transports import ELSEWHERE
 from wire.types import KvEndpoint
 
 F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python's fcntl has no name for it
@@ -55,7 +56,7 @@ class ShmTransport:
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Only this host and this network namespace are within reach."""
-        return None if endpoint.host_id == self._host_id else "another host or network namespace"
+        return None if endpoint.host_id == self._host_id else ELSEWHERE
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to the abstract name."""

@@ -10,6 +10,7 @@ from kvtransfer.shm import ShmTransport
 from kvtransfer.tcp import TcpTransport
 from kvtransfer.transport import Transport
 from wire.errors import ConfigError
+from wire.kv_transports import ONLY_NAMED
 
 _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
     "cuda_ipc": CudaIpcTransport,
@@ -19,8 +20,7 @@ _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
     "tcp": TcpTransport,
 }
 NAMES = tuple(_MAKERS)
-DEFAULT_NAMES = ("cuda_ipc", "shm", "tcp")
-OVER_UNIX = ("cuda_ipc", "shm")  # their links begin on a Unix socket; those of all others on a TCP port of the rank
+DEFAULT_NAMES = tuple(name for name in NAMES if name not in ONLY_NAMED)
 READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool itself, some time after the announcement
 
 

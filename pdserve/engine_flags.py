@@ -1,6 +1,7 @@
 """Check the flags of instances before one is started: a mistake is told where it was typed, not in a child's log."""
 
 from wire.errors import ConfigError
+from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions
 
 
@@ -8,12 +9,12 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     """Raise ConfigError, with the value and what is allowed, for flags that `instances` on one host cannot take."""
     try:
         from instance.config import check_options, parse_port_range
-        from kvtransfer.transports import DEFAULT_NAMES, OVER_UNIX
+        from kvtransfer.transports import DEFAULT_NAMES
     except ModuleNotFoundError:
         return  # the engine is not installed, and who needs it says so
     check_options(options)
     ports = parse_port_range(options.kv_port_range)
-    if ports is None or set(options.kv_transport or DEFAULT_NAMES) <= set(OVER_UNIX):
+    if ports is None or set(options.kv_transport or DEFAULT_NAMES) <= set(ONE_HOST):
         return
     ranks = options.tensor_parallel_size or 1 if options.engine == "fake" else 1  # the torch engine has one
     num_ports = ports[1] - ports[0] + 1

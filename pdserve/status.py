@@ -12,14 +12,13 @@ from pdserve.run_folder import ClusterState, ProcessRecord
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
+from wire.kv_transports import OUT_OF_REACH
 from wire.options import Parser
 
 _TIMEOUT_S = 3.0
 _ANSWER_S = 0.5
 _HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "DIGESTS", "LINKS")
 _MAX_REASON_CHARS = 80
-_OUT_OF_REACH = ("not offered there", "another host or network namespace")
-"""What a sender says of a transport that was never to be had between the two."""
 EPILOG = """\
 PID is that of the process that `pdserve up` started, `-` where another one answers in its place; STATE is the
 scheduler's, `gone` where nothing answers, and the lines below the table say what is wrong.
@@ -114,7 +113,7 @@ def _link(link: Link) -> str:
     shown = f"{link.transport} to {link.peer} {'up' if link.up else 'down'}"
     if not link.passed_over:
         return shown
-    failed = [text for text in link.passed_over if link.fallbacks and text.partition(": ")[2] not in _OUT_OF_REACH]
+    failed = [text for text in link.passed_over if link.fallbacks and text.partition(": ")[2] not in OUT_OF_REACH]
     others = [f"not {text}" for text in link.passed_over if text not in failed]
     reasons = "; ".join([f"fallback: {'; '.join(failed)}", *others] if failed else others)
     short = reasons if len(reasons) <= _MAX_REASON_CHARS else reasons[: _MAX_REASON_CHARS - 3] + "..."

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from scheduler.compatibility import ExpectedInstance
 from telemetry.logs import EventLogger
+from wire.kv_transports import ONE_HOST
 from wire.types import InstanceDescription, Role
 
 log = EventLogger("registry")
-
-_ONE_HOST = ("cuda_ipc", "shm")
-"""Transports that begin on an abstract Unix socket: out of reach where `host_id` differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,10 @@ def missing_transport(sender: InstanceDescription, receiver: InstanceDescription
     """
     if not sender.endpoints or not receiver.endpoints:
         return None
-    ours = {(one.transport, one.host_id if one.transport in _ONE_HOST else "") for one in sender.endpoints}
-    theirs = {(one.transport, one.host_id if one.transport in _ONE_HOST else "") for one in receiver.endpoints}
+    ours, theirs = (
+        {(one.transport, one.host_id if one.transport in ONE_HOST else "") for one in described.endpoints}
+        for described in (sender, receiver)
+    )
     if ours & theirs:
         return None
     same = sorted({name for name, _ in ours} & {name for name, _ in theirs})

@@ -11,15 +11,13 @@ from scheduler.instances import Instance
 from scheduler.member import Member
 from scheduler.registry import Registry
 from wire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdserveError, Unavailable
+from wire.kv_transports import ONLY_NAMED
 from wire.messages import LinkMeasured, MeasureLink
 from wire.types import LinkStatus, Role
 
 MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0
 """Longer than an instance takes for one, so that its own words are heard first."""
-
-_ONLY_NAMED = ("process_group", "mooncake")
-"""Transports that are used only where --kv-transport names them, so that nobody misses them elsewhere."""
 
 _Lives = tuple[int, int]
 """The epochs of the two processes: a measurement says nothing of others."""
@@ -55,7 +53,7 @@ class PairLink:
             return ()
         better = itertools.takewhile(lambda text: text != used, sender.kv_transports)
         split = [(text, text.partition(": ")) for text in better]
-        return tuple(text for text, (name, lacks, _) in split if lacks and name not in _ONLY_NAMED)
+        return tuple(text for text, (name, lacks, _) in split if lacks and name not in ONLY_NAMED)
 
     @property
     def digests(self) -> bool | None:

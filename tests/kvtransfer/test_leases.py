@@ -170,6 +170,17 @@ class Trickle:
     def step(self) -> None:
         self._steps.release()
 
+    def slow_steps(self, rig: Rig, received: Callable[[], int], seconds: float) -> Iterator[None]:
+        """All steps but the last, each so much later; D looks at its leases before each `yield`, P after it."""
+        for _ in range(self.num_steps - 1):
+            before = received()
+            self.step()
+            until(lambda before=before: received() > before)  # type: ignore[misc]
+            rig.clock.now += seconds
+            rig.receiver.sweep()
+            yield
+            rig.sender.sweep()
+
 
 def _through(rig: Rig, proxy: FaultProxy, blocks: tuple[int, ...] = BLOCKS) -> Ticket:
     """A ticket of 20 tokens that goes through the proxy."""
@@ -188,14 +199,8 @@ def test_bytes_of_one_slow_frame_keep_its_ticket_and_those_behind_it_on_the_link
         rig.hand_over(ticket, range(5))
         (link,) = _moving(rig)
 
-        for _ in range(trickle.num_steps - 1):
-            before = link()
-            trickle.step()
-            until(lambda before=before: link() > before)  # type: ignore[misc]
-            rig.clock.now += 0.7 * LEASE_S
-            rig.receiver.sweep()
+        for _ in trickle.slow_steps(rig, link, 0.7 * LEASE_S):
             until(lambda: _noted(rig, ticket))
-            rig.sender.sweep()
         assert rig.events.reports == []
         trickle.step()
         rig.events.wait("acked", ticket.ticket_id)
@@ -219,14 +224,8 @@ def test_a_commit_that_lies_behind_anothers_slow_frame_keeps_its_ticket_on_both_
         rig.sender.commit(done.ticket_id, b"prompt")
         until(lambda: _state_on_p(rig, done) is SenderState.SENT)
 
-        for _ in range(trickle.num_steps - 1):
-            before = link()
-            trickle.step()
-            until(lambda before=before: link() > before)  # type: ignore[misc]
-            rig.clock.now += 0.5 * LEASE_S
-            rig.receiver.sweep()
+        for _ in trickle.slow_steps(rig, link, 0.5 * LEASE_S):
             until(lambda: _noted(rig, done))
-            rig.sender.sweep()
         assert rig.events.reports == []
         trickle.step()
         rig.events.wait("acked", done.ticket_id)
@@ -245,13 +244,8 @@ def test_a_slow_probe_ends_no_ticket_of_its_link() -> None:
         rig.sender.start_measure("decode-0", 77, ticket.endpoints, 1 << 16, 1e9, measured.append)
         (link,) = _moving(rig)
 
-        for _ in range(trickle.num_steps - 1):
-            before = link()
-            trickle.step()
-            until(lambda before=before: link() > before)  # type: ignore[misc]
-            rig.clock.now += 0.5 * LEASE_S
-            rig.receiver.sweep()
-            rig.sender.sweep()
+        for _ in trickle.slow_steps(rig, link, 0.5 * LEASE_S):
+            pass
         assert rig.events.reports == []
         for _ in range(100 * trickle.num_steps):
             trickle.step()

@@ -6,10 +6,11 @@ import re
 import pytest
 
 from kvtransfer import mooncake_engine, transports
-from kvtransfer.transports import DEFAULT_NAMES, NAMES, OVER_UNIX, make_transports
+from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
+from wire.kv_transports import ONE_HOST
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_none_named_means_the_default_ones(pool: Pool) -> None:
 
 
 def test_those_whose_links_begin_on_a_unix_socket_need_no_port() -> None:
-    assert {name for name in NAMES if vars(transports._MAKERS[name])["over_unix"]} == set(OVER_UNIX)
+    assert {name for name in NAMES if vars(transports._MAKERS[name])["over_unix"]} == set(ONE_HOST)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:
