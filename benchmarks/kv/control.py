@@ -38,6 +38,12 @@ class Child:
             self.close()
             raise
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def ask(self, **command: Any) -> dict[str, Any]:
         """Send a command and return its answer. Raises RuntimeError with what the child said, or that it ended."""
         assert self._process.stdin is not None

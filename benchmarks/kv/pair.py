@@ -84,6 +84,11 @@ class Ours:
         hand_offs_s = sum(float(answer["hand_offs"]) / float(answer["seconds"]) for answer in answers)
         return hand_offs_s * tokens * self._shape.token_bytes
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that all processes have used together."""
+        return sum(child.cpu_s for child in (*self.prefills, *self.decodes))
+
     def close(self) -> None:
         """End all processes, P first."""
         self._stack.close()

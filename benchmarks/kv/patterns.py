@@ -96,11 +96,16 @@ def measure_pairs(transport: str, rounds: int, seconds: float, pool_bytes: int |
             one = stack.enter_context(Ours(transport, shape, blocks))
             four = stack.enter_context(Ours(transport, shape, blocks, num_p=PAIRS, num_d=PAIRS))
             rates: dict[Ours, list[float]] = {one: [], four: []}
+            costs: dict[Ours, list[float]] = {one: [], four: []}  # CPU seconds of a hand-off, on both sides together
             for number in range(rounds + 1):
                 for group in (one, four) if number % 2 else (four, one):
-                    rate = group.stream(CHUNK, CHUNK, WINDOW, seconds if number else seconds / 4)
+                    before, lasts = group.cpu_s, seconds if number else seconds / 4
+                    rate = group.stream(CHUNK, CHUNK, WINDOW, lasts)
                     if number:  # the first round makes the links
                         rates[group].append(rate)
+                        costs[group].append((group.cpu_s - before) * CHUNK * shape.token_bytes / (rate * lasts))
+        cost_ms = [1e3 * median(costs[group]) for group in (one, four)]
+        say("CPU of a hand-off: {:.2f} ms for one pair, {:.2f} ms for all".format(*cost_ms))
         yield Row(
             f"{transport}, {PAIRS} P x {PAIRS} D, prompts of {CHUNK} tokens, {name} pool",
             "MB/s", median(rates[four]) / 1e6, "one pair", median(rates[one]) / 1e6,
