@@ -18,7 +18,7 @@ from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.failpoints import failpoint
-from wire.messages import Event, Failed, Refused, Reserve, Reserved
+from wire.messages import Event, Failed, Refused, Reserved
 from wire.types import PromptState, Ticket, TokenOutput
 
 log = EventLogger("decode")
@@ -30,7 +30,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 class _Reservation:
     """Blocks waiting for a prompt's KV."""
 
-    reserve: Reserve
+    state: PromptState
     ticket_id: str
 
 
@@ -55,32 +55,32 @@ class DecodeWorker:
         assert self._receiver is not None
         return self._receiver
 
-    def reserve(self, command: Reserve) -> None:
+    def reserve(self, state: PromptState) -> None:
         """Answer Reserved with a ticket, or Refused with nothing left behind."""
         began = self._clock()
         layout = self._engine.info.layout
         try:
             failpoint("decode.reserve")
-            self._refuse_a_second(command.prompt_id)
-            if not command.probe:  # which is gone at once
+            self._refuse_a_second(state.prompt_id)
+            if not state.probe:  # which is gone at once
                 self._refuse_while_others_wait()
-            blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(command.token_ids)), probe=command.probe)
+            blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(state.token_ids)), probe=state.probe)
         except PdserveError as error:
-            self._emit(Refused(command.prompt_id, to_name(error), str(error)))
+            self._emit(Refused(state.prompt_id, to_name(error), str(error)))
             return
-        reservation = _Reservation(command, secrets.token_hex(16))
+        reservation = _Reservation(state, secrets.token_hex(16))
         with self._lock:
-            self._reservations[command.prompt_id] = reservation
-            self._prompt_by_ticket[reservation.ticket_id] = command.prompt_id
+            self._reservations[state.prompt_id] = reservation
+            self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
         ticket = self._open(reservation, blocks)
-        self._emit(Reserved(command.prompt_id, ticket, self._clock() - began))
+        self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
     def generate(self, state: PromptState) -> None:
         """Run a whole prompt here. Raises InvalidRequest (and its kin) if it is here already or never can be run."""
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
-            self._running[state.prompt_id] = set(range(state.params.n))
+            self._running[state.prompt_id] = set(range(state.params.num_sequences))
         self._post(lambda engine: self._add(engine, state))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
@@ -92,7 +92,7 @@ class DecodeWorker:
             reservation = self._reservations.get(prompt_id) if prompt_id is not None else None
             if prompt_id is None or reservation is None:
                 raise HandoffFailed(f"ticket {ticket_id} is not waited for here any more")
-            if state.prompt_id != prompt_id or state.token_ids != reservation.reserve.token_ids or not state.outputs:
+            if state.prompt_id != prompt_id or state.token_ids != reservation.state.token_ids or not state.outputs:
                 raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
@@ -171,12 +171,12 @@ class DecodeWorker:
             raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
 
     def _open(self, reservation: _Reservation, block_ids: tuple[int, ...]) -> Ticket:
-        num_tokens = len(reservation.reserve.token_ids)
+        num_tokens = len(reservation.state.token_ids)
         try:
             return self.receiver.open(reservation.ticket_id, num_tokens=num_tokens, first_token=0, block_ids=block_ids)
         except BaseException:
             with self._lock:
-                del self._reservations[reservation.reserve.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
+                del self._reservations[reservation.state.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
             self._engine.blocks.release(block_ids)
             raise
 

@@ -41,8 +41,11 @@ class Announcer:
 
 
 def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
-    position, params = prompt.sequences[index].num_outputs, prompt.state.params
-    return SampleRow(row, params, index, position, banned_tokens(params, position))
+    sequence, params = prompt.sequences[index], prompt.state.params
+    position = sequence.num_outputs
+    return SampleRow(
+        row, params, index, position, banned_tokens(params, position), sequence.token_ids, sequence.prompt_length
+    )
 
 
 def _chunk_of(piece: Piece) -> Chunk:

@@ -91,8 +91,10 @@ class EngineCore:
         wanted = layout.num_blocks_for(len(state.token_ids))
         if len(block_ids) < wanted:
             raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} do")
-        if len(state.outputs) != state.params.n or not all(state.outputs):
-            raise InvalidRequest(f"an admitted prompt has a token for each of its {state.params.n} sequences")
+        if len(state.outputs) != state.params.num_sequences or not all(state.outputs):
+            raise InvalidRequest(
+                f"an admitted prompt has a token for each of its {state.params.num_sequences} sequences"
+            )
         prompt = self._accept(state, hold=False)
         if not prompt.ended:
             self.check(state)
@@ -161,14 +163,14 @@ class EngineCore:
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
         try:
-            sampled = self._model.launch(batch, announcer if announcer.wanted else None).collect()
-            if len(sampled) != len(batch.samples):
-                raise InternalError(f"the model returned {len(sampled)} tokens for {len(batch.samples)} rows")
+            output = self._model.launch(batch, announcer if announcer.wanted else None).collect()
+            if len(output.token_ids) != len(batch.samples):
+                raise InternalError(f"the model returned {len(output.token_ids)} tokens for {len(batch.samples)} rows")
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
             for prompt in {id(piece.prompt): piece.prompt for piece in pieces}.values():
                 self._fail(prompt, error, outcome)
             return
-        token_ids = iter(sampled)
+        token_ids = iter(output.token_ids)
         for piece in pieces:
             own = [next(token_ids) for _ in piece.sampled] if piece.reaches_end else []
             if announcer.error is not None and piece.prompt.hold:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.counter_hash import hash64, uniform
 from engine.ending import banned_tokens
 from engine.host_pool import HostPool
-from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch
+from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch, StepOutput
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 
@@ -115,7 +115,7 @@ class FakeModel:
             if layer_done is not None:
                 layer_done(layer)
         ends = _parts_by_last_row(batch.sequences)
-        return Computed([self._sample(ends[sample.row], sample) for sample in batch.samples])
+        return Computed(StepOutput([self._sample(ends[sample.row], sample) for sample in batch.samples]))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor."""
@@ -173,11 +173,11 @@ class FakeModel:
 class Computed:
     """A step that is done already."""
 
-    token_ids: list[int]
+    output: StepOutput
 
-    def collect(self) -> list[int]:
+    def collect(self) -> StepOutput:
         """Return the tokens."""
-        return self.token_ids
+        return self.output
 
 
 def kv_bytes(token_id: int, position: int, tensor: int, salt: int, head_bytes: int, heads: Heads) -> bytes:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wire.kv_layout import PoolLayout
-from wire.types import ModelIdentity, PromptState, SamplingParams, TokenOutput
+from wire.types import (
+    ModelIdentity,
+    PromptLogprobs,
+    PromptState,
+    SamplingParams,
+    TokenLogprobs,
+    TokenOutput,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class StepResult:
     failed: tuple[tuple[str, Exception], ...] = ()
     first_steps: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,10 @@ class SampleRow:
     """Sample one token from the logits of flattened row `row`.
 
     The random number is a counter hash of (params.seed, sequence, position): no state, no neighbours. Tokens in
-    `banned` cannot be chosen (stop ids before min_tokens).
+    `banned` cannot be chosen (stop ids before min_tokens). `history` are the tokens before the one to choose, the
+    first `prompt_length` of them the prompt's; it is the caller's list and must not be kept. `mask` has one bit a
+    token, little-endian 32-bit words, set for those that the grammar allows. `candidates`: so many of the best tokens
+    are wanted with their scores, as beam search ranks them.
     """
 
     row: int
@@ -196,6 +207,19 @@ class SampleRow:
     sequence: int
     position: int
     banned: tuple[int, ...] = ()
+    history: Sequence[int] = ()
+    prompt_length: int = 0
+    mask: memoryview | None = None
+    candidates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """Tell how likely `token_id`, a prompt's next token, is by the logits of row `row`, beside the `top` best."""
+
+    row: int
+    token_id: int
+    top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +238,40 @@ class BatchSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One flattened step: `token_ids` of all sequences one after another, and which rows to sample."""
+    """One flattened step: `token_ids` of all sequences one after another, which rows to sample, and which to score."""
 
     token_ids: tuple[int, ...]
     sequences: tuple[BatchSequence, ...]
     samples: tuple[SampleRow, ...]
+    scores: tuple[ScoreRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The best tokens of one row, best first, with their log probabilities after all processors."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step made: one entry for each SampleRow in the first three, one for each ScoreRow in `scores`.
+
+    `logprobs` and `candidates` are empty when no row asked, else None where a row did not.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    candidates: Sequence[Candidates | None] = ()
+    scores: Sequence[TokenLogprobs] = ()
 
 
 class Pending(Protocol):
     """A launched step."""
 
-    def collect(self) -> list[int]:
-        """Wait and return one token id for each SampleRow, in order."""
+    def collect(self) -> StepOutput:
+        """Wait and return what the step made."""
         ...
 
 

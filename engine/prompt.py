@@ -38,7 +38,7 @@ class Prompt:
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int) -> "Prompt":
         """Make the prompt as it waits; sequences that its outputs have finished are marked so."""
-        outputs = state.outputs + ((),) * (state.params.n - len(state.outputs))
+        outputs = state.outputs + ((),) * (state.params.num_sequences - len(state.outputs))
         sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids)) for done in outputs)
         for sequence in sequences:
             ending = finish_of(

@@ -52,15 +52,16 @@ def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) -> None:
     params = state.params
-    if not 1 <= params.n <= max_num_seqs:
-        raise InvalidRequest(f"n is {params.n}: it must be from 1 to {max_num_seqs} (max_num_seqs)", "n")
+    count, name = params.num_sequences, "n" if params.num_sequences == params.n else "best_of"
+    if not 1 <= count <= max_num_seqs:
+        raise InvalidRequest(f"{name} is {count}: it must be from 1 to {max_num_seqs} (max_num_seqs)", name)
     if params.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
-    if len(state.outputs) > params.n:
-        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, n is {params.n}", "outputs")
+    if len(state.outputs) > count:
+        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, {name} is {count}", "outputs")
     length = len(state.token_ids)
     ended = [finish_of(done, params, prompt_length=length, max_model_len=max_model_len) for done in state.outputs]
-    if len(ended) == params.n and all(ended):
+    if len(ended) == count and all(ended):
         raise InvalidRequest("every sequence has ended already: nothing is left to generate", "outputs")
 
 
@@ -68,10 +69,11 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     length, params, layout = len(state.token_ids), state.params, info.layout
     # The last token of a sequence is never computed, so it needs no slot.
     computed = 0 if prompt_only else min(params.max_tokens, info.max_model_len - length) - 1
-    needed = blocks_needed(length, [computed] * params.n, layout.block_size)
+    count = params.num_sequences
+    needed = blocks_needed(length, [computed] * count, layout.block_size)
     if needed > layout.num_blocks:
         raise NeverFits(
-            f"{length} prompt tokens and {params.n} x {computed + 1} output tokens need {needed} KV blocks of "
+            f"{length} prompt tokens and {count} x {computed + 1} output tokens need {needed} KV blocks of "
             f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",
             "max_tokens",
         )

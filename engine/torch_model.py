@@ -11,7 +11,7 @@ from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo, Memory, StepBatch
+from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
 from engine.sampler import sample
 from engine.step_metadata import StepMetadata, build
 
@@ -20,11 +20,11 @@ from engine.step_metadata import StepMetadata, build
 class DoneStep:
     """A step computed at launch, as CPUs do."""
 
-    token_ids: list[int]
+    output: StepOutput
 
-    def collect(self) -> list[int]:
-        """Return one token id for each SampleRow, in order."""
-        return self.token_ids
+    def collect(self) -> StepOutput:
+        """Return what the step made."""
+        return self.output
 
 
 class TorchModel:
@@ -66,7 +66,7 @@ class TorchModel:
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
         logits = self.logits(batch, layer_done)
-        return DoneStep(sample(logits, batch.samples))
+        return DoneStep(StepOutput(sample(logits, batch.samples)))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:

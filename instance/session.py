@@ -59,7 +59,7 @@ class InstanceSession:
             return
         match command:
             case Reserve():
-                self._guard(command.prompt_id, lambda: self._workers.decode.reserve(command))
+                self._guard(command.prompt.prompt_id, lambda: self._workers.decode.reserve(command.prompt))
             case Prefill():
                 self._guard(
                     command.prompt.prompt_id, lambda: self._workers.prefill.accept(command.prompt, command.ticket)

@@ -96,7 +96,7 @@ class _Playing:
         lines = {
             (prompt, sequence): self._dispatcher.script(self._request, prompt, sequence)
             for prompt in prompts
-            for sequence in range(params.n)
+            for sequence in range(params.num_sequences)
         }
         events = [event for key, line in lines.items() for event in _events(key, line, params.max_tokens)]
         return sorted(events, key=lambda event: event.index)

@@ -25,7 +25,7 @@ class PromptRun:
     ) -> None:
         self.request = request
         self.prompt = prompt
-        self.output = OrderedOutput(request.params.n)
+        self.output = OrderedOutput(request.params.num_sequences)
         self.times = StageTimes()
         self.avoid: frozenset[tuple[int | None, int]] = frozenset()
         self._new_id = new_id
@@ -59,7 +59,7 @@ class PromptRun:
     def facts(self) -> PromptFacts:
         """What placement needs to know."""
         params = self.request.params
-        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.n, self.avoid)
+        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.num_sequences, self.avoid)
 
     @property
     def deadline(self) -> float:

@@ -6,6 +6,14 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from wire import cluster_pb2 as pb
+from wire.convert_params import (
+    beam_from_pb,
+    beam_to_pb,
+    logprobs_from_pb,
+    logprobs_to_pb,
+    params_from_pb,
+    params_to_pb,
+)
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.types import (
@@ -17,7 +25,6 @@ from wire.types import (
     ModelIdentity,
     PromptState,
     Role,
-    SamplingParams,
     StageTimes,
     Ticket,
     TokenOutput,
@@ -25,54 +32,7 @@ from wire.types import (
 
 E = TypeVar("E", bound=StrEnum)
 MAX_DESCRIPTION_BYTES = 16 * 2**20
-
-
-def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
-    """Convert sampling parameters."""
-    return pb.SamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-        n=params.n,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-    )
-
-
-def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
-    """Convert and check what an instance relies on: the same rules as at the HTTP door."""
-    params = SamplingParams(
-        max_tokens=message.max_tokens,
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-        n=message.n,
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(message.stop_token_ids),
-    )
-    check_params(params)
-    return params
-
-
-def check_params(params: SamplingParams) -> None:
-    """Raise InvalidRequest naming the field, its value and the limit."""
-    rules = (
-        ("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1"),
-        ("temperature", params.temperature, 0.0 <= params.temperature <= 100.0, "in [0, 100]"),
-        ("top_k", params.top_k, params.top_k >= -1, "-1 or more"),
-        ("top_p", params.top_p, 0.0 < params.top_p <= 1.0, "in (0, 1]"),
-        ("min_p", params.min_p, 0.0 <= params.min_p <= 1.0, "in [0, 1]"),
-        ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
-        ("min_tokens", params.min_tokens, 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
-    )
-    for name, value, good, limit in rules:
-        if not good:
-            raise InvalidRequest(f"{name} is {value}, must be {limit}", param=name)
+MAX_SALT = 128
 
 
 def prompt_to_pb(state: PromptState) -> pb.PromptState:
@@ -84,6 +44,8 @@ def prompt_to_pb(state: PromptState) -> pb.PromptState:
         params=params_to_pb(state.params),
         outputs=[pb.Output(token_ids=output) for output in state.outputs],
         probe=state.probe,
+        cache_salt=state.cache_salt,
+        beams=[beam_to_pb(beam) for beam in state.beams],
     )
 
 
@@ -96,11 +58,17 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         params=params_from_pb(message.params),
         outputs=tuple(tuple(output.token_ids) for output in message.outputs),
         probe=message.probe,
+        cache_salt=message.cache_salt,
+        beams=tuple(beam_from_pb(beam) for beam in message.beams),
     )
     if not state.token_ids:
         raise InvalidRequest("a prompt needs at least one token", param="prompt")
-    if state.outputs and len(state.outputs) != state.params.n:
-        raise InvalidRequest(f"{len(state.outputs)} outputs for n={state.params.n} sequences")
+    if len(state.cache_salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
+    if state.outputs and len(state.outputs) != state.params.num_sequences:
+        raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
+    if state.beams and state.params.beam_search is None:
+        raise InvalidRequest(f"{len(state.beams)} beams for a prompt that is not searched with beams")
     return state
 
 
@@ -156,6 +124,8 @@ def token_to_pb(token: TokenOutput) -> pb.TokenOutput:
         message.finish = token.finish
     if token.stop_token_id is not None:
         message.stop_token_id = token.stop_token_id
+    if token.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_pb(token.logprobs))
     return message
 
 
@@ -168,6 +138,7 @@ def token_from_pb(message: pb.TokenOutput) -> TokenOutput:
         token_id=message.token_id if message.HasField("token_id") else None,
         finish=_known(FinishReason, message.finish) if message.finish else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
     )
 
 
@@ -182,6 +153,7 @@ def times_to_pb(times: StageTimes) -> pb.StageTimes:
         kv_bytes=times.kv_bytes,
         transport=times.transport,
         kv_bytes_early=times.kv_bytes_early,
+        cached_tokens=times.cached_tokens,
     )
 
 
@@ -196,6 +168,7 @@ def times_from_pb(message: pb.StageTimes) -> StageTimes:
         kv_bytes=message.kv_bytes,
         transport=message.transport,
         kv_bytes_early=message.kv_bytes_early,
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -17,6 +17,7 @@ from wire.convert import (
     token_from_pb,
     token_to_pb,
 )
+from wire.convert_params import prompt_logprobs_from_pb, prompt_logprobs_to_pb
 from wire.errors import InvalidRequest
 from wire.messages import (
     Cancel,
@@ -45,15 +46,7 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             message = pb.OpenSession(scheduler_id=command.scheduler_id, epoch=command.epoch, lease_s=command.lease_s)
             return pb.CommandMessage(open=message)
         case Reserve():
-            return pb.CommandMessage(
-                reserve=pb.Reserve(
-                    prompt_id=command.prompt_id,
-                    request_id=command.request_id,
-                    token_ids=command.token_ids,
-                    num_sequences=command.num_sequences,
-                    probe=command.probe,
-                )
-            )
+            return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt)))
         case Prefill():
             prefill = pb.Prefill(prompt=prompt_to_pb(command.prompt), ticket=ticket_to_pb(command.ticket))
             return pb.CommandMessage(prefill=prefill)
@@ -76,12 +69,7 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
         case "open":
             return OpenSession(message.open.scheduler_id, message.open.epoch, message.open.lease_s)
         case "reserve":
-            reserve = message.reserve
-            if not reserve.token_ids or reserve.num_sequences < 1:
-                raise InvalidRequest("Reserve needs tokens and at least one sequence")
-            return Reserve(
-                reserve.prompt_id, reserve.request_id, tuple(reserve.token_ids), reserve.num_sequences, reserve.probe
-            )
+            return Reserve(prompt_from_pb(message.reserve.prompt))
         case "prefill":
             return Prefill(prompt_from_pb(message.prefill.prompt), ticket_from_pb(message.prefill.ticket))
         case "generate":
@@ -116,6 +104,7 @@ def event_to_pb(event: Event) -> pb.EventMessage:
         case Step():
             step = pb.Step(tokens=[token_to_pb(token) for token in event.tokens], load=load_to_pb(event.load))
             step.times.extend(pb.PromptTimes(prompt_id=p, times=times_to_pb(t)) for p, t in event.times)
+            step.prompt_logprobs.extend(prompt_logprobs_to_pb(part) for part in event.prompt_logprobs)
             return pb.EventMessage(step=step)
         case HandedOff():
             handed = pb.HandedOff(prompt_id=event.prompt_id, times=times_to_pb(event.times))
@@ -151,6 +140,7 @@ def event_from_pb(message: pb.EventMessage) -> Event:
                 tuple(token_from_pb(token) for token in step.tokens),
                 load_from_pb(step.load),
                 tuple((entry.prompt_id, times_from_pb(entry.times)) for entry in step.times),
+                tuple(prompt_logprobs_from_pb(part) for part in step.prompt_logprobs),
             )
         case "handed_off":
             return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))

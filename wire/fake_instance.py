@@ -117,7 +117,9 @@ class FakeInstance:
             raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
         prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
         prompt.outputs = [list(output) for output in state.outputs]
-        prompt.ended = {i for i in range(state.params.n) if fake_finish(state.params, prompt.outputs[i]) is not None}
+        prompt.ended = {
+            i for i in range(state.params.num_sequences) if fake_finish(state.params, prompt.outputs[i]) is not None
+        }
         self._wake()
 
     def abort(self, ticket: Ticket, reason: str) -> None:
@@ -131,8 +133,8 @@ class FakeInstance:
         if self.behaviour.deaf:
             return
         match command:
-            case Reserve():
-                self._reserve(command)
+            case Reserve(prompt=state):
+                self._reserve(state)
             case Prefill(prompt=state, ticket=ticket):
                 self._accept(state, ticket)
             case Generate(prompt=state):
@@ -152,22 +154,22 @@ class FakeInstance:
             self._drop(prompt)
         self._session = None
 
-    def _reserve(self, command: Reserve) -> None:
-        blocks, total = self._blocks_for(len(command.token_ids)), self.description.num_blocks
+    def _reserve(self, state: PromptState) -> None:
+        blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
         if self.behaviour.refuse:
-            self._refuse(command.prompt_id, self.behaviour.refuse.popleft(), "told to refuse")
+            self._refuse(state.prompt_id, self.behaviour.refuse.popleft(), "told to refuse")
         elif blocks > total:
-            self._refuse(command.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
+            self._refuse(state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
         elif blocks > total - self.blocks_used:
             free = total - self.blocks_used
-            self._refuse(command.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
+            self._refuse(state.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
         else:
-            num_tokens = len(command.token_ids)
+            num_tokens = len(state.token_ids)
             ticket = self._ticket(num_tokens)
-            self.prompts[command.prompt_id] = FakePrompt(
-                command.prompt_id, num_tokens, "reserved", blocks, command.probe, ticket=ticket
+            self.prompts[state.prompt_id] = FakePrompt(
+                state.prompt_id, num_tokens, "reserved", blocks, state.probe, ticket=ticket
             )
-            self._tell(Reserved(command.prompt_id, ticket, 0.001))
+            self._tell(Reserved(state.prompt_id, ticket, 0.001))
 
     def _refuse(self, prompt_id: str, error: str, message: str) -> None:
         self._tell(Refused(prompt_id, error, message, self.load()))
@@ -178,7 +180,7 @@ class FakeInstance:
 
     def _accept(self, state: PromptState, ticket: Ticket | None) -> None:
         num_tokens = len(state.token_ids)
-        outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.n)]
+        outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.num_sequences)]
         self.prompts[state.prompt_id] = FakePrompt(
             state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
             outputs=outputs, ended={i for i, output in enumerate(outputs) if fake_finish(state.params, output)},

@@ -19,7 +19,16 @@ sequences or with Failed. Cancel is answered by the same endings; it is idempote
 
 from dataclasses import dataclass
 
-from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import (
+    KvEndpoint,
+    LinkStatus,
+    LoadSnapshot,
+    PromptLogprobs,
+    PromptState,
+    StageTimes,
+    Ticket,
+    TokenOutput,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +47,7 @@ class OpenSession:
 class Reserve:
     """Allocate blocks for a prompt whose KV will come; answered by Reserved or Refused."""
 
-    prompt_id: str
-    request_id: str
-    token_ids: tuple[int, ...]
-    num_sequences: int
-    probe: bool = False
+    prompt: PromptState
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class Step:
     tokens: tuple[TokenOutput, ...]
     load: LoadSnapshot
     times: tuple[tuple[str, StageTimes], ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

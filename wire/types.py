@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from wire.kv_layout import KvTensor
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Role(StrEnum):
@@ -26,12 +26,44 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What the output's text must be. Text only, so that every instance can compile it anew.
+
+    `kind` is json (value: a JSON schema), json_object (value: ""), regex, choice (value: a JSON list of texts),
+    grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names who compiles it, `auto` the
+    first that can. `whitespace_pattern` is a regex of what may stand between JSON's parts, None the backend's own.
+    """
+
+    kind: str
+    value: str
+    whitespace_pattern: str | None = None
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Beam search as transformers does it; the width is the params' `num_beams`.
+
+    A hypothesis scores the sum of its log probabilities over its length ** `length_penalty`. `early_stopping`: True
+    ends when `n` hypotheses are done, False when no live beam can do better by its current score, "never" when none
+    can at any length.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the engine chooses tokens. Stop strings are not here: the scheduler sees the text.
 
     temperature 0 is greedy. top_k -1 is off. `seed` is always set (the scheduler draws one). `stop_token_ids` already
     contains the model's end-of-sequence ids unless the request ignores them; `min_tokens` bans all of them until
     reached. `max_tokens` counts output tokens and is always set.
+
+    `best_of` sequences are generated of which the client gets the `n` likeliest (None: n). `allowed_token_ids` and
+    `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` say how many of the best
+    tokens are told at each position beside the one that is there; 0 tells that one alone, None nothing.
     """
 
     max_tokens: int
@@ -43,14 +75,63 @@ class SamplingParams:
     n: int = 1
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    best_of: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
+    beam_search: BeamSearch | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the engine tells of: with beams the `n` hypotheses, else all that are generated."""
+        return self.n if self.beam_search is not None else max(self.n, self.best_of or 0)
+
+    @property
+    def num_beams(self) -> int:
+        """Width of the beam search."""
+        return max(self.n, self.best_of or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities (natural, of the raw logits in float32) at one position.
+
+    `logprob` and `rank` (1 is the likeliest) are those of the token that is there; `top_ids` are the likeliest tokens,
+    best first, `top_logprobs` theirs.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A hypothesis of a beam search: its output ids and the sum of their log probabilities.
+
+    A `done` one has ended; its ids do not contain the stop token `stop_token_id` that ended it.
+    """
+
+    token_ids: tuple[int, ...]
+    score: float
+    done: bool = False
+    stop_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptState:
     """A prompt and its sequences so far: all that is needed to admit it anywhere.
 
-    `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. This is what commit,
-    retry and resume carry; all else is rebuilt from it.
+    `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search has `beams` in
+    their place, those that live and those that are done, empty before its first step. This is what commit,
+    retry and resume carry; all else is rebuilt from it. Prompts of unlike `cache_salt` never share cached KV.
     """
 
     prompt_id: str
@@ -59,6 +140,8 @@ class PromptState:
     params: SamplingParams
     outputs: tuple[tuple[int, ...], ...] = ()
     probe: bool = False
+    cache_salt: str = ""
+    beams: tuple[Beam, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +189,24 @@ class TokenOutput:
     token_id: int | None
     finish: FinishReason | None = None
     stop_token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a prompt's tokens [start, start + len(tokens)); None for token 0, which nothing precedes."""
+
+    prompt_id: str
+    start: int
+    tokens: tuple[TokenLogprobs | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """Durations of one prompt's stages in seconds, each measured where it happens, None where it did not.
 
-    `kv_bytes_early` of the `kv_bytes` had left P before the prompt was computed: what the overlap hid.
+    `kv_bytes_early` of the `kv_bytes` had left P before the prompt was computed: what the overlap hid. The KV of
+    `cached_tokens` of the prompt was there already and was not computed.
     """
 
     queue_s: float | None = None
@@ -123,6 +217,7 @@ class StageTimes:
     kv_bytes: int = 0
     transport: str = ""
     kv_bytes_early: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class HandoffPath:
     async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
         prompt.enter(f"reserving blocks on {self._decode}")
         state = prompt.state
-        on_decode.post(Reserve(state.prompt_id, state.request_id, state.token_ids, state.params.n, state.probe))
+        on_decode.post(Reserve(state))
         while True:
             match (await prompt.hear()).event:
                 case Reserved(ticket=ticket, seconds=seconds):
@@ -134,7 +134,7 @@ class HandoffPath:
         async for arrival in self._until_ended(prompt, on_prefill):
             if arrival.work is on_prefill and isinstance(arrival.event, PromptStep):
                 tokens = arrival.event.tokens
-                if len(tokens) == prompt.request.params.n and all(token.finish for token in tokens):
+                if len(tokens) == prompt.request.params.num_sequences and all(token.finish for token in tokens):
                     prompt.take(arrival.event, on_prefill)
 
     async def _settle(self, prompt: PromptRun, on_prefill: Work, on_decode: Work) -> None:

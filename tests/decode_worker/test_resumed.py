@@ -15,7 +15,7 @@ STATE = PromptState("first", "r", tuple(range(3, 53)), SamplingParams(max_tokens
 
 async def tokens_of(p: Client, d: Client, state: PromptState) -> tuple[list[TokenOutput], list[TokenOutput]]:
     """Hand a prompt over; return what P and what D made."""
-    await d.session.send(Reserve(state.prompt_id, state.request_id, state.token_ids, state.params.n))
+    await d.session.send(Reserve(state))
     reserved = await d.next(Reserved, Refused)
     assert isinstance(reserved, Reserved)
     await p.session.send(Prefill(state, reserved.ticket))

@@ -14,12 +14,12 @@ from engine.interface import Engine
 from tests.engine.fake_engines import CONFIG, engine, prompt, wanted
 from wire.convert import describe_prompt
 from wire.errors import HandoffFailed, InvalidRequest
-from wire.messages import Event, Failed, Refused, Reserve, Reserved
+from wire.messages import Event, Failed, Refused, Reserved
 from wire.types import FinishReason, KvEndpoint, PromptState, Ticket, TokenOutput
 
 STATE = prompt("d", 9)
 GIVEN = replace(STATE, outputs=((wanted(STATE)[0],),))
-RESERVE = Reserve("d", "request-d", STATE.token_ids, 1)
+RESERVE = STATE
 A_MOMENT_S = 0.2  # how long a thread that must not get through is given to try
 
 

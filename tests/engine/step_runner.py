@@ -26,7 +26,7 @@ def generate(
         ends = [i for i, part in zip(running, parts, strict=True) if part.kv_length == len(known[i])]
         samples = tuple(_samples(running, parts, known, prompts, params))
         ids = [t for i, part in zip(running, parts, strict=True) for t in known[i][part.start : part.kv_length]]
-        tokens = model.launch(StepBatch(tuple(ids), tuple(parts), samples)).collect()
+        tokens = model.launch(StepBatch(tuple(ids), tuple(parts), samples)).collect().token_ids
         for i, part in zip(running, parts, strict=True):
             computed[i] = part.kv_length
         for i, token in zip(ends, tokens, strict=True):

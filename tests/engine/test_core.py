@@ -7,7 +7,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.fake import Computed, FakeModel
-from engine.interface import Chunk, StepBatch
+from engine.interface import Chunk, StepBatch, StepOutput
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
 from wire.types import FinishReason
@@ -182,7 +182,7 @@ class FailingOnce(FakeModel):
         if self._due("launch"):
             raise RuntimeError("device is gone")
         computed = super().launch(batch, layer_done)
-        return _Lost(computed.token_ids) if self._due("collect") else computed
+        return _Lost(computed.output) if self._due("collect") else computed
 
     def copy_block(self, source: int, target: int) -> None:
         if self._due("copy_block"):
@@ -195,7 +195,7 @@ class FailingOnce(FakeModel):
 
 
 class _Lost(Computed):
-    def collect(self) -> list[int]:
+    def collect(self) -> StepOutput:
         raise RuntimeError("device is gone")
 
 

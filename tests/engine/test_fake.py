@@ -41,7 +41,7 @@ def test_every_token_of_every_tensor_lies_in_its_slot(model: FakeModel) -> None:
 
 
 def test_the_first_token_is_the_expected_one(model: FakeModel) -> None:
-    assert tuple(model.launch(whole_prompt((6, 2))).collect()) == expected_tokens(
+    assert tuple(model.launch(whole_prompt((6, 2))).collect().token_ids) == expected_tokens(
         CONFIG, PROMPT, GREEDY, count=1, salts=[5]
     )
 
@@ -56,14 +56,14 @@ def test_a_damaged_byte_of_any_tensor_changes_one_of_the_next_answers() -> None:
 
 
 def test_the_token_depends_on_the_bytes_in_the_pool(model: FakeModel) -> None:
-    (good,) = model.launch(whole_prompt((6, 2))).collect()
+    (good,) = model.launch(whole_prompt((6, 2))).collect().token_ids
     layout = model.info.layout
     for tensor in range(len(layout.tensors)):
         (run,) = layout.runs(tensor, (2,), 1, 2)
         model.memories[0].buffer[run.offset] ^= 1
     row = StepBatch((), (BatchSequence(6, 0, (6, 2)),), (SampleRow(-1, GREEDY, 0, 0),))
 
-    assert model.launch(row).collect() != [good]
+    assert model.launch(row).collect().token_ids != [good]
 
 
 def test_layers_are_announced_in_order_after_their_bytes(model: FakeModel) -> None:
@@ -79,12 +79,12 @@ def test_layers_are_announced_in_order_after_their_bytes(model: FakeModel) -> No
 
 
 def test_copy_block_copies_every_tensor(model: FakeModel) -> None:
-    (good,) = model.launch(whole_prompt((6, 2))).collect()
+    (good,) = model.launch(whole_prompt((6, 2))).collect().token_ids
     model.copy_block(6, 0)
     model.copy_block(2, 7)
     row = StepBatch((), (BatchSequence(6, 0, (0, 7)),), (SampleRow(-1, GREEDY, 0, 0),))
 
-    assert model.launch(row).collect() == [good]
+    assert model.launch(row).collect().token_ids == [good]
 
 
 def test_greedy_ignores_the_seed_and_sampling_obeys_seed_and_sequence() -> None:
@@ -97,9 +97,9 @@ def test_greedy_ignores_the_seed_and_sampling_obeys_seed_and_sequence() -> None:
 
 
 def test_a_banned_token_is_not_chosen(model: FakeModel) -> None:
-    (free,) = model.launch(whole_prompt((6, 2))).collect()
+    (free,) = model.launch(whole_prompt((6, 2))).collect().token_ids
 
-    assert model.launch(whole_prompt((6, 2), banned=free)).collect() == [free + 1]
+    assert model.launch(whole_prompt((6, 2), banned=free)).collect().token_ids == [free + 1]
 
 
 def test_delays_are_slept_through_the_injected_callable() -> None:
@@ -126,7 +126,7 @@ def test_the_answer_does_not_depend_on_the_ranks(ranks: int, kv_tensors: tuple[t
     config = dataclasses.replace(CONFIG, kv_tensors=kv_tensors, ranks=ranks)
     model = FakeModel(config)
 
-    (first,) = model.launch(whole_prompt((6, 2))).collect()
+    (first,) = model.launch(whole_prompt((6, 2))).collect().token_ids
     model.close()
 
     assert (first,) == expected_tokens(config, PROMPT, GREEDY, count=1, salts=[5])
@@ -155,7 +155,7 @@ def answers(model: FakeModel, count: int) -> list[int]:
     for position in range(count):
         length = len(PROMPT) + position
         part = BatchSequence(length, 1, (6, 2, *range(7, 16)))
-        tokens += model.launch(StepBatch((7,), (part,), (SampleRow(0, GREEDY, 0, position),))).collect()
+        tokens += model.launch(StepBatch((7,), (part,), (SampleRow(0, GREEDY, 0, position),))).collect().token_ids
     return tokens
 
 

@@ -28,7 +28,7 @@ async def pair(folder: Path, **decode_options: object) -> AsyncIterator[tuple[Cl
 
 async def hand_off(p: Client, d: Client, state: PromptState) -> list[TokenOutput]:
     """Run a prompt over the pair; return its tokens in the order they came from P, then from D."""
-    await d.session.send(Reserve(state.prompt_id, state.request_id, state.token_ids, state.params.n))
+    await d.session.send(Reserve(state))
     reserved = await d.next(Reserved, Refused)
     assert isinstance(reserved, Reserved)
     await p.session.send(Prefill(state, reserved.ticket))
@@ -136,7 +136,7 @@ def test_a_whole_prompt_on_one_instance_equals_its_reference(tmp_path: Path) -> 
 def test_cancel_after_reserve_frees_the_blocks(tmp_path: Path) -> None:
     async def run() -> None:
         async with pair(tmp_path) as (_, d):
-            await d.session.send(Reserve("r/0", "r", PROMPT, 1))
+            await d.session.send(Reserve(PromptState("r/0", "r", PROMPT, SamplingParams(max_tokens=2))))
             await d.next(Reserved)
             await d.session.send(Cancel("r/0"))
             failed = await d.next(Failed)

@@ -20,7 +20,7 @@ TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
 @pytest.mark.parametrize(
     ("command", "half", "verb"),
     [
-        (Reserve("r/0", "r", (3, 4, 5), 1), "decode", "reserve"),
+        (Reserve(STATE), "decode", "reserve"),
         (Generate(STATE), "decode", "generate"),
         (Prefill(STATE, TICKET), "prefill", "accept"),
         (Cancel("r/0"), "prefill", "cancel"),
@@ -41,7 +41,7 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
                 failed = await client.next(Failed)
                 assert isinstance(failed, Failed)
                 assert (failed.prompt_id, failed.error) == ("r/0", "InternalError")
-            await client.session.send(Reserve("r/1", "r", (3, 4, 5), 1))
+            await client.session.send(Reserve(replace(STATE, prompt_id="r/1")))
             await client.next(Reserved)
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ from tests.decode_worker.test_worker import A_MOMENT_S, GIVEN, RESERVE, Scripted
 from tests.engine.fake_engines import engine, prompt
 from tests.prefill_worker.test_worker import ScriptedSender, ticket_for
 from wire.convert import describe_prompt
-from wire.messages import Cancel, Event, Failed, Reserve, Reserved, Step
+from wire.messages import Cancel, Event, Failed, Reserved, Step
 from wire.types import LoadSnapshot
 
 
@@ -70,7 +70,7 @@ def busy(it: Both) -> None:
     it.workers.decode.generate(prompt("whole", 5))
     it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
     it.turn()
-    it.workers.decode.reserve(Reserve("reserved", "r", (1, 2, 3), 1))
+    it.workers.decode.reserve(prompt("reserved", 3))
 
 
 def test_the_endings_of_an_ended_sessions_prompts_are_not_told_to_the_next_one() -> None:

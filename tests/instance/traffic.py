@@ -96,7 +96,7 @@ class Traffic:
 
     async def _serve(self, state: PromptState) -> None:
         prompt_id = state.prompt_id
-        await self.decode.session.send(Reserve(prompt_id, state.request_id, state.token_ids, state.params.n))
+        await self.decode.session.send(Reserve(state))
         reserved = await self.decode.hear(prompt_id)
         if not isinstance(reserved, Reserved):
             assert self.decode.inboxes.pop(prompt_id).empty(), f"{prompt_id} goes on after {reserved}"

@@ -18,7 +18,7 @@ async def test_a_probe_makes_an_idle_cluster_ready() -> None:
         await until(cluster.control.ready, timeout_s=3.0)
 
         reserves = [c for c in cluster.instances[1].commands if isinstance(c, Reserve)]
-        assert [c.probe for c in reserves] == [True]
+        assert [c.prompt.probe for c in reserves] == [True]
         assert cluster.control.dispatch.ledger.received == 0
         await until(lambda: cluster.blocks_used == [0, 0])
 
@@ -32,7 +32,7 @@ async def test_requests_count_as_crossings_and_spare_probes() -> None:
             await asyncio.sleep(1.0)
 
         reserves = [c for c in cluster.instances[1].commands if isinstance(c, Reserve)]
-        assert sum(c.probe for c in reserves) == 1
+        assert sum(c.prompt.probe for c in reserves) == 1
 
 
 @virtual

@@ -111,7 +111,7 @@ async def test_addresses_in_headers_reach_no_instance_and_open_no_connection(
         assert SOMEWHERE not in told(cluster)
         reserve = next(c for c in cluster.instances[1].commands if isinstance(c, Reserve))
         prefill = next(c for c in cluster.instances[0].commands if isinstance(c, Prefill))
-        assert reserve.prompt_id == prefill.prompt.prompt_id
+        assert reserve.prompt.prompt_id == prefill.prompt.prompt_id
         assert prefill.ticket.instance_id == "decode-1"
 
 

@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from wire import cluster_pb2 as pb
 from wire.convert import (
-    check_params,
     describe_prompt,
     description_from_pb,
     description_to_pb,
+    prompt_from_pb,
+    prompt_to_pb,
     read_prompt,
 )
 from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
+from wire.convert_params import check_params
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.messages import (
@@ -34,17 +36,22 @@ from wire.messages import (
     Step,
 )
 from wire.types import (
+    Beam,
+    BeamSearch,
     FinishReason,
     InstanceDescription,
     KvEndpoint,
     LinkStatus,
     LoadSnapshot,
     ModelIdentity,
+    PromptLogprobs,
     PromptState,
     Role,
     SamplingParams,
     StageTimes,
+    StructuredOutput,
     Ticket,
+    TokenLogprobs,
     TokenOutput,
 )
 
@@ -52,12 +59,21 @@ LINK = LinkStatus("d", "tcp", "up", 7, 5, 1, 2, 0.5, 1e9, ("shm: another host",)
 LOAD = LoadSnapshot(9, 4, 1, 0, 2, 1, 77, 1, 0.5, 10, 1.5, 1000, 2000, 3, 4, 5, 6, 7, 8, links=(LINK,))
 ENDPOINTS = (KvEndpoint("shm", "name", "boot"), KvEndpoint("tcp", "h:1", rank=1))
 TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, ENDPOINTS)
-PARAMS = SamplingParams(max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1)
-PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6)), probe=True)
+PARAMS = SamplingParams(
+    max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1, stop_token_ids=(2, 7),
+    best_of=3, repetition_penalty=1.1, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 1.5)),
+    allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=2,
+    structured=StructuredOutput("json", "{}", "", "xgrammar"),
+)  # fmt: skip
+SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
+BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
+PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
+SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
 
 COMMANDS: list[Command] = [
     OpenSession("s", 5, 10.0),
-    Reserve("r/0", "r", (1, 2), 2, True),
+    Reserve(PROMPT),
+    Reserve(SEARCHED),
     Prefill(PROMPT, TICKET),
     Generate(PROMPT),
     Cancel("r/0", 1, "client gone"),
@@ -74,6 +90,11 @@ EVENTS: list[Event] = [
         (TokenOutput("r/0", 0, 0, 42), TokenOutput("r/0", 1, 3, None, FinishReason.CANCELLED)),
         LOAD,
         (("r/0", StageTimes(first_step_s=0.1)),),
+    ),
+    Step(
+        (TokenOutput("r/0", 0, 0, 42, logprobs=TokenLogprobs(-0.25, 2, (7, 42), (-0.125, -0.25))),),
+        LOAD,
+        prompt_logprobs=(PromptLogprobs("r/0", 0, (None, TokenLogprobs(-1.5, 1))),),
     ),
     Step((TokenOutput("r/0", 0, 4, 0, FinishReason.STOP, 0),), LOAD),
     HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm", 66)),
@@ -105,8 +126,9 @@ def test_a_description_comes_back_equal() -> None:
     assert description_from_pb(description_to_pb(description)) == description
 
 
-def test_a_prompt_description_comes_back_equal() -> None:
-    assert read_prompt(describe_prompt(PROMPT)) == PROMPT
+@pytest.mark.parametrize("state", [PROMPT, SEARCHED])
+def test_a_prompt_description_comes_back_equal(state: PromptState) -> None:
+    assert read_prompt(describe_prompt(state)) == state
 
 
 @given(st.binary(max_size=200))
@@ -129,6 +151,13 @@ def test_any_bytes_as_a_description_are_a_prompt_or_an_invalid_request(data: byt
         ("min_p", 1.1),
         ("n", 0),
         ("min_tokens", 6),
+        ("best_of", 1025),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logprobs", -1),
+        ("prompt_logprobs", 1025),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
@@ -141,15 +170,49 @@ def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value
     assert str(value) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 1), ("temperature", 1.0), ("top_p", 0.5), ("top_k", 1), ("min_p", 0.1),
+        ("structured", StructuredOutput("regex", "a")),
+    ],
+)  # fmt: skip
+def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object) -> None:
+    values = {"max_tokens": 5, "temperature": 0.0, "best_of": 2, "beam_search": BeamSearch(), field: value}
+
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        check_params(SamplingParams(**values))  # type: ignore[arg-type]
+
+    assert caught.value.param == field
+
+
+def test_beams_of_a_prompt_that_is_not_searched_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="2 beams"):
+        read_prompt(describe_prompt(PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1), beams=BEAMS)))
+
+
+def test_an_early_stopping_of_another_version_is_refused_in_words() -> None:
+    message = prompt_to_pb(SEARCHED)
+    message.params.beam_search.early_stopping = "perhaps"
+
+    with pytest.raises(InvalidRequest, match="early_stopping is 'perhaps'"):
+        prompt_from_pb(message)
+
+
+def test_a_cache_salt_that_is_too_long_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="129 characters, at most 128"):
+        read_prompt(describe_prompt(PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1), cache_salt="s" * 129)))
+
+
 def test_a_reserve_without_tokens_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="tokens"):
-        command_from_pb(command_to_pb(Reserve("r/0", "r", (), 1)))
+    with pytest.raises(InvalidRequest, match="token"):
+        command_from_pb(command_to_pb(Reserve(PromptState("r/0", "r", (), SamplingParams(max_tokens=1)))))
 
 
 def test_outputs_for_some_sequences_only_are_refused() -> None:
     state = PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1, n=3), ((4,),))
 
-    with pytest.raises(InvalidRequest, match="n=3"):
+    with pytest.raises(InvalidRequest, match="1 outputs for 3 sequences"):
         read_prompt(describe_prompt(state))
 
 
