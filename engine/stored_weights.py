@@ -1,0 +1,122 @@
+"""A checkpoint's tensors straight from its safetensors files: only the bytes of what is asked for are read.
+
+part of dimension d  | on disk
+d = 0                | one run of bytes
+d > 0                | a run in each row above it, at equal distances
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from engine.weights import Part
+from wire.errors import ConfigError
+from wire.model_identity import StoredTensor, stored_tensors
+
+_PIECE_BYTES = 1 << 30  # of one read: the kernel takes no more than 2 GiB
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+class StoredWeights:
+    """Implements Weights over a folder. Owns the files it opened; one thread reads. `bytes_read` counts it."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the headers. Raises ConfigError."""
+        self._tensors = {tensor.name: tensor for tensor in stored_tensors(path)}
+        self._files: dict[Path, int] = {}
+        self.bytes_read = 0
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All tensors, sorted."""
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's whole shape. Raises KeyError for a name that is not there."""
+        return self._tensors[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype it is stored in. Raises ConfigError for one that torch does not have."""
+        stored = self._tensors[name]
+        if stored.dtype not in _DTYPES:
+            raise ConfigError(
+                f"{stored.file}: tensor {name} is {stored.dtype}, which is not one of {', '.join(_DTYPES)}"
+            )
+        return _DTYPES[stored.dtype]
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """Return a tensor of its own memory: the whole one, or one range of one dimension of it."""
+        stored, dtype = self._tensors[name], self.dtype(name)
+        if stored.length != math.prod(stored.shape) * dtype.itemsize:
+            raise ConfigError(f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes")
+        if part is None:
+            part = Part(0, 0, stored.shape[0] if stored.shape else 1)
+        shape = stored.shape or (1,)
+        _check_part(name, shape, part)
+        rows = math.prod(shape[: part.dim])
+        item = math.prod(shape[part.dim + 1 :]) * dtype.itemsize
+        taken = torch.empty(_cut(shape, part), dtype=dtype)
+        if taken.numel():
+            view = taken.view(-1).view(torch.uint8).numpy().data
+            self._read_runs(stored, view, rows, shape[part.dim] * item, part.start * item)
+        return taken.view(stored.shape) if not stored.shape else taken
+
+    def close(self) -> None:
+        """Close the files. Idempotent; reading opens them again."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_runs(self, stored: StoredTensor, view: memoryview, rows: int, stride: int, skip: int) -> None:
+        """Fill `view` with `rows` equal runs: the i-th begins `skip` bytes past i * `stride`."""
+        file, length = self._open(stored.file), len(view) // rows
+        for row in range(rows):
+            offset = stored.offset + row * stride + skip
+            for start in range(0, length, _PIECE_BYTES):
+                end = min(start + _PIECE_BYTES, length)
+                _read_exactly(file, view[row * length + start : row * length + end], offset + start, stored)
+        self.bytes_read += len(view)
+
+    def _open(self, file: Path) -> int:
+        if file not in self._files:
+            try:
+                self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be read: {error}") from error
+        return self._files[file]
+
+
+def _check_part(name: str, shape: tuple[int, ...], part: Part) -> None:
+    if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
+        raise ValueError(f"{name} has shape {shape}: no [{part.start}, {part.end}) of dimension {part.dim}")
+
+
+def _cut(shape: tuple[int, ...], part: Part) -> tuple[int, ...]:
+    return (*shape[: part.dim], part.end - part.start, *shape[part.dim + 1 :])
+
+
+def _read_exactly(file: int, piece: memoryview, offset: int, stored: StoredTensor) -> None:
+    while len(piece):
+        try:
+            count = os.preadv(file, [piece], offset)
+        except OSError as error:
+            raise ConfigError(f"{stored.file}: tensor {stored.name} cannot be read: {error}") from error
+        if count == 0:
+            raise ConfigError(f"{stored.file} ends inside tensor {stored.name}, at byte {offset}")
+        piece, offset = piece[count:], offset + count
