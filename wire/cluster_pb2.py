@@ -4,102 +4,107 @@
 # source: wire/cluster.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "wire/cluster.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'wire/cluster.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x12wire/cluster.proto\x12\x0cpdserve.wire"D\n\x10\x43hallengeRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t"Q\n\x0e\x43hallengeReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t"\x11\n\x0f\x44\x65scribeRequest"W\n\x08KvTensor\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t"O\n\nKvEndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05"\xb5\x04\n\x13InstanceDescription\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tserver_ip\x18\x03 \x01(\t\x12\x12\n\ndevice_ids\x18\x04 \x03(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x14\n\x0ctable_digest\x18\t \x01(\t\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x12\n\nmodel_name\x18\x0b \x01(\t\x12\x16\n\x0eweights_digest\x18\x0c \x01(\t\x12\x18\n\x10tokenizer_digest\x18\r \x01(\t\x12\x15\n\rmax_model_len\x18\x0e \x01(\x05\x12\x12\n\nvocab_size\x18\x0f \x01(\x05\x12\r\n\x05\x64type\x18\x10 \x01(\t\x12\x12\n\nblock_size\x18\x11 \x01(\x05\x12\x12\n\nnum_blocks\x18\x12 \x01(\x05\x12*\n\nkv_tensors\x18\x13 \x03(\x0b\x32\x16.pdserve.wire.KvTensor\x12\x1a\n\x12prefill_chunk_size\x18\x14 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x15 \x01(\x05\x12+\n\tendpoints\x18\x16 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint\x12\x0e\n\x06\x64\x65vice\x18\x17 \x01(\t\x12\x12\n\nkv_digests\x18\x18 \x01(\x08\x12\x15\n\rkv_transports\x18\x19 \x03(\t"\xc8\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\t\n\x01n\x18\x07 \x01(\x05\x12\x12\n\nmin_tokens\x18\x08 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x14\n\x07\x62\x65st_of\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12+\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x17.pdserve.wire.TokenBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\'\n\tbad_words\x18\x10 \x03(\x0b\x32\x14.pdserve.wire.Output\x12\x15\n\x08logprobs\x18\x11 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x32\n\nstructured\x18\x13 \x01(\x0b\x32\x1e.pdserve.wire.StructuredOutput\x12-\n\x0b\x62\x65\x61m_search\x18\x14 \x01(\x0b\x32\x18.pdserve.wire.BeamSearchB\n\n\x08_best_ofB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01"x\n\x10StructuredOutput\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x1f\n\x12whitespace_pattern\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\tB\x15\n\x13_whitespace_pattern"<\n\nBeamSearch\x12\x16\n\x0elength_penalty\x18\x01 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x02 \x01(\t"U\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07top_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01"\x1b\n\x06Output\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05"\xe2\x01\n\x0bPromptState\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12,\n\x06params\x18\x04 \x01(\x0b\x32\x1c.pdserve.wire.SamplingParams\x12%\n\x07outputs\x18\x05 \x03(\x0b\x32\x14.pdserve.wire.Output\x12\r\n\x05probe\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12!\n\x05\x62\x65\x61ms\x18\x08 \x03(\x0b\x32\x12.pdserve.wire.Beam"d\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id"\xa6\x01\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x05\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12+\n\tendpoints\x18\x07 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint"\xc7\x01\n\nLinkStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nbytes_sent\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x11\n\tfallbacks\x18\x07 \x01(\x04\x12\x14\n\x0cround_trip_s\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\t \x01(\x01\x12\x13\n\x0bpassed_over\x18\n \x03(\t"\xed\x03\n\x0cLoadSnapshot\x12\x14\n\x0c\x62locks_total\x18\x01 \x01(\x05\x12\x13\n\x0b\x62locks_used\x18\x02 \x01(\x05\x12\x14\n\x0c\x62locks_probe\x18\x03 \x01(\x05\x12\x15\n\rblocks_cached\x18\x04 \x01(\x05\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x19\n\x11uncomputed_tokens\x18\x07 \x01(\x05\x12\x14\n\x0cheld_prompts\x18\x08 \x01(\x05\x12\x16\n\x0eprogress_age_s\x18\t \x01(\x01\x12\r\n\x05steps\x18\n \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0b \x01(\x01\x12\x15\n\rkv_bytes_sent\x18\x0c \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\r \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x12\'\n\x05links\x18\x0f \x03(\x0b\x32\x18.pdserve.wire.LinkStatus\x12\x19\n\x11kv_frames_corrupt\x18\x10 \x01(\x04\x12\x18\n\x10kv_frames_resent\x18\x11 \x01(\x04\x12\x19\n\x11kv_frames_dropped\x18\x12 \x01(\x04\x12\x1b\n\x13kv_frames_duplicate\x18\x13 \x01(\x04\x12\x18\n\x10kv_links_refused\x18\x14 \x01(\x04"\x9a\x02\n\nStageTimes\x12\x14\n\x07queue_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\treserve_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tprefill_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x06send_s\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0c\x66irst_step_s\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x16\n\x0ekv_bytes_early\x18\x08 \x01(\x04\x12\x15\n\rcached_tokens\x18\t \x01(\x05\x42\n\n\x08_queue_sB\x0c\n\n_reserve_sB\x0c\n\n_prefill_sB\t\n\x07_send_sB\x0f\n\r_first_step_s"\xd2\x01\n\x0bTokenOutput\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x05\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x15\n\x08token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x66inish\x18\x05 \x01(\t\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12-\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.pdserve.wire.TokenLogprobsB\x0b\n\t_token_idB\x10\n\x0e_stop_token_id"_\n\x0ePromptLogprobs\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.pdserve.wire.TokenLogprobs"C\n\x0bOpenSession\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01"4\n\x07Reserve\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState"Z\n\x07Prefill\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.pdserve.wire.Ticket"5\n\x08Generate\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState"O\n\x06\x43\x61ncel\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x15\n\x08sequence\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0b\n\t_sequence"m\n\x0bMeasureLink\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\tendpoints\x18\x03 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04"V\n\x0cLinkMeasured\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12&\n\x04link\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LinkStatus\x12\r\n\x05\x65rror\x18\x03 \x01(\t"5\n\tHeartbeat\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot"[\n\x0bSessionOpen\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot"T\n\x08Reserved\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.pdserve.wire.Ticket\x12\x0f\n\x07seconds\x18\x03 \x01(\x01"f\n\x07Refused\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot"I\n\x0bPromptTimes\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\'\n\x05times\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.StageTimes"\xbc\x01\n\x04Step\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.TokenOutput\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot\x12(\n\x05times\x18\x03 \x03(\x0b\x32\x19.pdserve.wire.PromptTimes\x12\x35\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1c.pdserve.wire.PromptLogprobs"G\n\tHandedOff\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\'\n\x05times\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.StageTimes";\n\x06\x46\x61iled\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t"\xcf\x02\n\x0e\x43ommandMessage\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.OpenSessionH\x00\x12(\n\x07reserve\x18\x02 \x01(\x0b\x32\x15.pdserve.wire.ReserveH\x00\x12(\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.pdserve.wire.PrefillH\x00\x12*\n\x08generate\x18\x04 \x01(\x0b\x32\x16.pdserve.wire.GenerateH\x00\x12&\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x14.pdserve.wire.CancelH\x00\x12,\n\theartbeat\x18\x06 \x01(\x0b\x32\x17.pdserve.wire.HeartbeatH\x00\x12\x31\n\x0cmeasure_link\x18\x07 \x01(\x0b\x32\x19.pdserve.wire.MeasureLinkH\x00\x42\t\n\x07\x63ommand"\xfe\x02\n\x0c\x45ventMessage\x12\x31\n\x0csession_open\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.SessionOpenH\x00\x12*\n\x08reserved\x18\x02 \x01(\x0b\x32\x16.pdserve.wire.ReservedH\x00\x12(\n\x07refused\x18\x03 \x01(\x0b\x32\x15.pdserve.wire.RefusedH\x00\x12"\n\x04step\x18\x04 \x01(\x0b\x32\x12.pdserve.wire.StepH\x00\x12-\n\nhanded_off\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.HandedOffH\x00\x12&\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x14.pdserve.wire.FailedH\x00\x12,\n\theartbeat\x18\x07 \x01(\x0b\x32\x17.pdserve.wire.HeartbeatH\x00\x12\x33\n\rlink_measured\x18\x08 \x01(\x0b\x32\x1a.pdserve.wire.LinkMeasuredH\x00\x42\x07\n\x05\x65vent2\xec\x01\n\x08Instance\x12I\n\tChallenge\x12\x1e.pdserve.wire.ChallengeRequest\x1a\x1c.pdserve.wire.ChallengeReply\x12L\n\x08\x44\x65scribe\x12\x1d.pdserve.wire.DescribeRequest\x1a!.pdserve.wire.InstanceDescription\x12G\n\x07Session\x12\x1c.pdserve.wire.CommandMessage\x1a\x1a.pdserve.wire.EventMessage(\x01\x30\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12wire/cluster.proto\x12\x0cpdserve.wire\"D\n\x10\x43hallengeRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\"Q\n\x0e\x43hallengeReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"W\n\x08KvTensor\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\"O\n\nKvEndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\"\xb5\x04\n\x13InstanceDescription\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tserver_ip\x18\x03 \x01(\t\x12\x12\n\ndevice_ids\x18\x04 \x03(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x14\n\x0ctable_digest\x18\t \x01(\t\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x12\n\nmodel_name\x18\x0b \x01(\t\x12\x16\n\x0eweights_digest\x18\x0c \x01(\t\x12\x18\n\x10tokenizer_digest\x18\r \x01(\t\x12\x15\n\rmax_model_len\x18\x0e \x01(\x05\x12\x12\n\nvocab_size\x18\x0f \x01(\x05\x12\r\n\x05\x64type\x18\x10 \x01(\t\x12\x12\n\nblock_size\x18\x11 \x01(\x05\x12\x12\n\nnum_blocks\x18\x12 \x01(\x05\x12*\n\nkv_tensors\x18\x13 \x03(\x0b\x32\x16.pdserve.wire.KvTensor\x12\x1a\n\x12prefill_chunk_size\x18\x14 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x15 \x01(\x05\x12+\n\tendpoints\x18\x16 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint\x12\x0e\n\x06\x64\x65vice\x18\x17 \x01(\t\x12\x12\n\nkv_digests\x18\x18 \x01(\x08\x12\x15\n\rkv_transports\x18\x19 \x03(\t\"\xc8\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\t\n\x01n\x18\x07 \x01(\x05\x12\x12\n\nmin_tokens\x18\x08 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x14\n\x07\x62\x65st_of\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12+\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x17.pdserve.wire.TokenBias\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\'\n\tbad_words\x18\x10 \x03(\x0b\x32\x14.pdserve.wire.Output\x12\x15\n\x08logprobs\x18\x11 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x32\n\nstructured\x18\x13 \x01(\x0b\x32\x1e.pdserve.wire.StructuredOutput\x12-\n\x0b\x62\x65\x61m_search\x18\x14 \x01(\x0b\x32\x18.pdserve.wire.BeamSearchB\n\n\x08_best_ofB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"x\n\x10StructuredOutput\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x1f\n\x12whitespace_pattern\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\tB\x15\n\x13_whitespace_pattern\"<\n\nBeamSearch\x12\x16\n\x0elength_penalty\x18\x01 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x02 \x01(\t\"U\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07top_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01\"\x1b\n\x06Output\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\xe2\x01\n\x0bPromptState\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12,\n\x06params\x18\x04 \x01(\x0b\x32\x1c.pdserve.wire.SamplingParams\x12%\n\x07outputs\x18\x05 \x03(\x0b\x32\x14.pdserve.wire.Output\x12\r\n\x05probe\x18\x06 \x01(\x08\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12!\n\x05\x62\x65\x61ms\x18\x08 \x03(\x0b\x32\x12.pdserve.wire.Beam\"d\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\xa6\x01\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x05\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12+\n\tendpoints\x18\x07 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint\"\xc7\x01\n\nLinkStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\nbytes_sent\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x11\n\tfallbacks\x18\x07 \x01(\x04\x12\x14\n\x0cround_trip_s\x18\x08 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\t \x01(\x01\x12\x13\n\x0bpassed_over\x18\n \x03(\t\"\xed\x03\n\x0cLoadSnapshot\x12\x14\n\x0c\x62locks_total\x18\x01 \x01(\x05\x12\x13\n\x0b\x62locks_used\x18\x02 \x01(\x05\x12\x14\n\x0c\x62locks_probe\x18\x03 \x01(\x05\x12\x15\n\rblocks_cached\x18\x04 \x01(\x05\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x19\n\x11uncomputed_tokens\x18\x07 \x01(\x05\x12\x14\n\x0cheld_prompts\x18\x08 \x01(\x05\x12\x16\n\x0eprogress_age_s\x18\t \x01(\x01\x12\r\n\x05steps\x18\n \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0b \x01(\x01\x12\x15\n\rkv_bytes_sent\x18\x0c \x01(\x04\x12\x19\n\x11kv_bytes_received\x18\r \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x12\'\n\x05links\x18\x0f \x03(\x0b\x32\x18.pdserve.wire.LinkStatus\x12\x19\n\x11kv_frames_corrupt\x18\x10 \x01(\x04\x12\x18\n\x10kv_frames_resent\x18\x11 \x01(\x04\x12\x19\n\x11kv_frames_dropped\x18\x12 \x01(\x04\x12\x1b\n\x13kv_frames_duplicate\x18\x13 \x01(\x04\x12\x18\n\x10kv_links_refused\x18\x14 \x01(\x04\"\x9a\x02\n\nStageTimes\x12\x14\n\x07queue_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\treserve_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tprefill_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x06send_s\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0c\x66irst_step_s\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x16\n\x0ekv_bytes_early\x18\x08 \x01(\x04\x12\x15\n\rcached_tokens\x18\t \x01(\x05\x42\n\n\x08_queue_sB\x0c\n\n_reserve_sB\x0c\n\n_prefill_sB\t\n\x07_send_sB\x0f\n\r_first_step_s\"\xd2\x01\n\x0bTokenOutput\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x05\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x15\n\x08token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x66inish\x18\x05 \x01(\t\x12\x1a\n\rstop_token_id\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12-\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.pdserve.wire.TokenLogprobsB\x0b\n\t_token_idB\x10\n\x0e_stop_token_id\"_\n\x0ePromptLogprobs\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.pdserve.wire.TokenLogprobs\"C\n\x0bOpenSession\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"4\n\x07Reserve\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState\"Z\n\x07Prefill\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.pdserve.wire.Ticket\"5\n\x08Generate\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.PromptState\"O\n\x06\x43\x61ncel\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x15\n\x08sequence\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0b\n\t_sequence\"m\n\x0bMeasureLink\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\tendpoints\x18\x03 \x03(\x0b\x32\x18.pdserve.wire.KvEndpoint\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"V\n\x0cLinkMeasured\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12&\n\x04link\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.LinkStatus\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"5\n\tHeartbeat\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot\"[\n\x0bSessionOpen\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot\"T\n\x08Reserved\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12$\n\x06ticket\x18\x02 \x01(\x0b\x32\x14.pdserve.wire.Ticket\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"f\n\x07Refused\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot\"I\n\x0bPromptTimes\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\'\n\x05times\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.StageTimes\"\xbc\x01\n\x04Step\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.pdserve.wire.TokenOutput\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.pdserve.wire.LoadSnapshot\x12(\n\x05times\x18\x03 \x03(\x0b\x32\x19.pdserve.wire.PromptTimes\x12\x35\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1c.pdserve.wire.PromptLogprobs\"G\n\tHandedOff\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\'\n\x05times\x18\x02 \x01(\x0b\x32\x18.pdserve.wire.StageTimes\";\n\x06\x46\x61iled\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xcf\x02\n\x0e\x43ommandMessage\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.OpenSessionH\x00\x12(\n\x07reserve\x18\x02 \x01(\x0b\x32\x15.pdserve.wire.ReserveH\x00\x12(\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.pdserve.wire.PrefillH\x00\x12*\n\x08generate\x18\x04 \x01(\x0b\x32\x16.pdserve.wire.GenerateH\x00\x12&\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x14.pdserve.wire.CancelH\x00\x12,\n\theartbeat\x18\x06 \x01(\x0b\x32\x17.pdserve.wire.HeartbeatH\x00\x12\x31\n\x0cmeasure_link\x18\x07 \x01(\x0b\x32\x19.pdserve.wire.MeasureLinkH\x00\x42\t\n\x07\x63ommand\"\xfe\x02\n\x0c\x45ventMessage\x12\x31\n\x0csession_open\x18\x01 \x01(\x0b\x32\x19.pdserve.wire.SessionOpenH\x00\x12*\n\x08reserved\x18\x02 \x01(\x0b\x32\x16.pdserve.wire.ReservedH\x00\x12(\n\x07refused\x18\x03 \x01(\x0b\x32\x15.pdserve.wire.RefusedH\x00\x12\"\n\x04step\x18\x04 \x01(\x0b\x32\x12.pdserve.wire.StepH\x00\x12-\n\nhanded_off\x18\x05 \x01(\x0b\x32\x17.pdserve.wire.HandedOffH\x00\x12&\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x14.pdserve.wire.FailedH\x00\x12,\n\theartbeat\x18\x07 \x01(\x0b\x32\x17.pdserve.wire.HeartbeatH\x00\x12\x33\n\rlink_measured\x18\x08 \x01(\x0b\x32\x1a.pdserve.wire.LinkMeasuredH\x00\x42\x07\n\x05\x65vent2\xec\x01\n\x08Instance\x12I\n\tChallenge\x12\x1e.pdserve.wire.ChallengeRequest\x1a\x1c.pdserve.wire.ChallengeReply\x12L\n\x08\x44\x65scribe\x12\x1d.pdserve.wire.DescribeRequest\x1a!.pdserve.wire.InstanceDescription\x12G\n\x07Session\x12\x1c.pdserve.wire.CommandMessage\x1a\x1a.pdserve.wire.EventMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "wire.cluster_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wire.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_CHALLENGEREQUEST"]._serialized_start = 36
-    _globals["_CHALLENGEREQUEST"]._serialized_end = 104
-    _globals["_CHALLENGEREPLY"]._serialized_start = 106
-    _globals["_CHALLENGEREPLY"]._serialized_end = 187
-    _globals["_DESCRIBEREQUEST"]._serialized_start = 189
-    _globals["_DESCRIBEREQUEST"]._serialized_end = 206
-    _globals["_KVTENSOR"]._serialized_start = 208
-    _globals["_KVTENSOR"]._serialized_end = 295
-    _globals["_KVENDPOINT"]._serialized_start = 297
-    _globals["_KVENDPOINT"]._serialized_end = 376
-    _globals["_INSTANCEDESCRIPTION"]._serialized_start = 379
-    _globals["_INSTANCEDESCRIPTION"]._serialized_end = 944
-    _globals["_SAMPLINGPARAMS"]._serialized_start = 947
-    _globals["_SAMPLINGPARAMS"]._serialized_end = 1531
-    _globals["_TOKENBIAS"]._serialized_start = 1533
-    _globals["_TOKENBIAS"]._serialized_end = 1576
-    _globals["_STRUCTUREDOUTPUT"]._serialized_start = 1578
-    _globals["_STRUCTUREDOUTPUT"]._serialized_end = 1698
-    _globals["_BEAMSEARCH"]._serialized_start = 1700
-    _globals["_BEAMSEARCH"]._serialized_end = 1760
-    _globals["_TOKENLOGPROBS"]._serialized_start = 1762
-    _globals["_TOKENLOGPROBS"]._serialized_end = 1847
-    _globals["_OUTPUT"]._serialized_start = 1849
-    _globals["_OUTPUT"]._serialized_end = 1876
-    _globals["_PROMPTSTATE"]._serialized_start = 1879
-    _globals["_PROMPTSTATE"]._serialized_end = 2105
-    _globals["_BEAM"]._serialized_start = 2107
-    _globals["_BEAM"]._serialized_end = 2207
-    _globals["_TICKET"]._serialized_start = 2210
-    _globals["_TICKET"]._serialized_end = 2376
-    _globals["_LINKSTATUS"]._serialized_start = 2379
-    _globals["_LINKSTATUS"]._serialized_end = 2578
-    _globals["_LOADSNAPSHOT"]._serialized_start = 2581
-    _globals["_LOADSNAPSHOT"]._serialized_end = 3074
-    _globals["_STAGETIMES"]._serialized_start = 3077
-    _globals["_STAGETIMES"]._serialized_end = 3359
-    _globals["_TOKENOUTPUT"]._serialized_start = 3362
-    _globals["_TOKENOUTPUT"]._serialized_end = 3572
-    _globals["_PROMPTLOGPROBS"]._serialized_start = 3574
-    _globals["_PROMPTLOGPROBS"]._serialized_end = 3669
-    _globals["_OPENSESSION"]._serialized_start = 3671
-    _globals["_OPENSESSION"]._serialized_end = 3738
-    _globals["_RESERVE"]._serialized_start = 3740
-    _globals["_RESERVE"]._serialized_end = 3792
-    _globals["_PREFILL"]._serialized_start = 3794
-    _globals["_PREFILL"]._serialized_end = 3884
-    _globals["_GENERATE"]._serialized_start = 3886
-    _globals["_GENERATE"]._serialized_end = 3939
-    _globals["_CANCEL"]._serialized_start = 3941
-    _globals["_CANCEL"]._serialized_end = 4020
-    _globals["_MEASURELINK"]._serialized_start = 4022
-    _globals["_MEASURELINK"]._serialized_end = 4131
-    _globals["_LINKMEASURED"]._serialized_start = 4133
-    _globals["_LINKMEASURED"]._serialized_end = 4219
-    _globals["_HEARTBEAT"]._serialized_start = 4221
-    _globals["_HEARTBEAT"]._serialized_end = 4274
-    _globals["_SESSIONOPEN"]._serialized_start = 4276
-    _globals["_SESSIONOPEN"]._serialized_end = 4367
-    _globals["_RESERVED"]._serialized_start = 4369
-    _globals["_RESERVED"]._serialized_end = 4453
-    _globals["_REFUSED"]._serialized_start = 4455
-    _globals["_REFUSED"]._serialized_end = 4557
-    _globals["_PROMPTTIMES"]._serialized_start = 4559
-    _globals["_PROMPTTIMES"]._serialized_end = 4632
-    _globals["_STEP"]._serialized_start = 4635
-    _globals["_STEP"]._serialized_end = 4823
-    _globals["_HANDEDOFF"]._serialized_start = 4825
-    _globals["_HANDEDOFF"]._serialized_end = 4896
-    _globals["_FAILED"]._serialized_start = 4898
-    _globals["_FAILED"]._serialized_end = 4957
-    _globals["_COMMANDMESSAGE"]._serialized_start = 4960
-    _globals["_COMMANDMESSAGE"]._serialized_end = 5295
-    _globals["_EVENTMESSAGE"]._serialized_start = 5298
-    _globals["_EVENTMESSAGE"]._serialized_end = 5680
-    _globals["_INSTANCE"]._serialized_start = 5683
-    _globals["_INSTANCE"]._serialized_end = 5919
+  DESCRIPTOR._loaded_options = None
+  _globals['_CHALLENGEREQUEST']._serialized_start=36
+  _globals['_CHALLENGEREQUEST']._serialized_end=104
+  _globals['_CHALLENGEREPLY']._serialized_start=106
+  _globals['_CHALLENGEREPLY']._serialized_end=187
+  _globals['_DESCRIBEREQUEST']._serialized_start=189
+  _globals['_DESCRIBEREQUEST']._serialized_end=206
+  _globals['_KVTENSOR']._serialized_start=208
+  _globals['_KVTENSOR']._serialized_end=295
+  _globals['_KVENDPOINT']._serialized_start=297
+  _globals['_KVENDPOINT']._serialized_end=376
+  _globals['_INSTANCEDESCRIPTION']._serialized_start=379
+  _globals['_INSTANCEDESCRIPTION']._serialized_end=944
+  _globals['_SAMPLINGPARAMS']._serialized_start=947
+  _globals['_SAMPLINGPARAMS']._serialized_end=1531
+  _globals['_TOKENBIAS']._serialized_start=1533
+  _globals['_TOKENBIAS']._serialized_end=1576
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1578
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1698
+  _globals['_BEAMSEARCH']._serialized_start=1700
+  _globals['_BEAMSEARCH']._serialized_end=1760
+  _globals['_TOKENLOGPROBS']._serialized_start=1762
+  _globals['_TOKENLOGPROBS']._serialized_end=1847
+  _globals['_OUTPUT']._serialized_start=1849
+  _globals['_OUTPUT']._serialized_end=1876
+  _globals['_PROMPTSTATE']._serialized_start=1879
+  _globals['_PROMPTSTATE']._serialized_end=2105
+  _globals['_BEAM']._serialized_start=2107
+  _globals['_BEAM']._serialized_end=2207
+  _globals['_TICKET']._serialized_start=2210
+  _globals['_TICKET']._serialized_end=2376
+  _globals['_LINKSTATUS']._serialized_start=2379
+  _globals['_LINKSTATUS']._serialized_end=2578
+  _globals['_LOADSNAPSHOT']._serialized_start=2581
+  _globals['_LOADSNAPSHOT']._serialized_end=3074
+  _globals['_STAGETIMES']._serialized_start=3077
+  _globals['_STAGETIMES']._serialized_end=3359
+  _globals['_TOKENOUTPUT']._serialized_start=3362
+  _globals['_TOKENOUTPUT']._serialized_end=3572
+  _globals['_PROMPTLOGPROBS']._serialized_start=3574
+  _globals['_PROMPTLOGPROBS']._serialized_end=3669
+  _globals['_OPENSESSION']._serialized_start=3671
+  _globals['_OPENSESSION']._serialized_end=3738
+  _globals['_RESERVE']._serialized_start=3740
+  _globals['_RESERVE']._serialized_end=3792
+  _globals['_PREFILL']._serialized_start=3794
+  _globals['_PREFILL']._serialized_end=3884
+  _globals['_GENERATE']._serialized_start=3886
+  _globals['_GENERATE']._serialized_end=3939
+  _globals['_CANCEL']._serialized_start=3941
+  _globals['_CANCEL']._serialized_end=4020
+  _globals['_MEASURELINK']._serialized_start=4022
+  _globals['_MEASURELINK']._serialized_end=4131
+  _globals['_LINKMEASURED']._serialized_start=4133
+  _globals['_LINKMEASURED']._serialized_end=4219
+  _globals['_HEARTBEAT']._serialized_start=4221
+  _globals['_HEARTBEAT']._serialized_end=4274
+  _globals['_SESSIONOPEN']._serialized_start=4276
+  _globals['_SESSIONOPEN']._serialized_end=4367
+  _globals['_RESERVED']._serialized_start=4369
+  _globals['_RESERVED']._serialized_end=4453
+  _globals['_REFUSED']._serialized_start=4455
+  _globals['_REFUSED']._serialized_end=4557
+  _globals['_PROMPTTIMES']._serialized_start=4559
+  _globals['_PROMPTTIMES']._serialized_end=4632
+  _globals['_STEP']._serialized_start=4635
+  _globals['_STEP']._serialized_end=4823
+  _globals['_HANDEDOFF']._serialized_start=4825
+  _globals['_HANDEDOFF']._serialized_end=4896
+  _globals['_FAILED']._serialized_start=4898
+  _globals['_FAILED']._serialized_end=4957
+  _globals['_COMMANDMESSAGE']._serialized_start=4960
+  _globals['_COMMANDMESSAGE']._serialized_end=5295
+  _globals['_EVENTMESSAGE']._serialized_start=5298
+  _globals['_EVENTMESSAGE']._serialized_end=5680
+  _globals['_INSTANCE']._serialized_start=5683
+  _globals['_INSTANCE']._serialized_end=5919
 # @@protoc_insertion_point(module_scope)
