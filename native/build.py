@@ -3,6 +3,7 @@
 import sys
 
 from native.cache import NoNative
+from native.engine_library import build_engine
 from native.library import build
 
 
@@ -10,10 +11,12 @@ def main() -> int:
     """Build and tell what became of it. Returns 1 where there are no native functions, which is no disaster."""
     try:
         library = build()
+        sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
+        engine = build_engine()
+        sys.stdout.write(f"native: ready, the engine's kernels with {engine.isas[-1]} of {', '.join(engine.isas)}\n")
     except NoNative as error:
         sys.stderr.write(f"native: not built, Python does the work: {error}\n")
         return 1
-    sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
     return 0
 
 

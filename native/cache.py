@@ -43,22 +43,22 @@ def is_ours(path: Path) -> bool:
 
 
 @contextmanager
-def building(folder: Path, deadline: float) -> Iterator[None]:
-    """Make the folder and hold its lock, so that of many processes one builds.
+def building(folder: Path, name: str, deadline: float) -> Iterator[None]:
+    """Make the folder and hold the lock of library `name`, so that of many processes one builds it.
 
     Raises NoNative, and OSError where nothing can be written. `deadline` is of time.monotonic().
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     is_ours(folder)
-    with (folder / "lock").open("w") as file:
+    with (folder / f"{name}.lock").open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise NoNative(f"another process builds in {folder} for too long") from None
+                    raise NoNative(f"another process builds {name} in {folder} for too long") from None
                 time.sleep(_POLL_S)
         yield
 

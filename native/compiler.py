@@ -11,11 +11,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from native.cache import NoNative
 
 FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC")  # never -march=native: a cache may be shared by unlike machines
 _SAID_MAX = 300
+
+
+class Parts(Protocol):
+    """What a library is compiled of; native.recipe.Recipe."""
+
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+
+    @property
+    def libraries(self) -> tuple[str, ...]: ...
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the sources' paths."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +40,9 @@ class Compiler:
     command: tuple[str, ...]
     stamp: str
 
-    def build(self, source: Path, target: Path, *, environ: Mapping[str, str], deadline: float) -> None:
-        """Compile one source into a shared library. Raises NoNative, with what the compiler said."""
-        command = [*self.command, *FLAGS, "-o", str(target), str(source)]
+    def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], deadline: float) -> None:
+        """Compile the sources into one shared library. Raises NoNative, with what the compiler said."""
+        command = [*self.command, *parts.flags, "-o", str(target), *map(str, parts.paths()), *parts.libraries]
         # Its temporary files go beside the target: /tmp may be read-only where the cache is not.
         child_environ = {**environ, "TMPDIR": str(target.parent), "LC_ALL": "C"}
         try:

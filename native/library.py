@@ -1,30 +1,17 @@
-"""Build the native functions once, load them, and call them.
-
-    native/*.c, *.h --compiler--> <cache>/native/<source key>-<compiler's stamp>.so --dlopen, self-check--> Library
-
-The source key covers the sources, the compiler's flags and the platform; instructions beyond the platform's least are
-chosen when a function runs. Without a compiler a library that one built earlier from the same sources is taken.
-PDSERVE_NATIVE=off, no compiler, a failed build: there is no Library, and callers do the work in Python.
-"""
+"""The native functions for digests and copies of KV: loaded once, called without the GIL where that pays."""
 
 import ctypes
-import hashlib
-import json
-import logging
 import os
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from native.cache import NoNative, building, is_ours, library_folder, replace_whole
-from native.compiler import FLAGS, Compiler, find_compiler
+from native.builder import BUILD_TIMEOUT_S, VARIABLE, build_library, load_library
+from native.cache import NoNative
 from native.memory import Place, Region, Runs, StopFlag, check_move, check_place
+from native.recipe import Recipe
 
-VARIABLE = "PDSERVE_NATIVE"
-BUILD_TIMEOUT_S = 60.0
-_SOURCES = Path(__file__).parent
-_MAIN = "move.c"
+__all__ = ["RECIPE", "VARIABLE", "Library", "build", "load"]
+
 _DIGEST, _STREAM, _KERNEL_SHIFT = 1, 2, 8
 _STREAM_BYTES = 16 << 10  # from here on targets are written past the caches: they are read much later, if at all
 _QUICK_BYTES = 64 << 10  # below, the GIL is kept: giving it away may cost 5 ms until a busy thread gives it back
@@ -33,8 +20,6 @@ _KNOWN_DIGESTS = {
     100: 0x004E4F921A64BD1C, 200: 0xF42A8864FEAF0703, 1500: 0x011BF4B1F03FB7E7, 2048: 0xDD420471FF96BD00,
 }  # fmt: skip
 """XXH3-64 of the first bytes of 0, 1, ... 255, 0, 1, ..."""
-
-_log = logging.getLogger("pdserve.native")
 
 
 class Library:
@@ -93,75 +78,13 @@ class Library:
 
 
 def load(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> Library | None:
-    """Return the native functions, built if need be; None, with one warning, where that fails.
-
-    None without a word under PDSERVE_NATIVE=off. Raises ValueError for other values than on and off.
-    """
-    wanted = environ.get(VARIABLE) or "on"
-    if wanted not in ("on", "off"):
-        raise ValueError(f"{VARIABLE}={wanted}: choose on or off")
-    if wanted == "off":
-        return None
-    try:
-        return build(environ, timeout_s=timeout_s)
-    except NoNative as error:
-        reason = json.dumps(" ".join(str(error).split()), ensure_ascii=True)
-        _log.warning("native_unavailable reason=%s", reason)
-        return None
+    """Return the native functions, built if need be; None where that fails. See builder.load_library."""
+    return load_library(RECIPE, environ, timeout_s=timeout_s)
 
 
 def build(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> Library:
     """Return the native functions, from the cache if they are there. Raises NoNative."""
-    folder, compiler = library_folder(environ), find_compiler(environ)
-    path = _path(folder, compiler)
-    try:
-        if path is not None and is_ours(folder) and is_ours(path):
-            return _checked(path)
-    except NoNative:
-        if compiler is None or not is_ours(folder):
-            raise  # else the file alone is bad: it is built anew
-    if compiler is None or path is None:
-        raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
-    try:
-        return _build(path, compiler, environ, time.monotonic() + timeout_s)
-    except OSError as error:
-        raise NoNative(f"{folder} cannot be written: {error}") from error
-
-
-def _build(path: Path, compiler: Compiler, environ: Mapping[str, str], deadline: float) -> Library:
-    with building(path.parent, deadline):
-        try:
-            if is_ours(path):  # another process was faster
-                return _checked(path)
-        except NoNative:
-            path.unlink()
-        for left_over in path.parent.glob("draft-*"):  # of builds that were killed: the lock is ours
-            left_over.unlink()
-        draft = path.parent / f"draft-{os.getpid()}.so"
-        try:
-            compiler.build(_SOURCES / _MAIN, draft, environ=environ, deadline=deadline)
-            draft.chmod(0o700)
-            _checked(draft)
-            replace_whole(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-        return Library(path)
-
-
-def _path(folder: Path, compiler: Compiler | None) -> Path | None:
-    key = _source_key()
-    if compiler is not None:
-        return folder / f"{key}-{compiler.stamp}.so"
-    return next(iter(sorted(folder.glob(f"{key}-*.so"))), None)
-
-
-def _source_key() -> str:
-    facts = [" ".join(FLAGS), os.uname().machine, getattr(sys.implementation, "_multiarch", sys.platform)]
-    key = hashlib.sha256(repr(facts).encode())
-    for source in sorted([*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h")]):
-        content = source.read_bytes()
-        key.update(f"{source.name} {len(content)}\n".encode() + content)
-    return key.hexdigest()[:16]
+    return build_library(RECIPE, environ, timeout_s=timeout_s)
 
 
 def _checked(path: Path) -> Library:
@@ -190,3 +113,6 @@ def _declare_move(library: ctypes.CDLL) -> "ctypes._NamedFuncPointer":
     function.argtypes = (pointer, pointer, pointer, pointer, ctypes.c_uint64, pointer, ctypes.c_uint32)
     function.restype = ctypes.c_uint64
     return function
+
+
+RECIPE = Recipe("move", ("move.c",), _checked)

@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
 )
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 EMPTY_DIGEST = 0x2D06800538D394C2
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from native.build import main; sys.exit(main())"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from native.library import build; print(build().path.name)"
 BUILD = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2])]
 
 
@@ -53,8 +53,8 @@ def script(folder: Path, name: str, text: str) -> str:
 
 
 def libraries(environ: dict[str, str]) -> list[str]:
-    """Return what lies in the cache but for the lock."""
-    return sorted(path.name for path in library_folder(environ).iterdir() if path.name != "lock")
+    """Return what lies in the cache but for locks."""
+    return sorted(path.name for path in library_folder(environ).iterdir() if path.suffix != ".lock")
 
 
 def digest_of_nothing(library: Library) -> int:
@@ -153,7 +153,7 @@ def test_a_failed_build_is_one_warning(
 
     (record,) = caplog.records
     assert record.name == "pdserve.native"
-    assert record.getMessage().startswith("native_unavailable reason=")
+    assert record.getMessage().startswith("native_unavailable library=move reason=")
     assert said in record.getMessage()
 
 
@@ -244,7 +244,7 @@ def test_of_processes_that_start_at_once_one_builds(environ: dict[str, str], tmp
     answers = [process.communicate(timeout=90)[0] for process in processes]
 
     assert [process.returncode for process in processes] == [0] * 4
-    assert all(answer.startswith("native: ready") for answer in answers)
+    assert [[answer.strip()] for answer in answers] == [libraries(environ)] * 4
     assert (tmp_path / "log").read_text() == "built\n"
     assert len(libraries(environ)) == 1
 
@@ -253,7 +253,7 @@ def test_of_processes_that_start_at_once_one_builds(environ: dict[str, str], tmp
 def test_what_a_killed_build_left_is_cleared_away(environ: dict[str, str], quick_cc: str) -> None:
     environ["CC"] = quick_cc
     library_folder(environ).mkdir(parents=True, mode=0o700)
-    (library_folder(environ) / "draft-1.so").write_bytes(b"half")
+    (library_folder(environ) / "draft-move-1.so").write_bytes(b"half")
 
     path = build(environ).path
 
@@ -263,7 +263,18 @@ def test_what_a_killed_build_left_is_cleared_away(environ: dict[str, str], quick
 def test_a_builder_that_never_ends_is_not_waited_for_for_ever(environ: dict[str, str]) -> None:
     environ["CC"] = "true"
     with (
-        building(library_folder(environ), time.monotonic() + 5),
-        pytest.raises(NoNative, match="another process builds"),
+        building(library_folder(environ), "move", time.monotonic() + 5),
+        pytest.raises(NoNative, match="another process builds move"),
     ):
         build(environ, timeout_s=0.0)
+
+
+@needs_compiler
+def test_the_install_step_builds_every_library(environ: dict[str, str]) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from native.build import main; sys.exit(main())"
+    command = [sys.executable, "-P", "-c", code, BUILD[-1]]
+
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180, check=True).stdout
+
+    assert [line.split(",")[0] for line in said.splitlines()] == ["native: ready"] * 2
+    assert [name.split("-")[0] for name in libraries(environ)] == ["engine", "move"]

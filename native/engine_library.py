@@ -1,0 +1,114 @@
+"""The engine's native kernels: one library of several C sources, and the teams of threads they run in."""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from native.builder import BUILD_TIMEOUT_S, build_library, load_library
+from native.cache import NoNative
+from native.compiler import FLAGS
+from native.recipe import Recipe
+
+ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
+"""enum isa of isa.h, by number; the later the better."""
+MAX_THREADS = 256
+"""As in threads.h."""
+
+
+class EngineLibrary:
+    """The opened library. Thread-safe; `functions` are called without the GIL."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, and AttributeError for a library that lacks something."""
+        self.path = path
+        self.functions = ctypes.CDLL(str(path))
+        self.functions.native_isas.restype = ctypes.c_uint32
+        self.functions.threads_open.argtypes = (ctypes.c_int, ctypes.c_int)
+        self.functions.threads_open.restype = ctypes.c_void_p
+        self.functions.threads_close.argtypes = (ctypes.c_void_p,)
+        self.functions.threads_close.restype = None
+        found = int(self.functions.native_isas())
+        self.isas = tuple(name for number, name in enumerate(ISAS) if found >> number & 1)
+
+    def threads(self, count: int, *, isa: str | None = None) -> "Threads":
+        """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, the best by default.
+
+        Raises ValueError for a count or instructions that cannot be had, OSError where the system gives no threads.
+        """
+        wanted = self.isas[-1] if isa is None else isa
+        if wanted not in self.isas:
+            raise ValueError(f"instructions {wanted} are none of {', '.join(self.isas)}")
+        if not 1 <= count <= MAX_THREADS:
+            raise ValueError(f"{count} threads: 1 to {MAX_THREADS} are possible")
+        address = self.functions.threads_open(count, ISAS.index(wanted))
+        if not address:
+            raise OSError(f"the system did not give {count} threads")
+        return Threads(self, address, count, wanted)
+
+
+class Threads:
+    """A team of threads for parallel regions, the caller's among them; one region runs at a time, others wait.
+
+    Closing ends the threads. A process that ends need not close; a forked child has a team of one.
+    """
+
+    def __init__(self, library: EngineLibrary, address: int, count: int, isa: str) -> None:
+        """Made by EngineLibrary.threads."""
+        self.library, self.count, self.isa = library, count, isa
+        self._address: int | None = address
+
+    @property
+    def address(self) -> int:
+        """The struct threads *. Raises ValueError after close."""
+        if self._address is None:
+            raise ValueError("the team of threads is closed")
+        return self._address
+
+    def close(self) -> None:
+        """End the threads. Idempotent; not while a region runs."""
+        address, self._address = self._address, None
+        if address is not None:
+            self.library.functions.threads_close(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def load_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary | None:
+    """Return the engine's kernels, built if need be; None where that fails. See builder.load_library."""
+    return load_library(ENGINE, environ, timeout_s=timeout_s)
+
+
+def build_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary:
+    """Return the engine's kernels, from the cache if they are there. Raises NoNative."""
+    return build_library(ENGINE, environ, timeout_s=timeout_s)
+
+
+def _checked(path: Path) -> EngineLibrary:
+    try:
+        library = EngineLibrary(path)
+        with library.threads(2):
+            return library
+    except (OSError, AttributeError, ValueError) as error:
+        raise NoNative(f"{path} cannot be loaded: {error}") from error
+
+
+ENGINE = Recipe(
+    "engine",
+    ("isa.c", "threads.c"),
+    _checked,
+    flags=(*FLAGS, "-fno-math-errno", "-pthread"),
+    libraries=("-lm",),
+)
+"""A kernel's source is added here; what it includes of ours is found."""

@@ -1,0 +1,22 @@
+/* Which instructions a function may use beyond the platform's least; chosen when the program runs.
+ *
+ * A function for one of them carries its target attribute, so one build serves unlike machines of one platform.
+ */
+
+#ifndef NATIVE_ISA_H
+#define NATIVE_ISA_H
+
+#include <stdint.h>
+
+enum isa { ISA_PLAIN, ISA_AVX2, ISA_AVX512, ISA_AVX512_BF16, NUM_ISAS };
+
+#if defined(__x86_64__)
+#define TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define TARGET_AVX512_BF16 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#endif
+
+/* Return whether this CPU, and its system, has the instructions of `isa`. */
+int isa_is_here(enum isa isa);
+
+#endif

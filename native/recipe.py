@@ -1,0 +1,55 @@
+"""What a library is made of, and the key that changes with any of it."""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from native.compiler import FLAGS
+
+FOLDER = Path(__file__).parent
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Generic[T]):
+    """One shared library: its C sources, in this folder, and how a built one is opened.
+
+    `open` checks that the library answers as it should. Raises NoNative where it does not.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    open: Callable[[Path], T]
+    flags: tuple[str, ...] = FLAGS
+    libraries: tuple[str, ...] = ()
+
+    def paths(self) -> tuple[Path, ...]:
+        """Return the sources' paths."""
+        return tuple(FOLDER / source for source in self.sources)
+
+    def key(self) -> str:
+        """Return what names this build: the sources, what they include of ours, flags, platform."""
+        facts = [*self.flags, *self.libraries, os.uname().machine]
+        facts.append(getattr(sys.implementation, "_multiarch", sys.platform))
+        key = hashlib.sha256(repr(facts).encode())
+        for name, content in sorted(_with_headers(self.sources)):
+            key.update(f"{name} {len(content)}\n".encode() + content)
+        return key.hexdigest()[:16]
+
+
+def _with_headers(sources: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of the sources and of every file of ours they include, each once."""
+    pending, seen = list(sources), set(sources)
+    while pending:
+        name = pending.pop()
+        content = (FOLDER / name).read_bytes()
+        yield name, content
+        included = {found.decode() for found in _INCLUDE.findall(content)} - seen
+        seen |= included
+        pending += sorted(included)

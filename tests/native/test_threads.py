@@ -1,0 +1,199 @@
+"""Teams of threads: every thread takes part, barriers hold, sleepers wake, a fork and an exit never hang."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from native.cache import NoNative
+from native.engine_library import EngineLibrary, Threads, build_engine
+
+Region = Callable[[int, int], None]
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_EXIT = """
+import sys; sys.path.insert(0, sys.argv[1])
+from native.engine_library import build_engine
+team = build_engine().threads(4)
+print("made")
+"""
+_FORK = """
+import ctypes, os, sys; sys.path.insert(0, sys.argv[1])
+from native.engine_library import build_engine
+REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+seen = []
+region = REGION(lambda _, thread, count: seen.append((thread, count)))
+team = build_engine().threads(3)
+run = team.library.functions.threads_run
+run.argtypes = (ctypes.c_void_p, REGION, ctypes.c_void_p)
+run(team.address, region, None)
+seen.clear()
+child = ctypes.PyDLL(None).fork()  # os.fork warns of threads, which is the point here
+if child == 0:
+    run(team.address, region, None)
+    print(seen)
+    team.close()
+    print("closed", flush=True)
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library() -> EngineLibrary:
+    try:
+        return build_engine()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native functions here: {error}")
+
+
+def run(team: Threads, region: Region, *, share: bool = False) -> None:
+    """Run a Python function in every thread."""
+    function = team.library.functions.threads_share if share else team.library.functions.threads_run
+    function.argtypes = (ctypes.c_void_p, _REGION, ctypes.c_void_p)
+    function.restype = None
+    function(team.address, _REGION(lambda _, thread, count: region(thread, count)), None)
+
+
+def barrier(team: Threads, count: int) -> None:
+    team.library.functions.threads_barrier.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    team.library.functions.threads_barrier(team.address, count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_thread_runs_every_region(library: EngineLibrary, count: int) -> None:
+    with library.threads(count) as team:
+        for _ in range(50):
+            seen: list[tuple[int, int]] = []
+
+            run(team, lambda thread, total, seen=seen: seen.append((thread, total)))  # type: ignore[misc]
+
+            assert sorted(seen) == [(thread, count) for thread in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_nobody_passes_a_barrier_before_all_are_there(library: EngineLibrary, count: int) -> None:
+    arrived: list[int] = []
+    counts_seen: list[int] = []
+
+    def region(thread: int, total: int) -> None:
+        for round_number in range(1, 11):
+            arrived.append(thread)
+            barrier(team, total)
+            counts_seen.append(len(arrived) - round_number * total)
+            barrier(team, total)
+
+    with library.threads(count) as team:
+        run(team, region)
+
+    assert counts_seen == [0] * 10 * count
+
+
+def test_threads_that_sleep_wake_up(library: EngineLibrary) -> None:
+    with library.threads(3) as team:
+        run(team, lambda _, __: None)
+        _wait_until_asleep()
+        seen: list[int] = []
+
+        run(team, lambda thread, _: seen.append(thread))
+
+        assert sorted(seen) == [0, 1, 2]
+
+
+def _wait_until_asleep() -> None:
+    """Return when at most this thread of the process runs."""
+    deadline = time.monotonic() + 30
+    while [_state(task) for task in os.listdir("/proc/self/task")].count("R") > 1:
+        assert time.monotonic() < deadline, "a thread never sleeps"
+
+
+def _state(task: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "gone"
+
+
+def test_shared_work_is_done_whoever_comes(library: EngineLibrary) -> None:
+    with library.threads(4) as team:
+        for _ in range(50):
+            work = list(range(20))
+            done: list[int] = []
+
+            def region(thread: int, _: int, work: list[int] = work, done: list[int] = done) -> None:
+                while work:
+                    try:
+                        done.append(work.pop())
+                    except IndexError:
+                        return
+
+            run(team, region, share=True)
+
+            assert sorted(done) == list(range(20))
+
+
+def test_two_callers_take_turns(library: EngineLibrary) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def region(thread: int, count: int) -> None:
+        if thread == 0:
+            inside.append(1)
+            most.append(len(inside))
+        barrier(team, count)
+        if thread == 0:
+            inside.pop()
+
+    def run_often() -> None:
+        for _ in range(50):
+            run(team, region)
+
+    with library.threads(2) as team:
+        callers = [threading.Thread(target=run_often) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(60)
+
+    assert most == [1] * 150
+
+
+def test_a_forked_child_works_alone() -> None:
+    assert _python(_FORK) == "[(0, 1)]\nclosed\n"
+
+
+def test_a_process_ends_with_a_team_still_open() -> None:
+    assert _python(_EXIT) == "made\n"
+
+
+def _python(code: str) -> str:
+    """Return what a program prints that ends well."""
+    command = [sys.executable, "-P", "-c", code, str(Path(__file__).parents[2])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("count", [0, -1, 257])
+def test_a_count_that_cannot_be_is_refused(library: EngineLibrary, count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} threads: 1 to 256"):
+        library.threads(count)
+
+
+def test_unknown_instructions_are_refused(library: EngineLibrary) -> None:
+    with pytest.raises(ValueError, match="instructions mmx are none of plain"):
+        library.threads(1, isa="mmx")
+
+
+def test_a_closed_team_says_so(library: EngineLibrary) -> None:
+    team = library.threads(2)
+    team.close()
+    team.close()
+
+    with pytest.raises(ValueError, match="the team of threads is closed"):
+        _ = team.address
