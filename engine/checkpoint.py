@@ -1,13 +1,11 @@
-"""A checkpoint folder as transformers loads it: its config, what of it we refuse, its weights. The one door to both."""
+"""A checkpoint folder as transformers reads it: its config, and what of it we refuse. Its weights: network.py."""
 
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from wire.errors import ConfigError
 from wire.model_identity import stored_tensors
@@ -49,34 +47,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if stored is None:
         raise ConfigError(f"{path}: its tensors are {tensors[0].dtype if tensors else 'none'}, not floats")
     return Checkpoint(path, config, network_class, stored)
-
-
-def load_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) -> Any:
-    """Return the network with its weights in `dtype`, ready to run. Raises ConfigError if weights are missing.
-
-    `attention` names the implementation; None is transformers' own choice for the model.
-    """
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line below
-    try:
-        network, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
-            config=checkpoint.config,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"{checkpoint.path}: its weights cannot be loaded: {error}") from error
-    for what in ("missing_keys", "mismatched_keys"):
-        if report[what]:
-            names = sorted(str(key) for key in report[what])
-            raise ConfigError(f"{checkpoint.path}: {len(names)} {what.replace('_', ' ')}, the first {names[0]}")
-    return network.eval()
 
 
 def model_length(checkpoint: Checkpoint, asked: int | None) -> int:

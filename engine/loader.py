@@ -10,7 +10,7 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, attach, register
-from engine.checkpoint import Checkpoint, eos_token_ids, load_network, model_length, open_checkpoint
+from engine.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
@@ -18,6 +18,8 @@ from engine.interface import EngineInfo
 from engine.kv_probe import KvProbe
 from engine.linear_layout import lay_out
 from engine.memory_plan import cpu_budget, plan_pool
+from engine.network import load_network
+from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
@@ -61,7 +63,9 @@ def load_model(
     identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()
-    network = load_network(checkpoint, dtype=choice.name, attention=NAME)
+    with StoredWeights(path) as weights:
+        loaded = load_network(checkpoint, weights, dtype=choice.name, attention=NAME)
+    network = loaded.network
     tensors = find_kv_tensors(network, checkpoint, choice.name)
     lay_out(network)
     budget = cpu_budget(kv_cache_memory, available_bytes())
@@ -79,7 +83,8 @@ def load_model(
     model = TorchModel(
         network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits
     )
-    return LoadedModel(model, (choice.reason, plan.describe()))
+    notes = (choice.reason, plan.describe(), *((loaded.note,) if loaded.note else ()))
+    return LoadedModel(model, notes)
 
 
 @torch.inference_mode()

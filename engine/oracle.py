@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
-from engine.checkpoint import eos_token_ids, load_network, open_checkpoint
+from engine.checkpoint import eos_token_ids, open_checkpoint
+from wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Oracle:
     """One model in plain transformers. Owns its own copy of the weights."""
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
-        self._network: Any = load_network(open_checkpoint(model_dir), dtype=dtype, attention=None)
+        self._network: Any = load_plain(model_dir, dtype)
         self._eos = list(eos_token_ids(self._network)) or None
 
     @torch.inference_mode()
@@ -59,3 +61,20 @@ def generate_greedy(
 ) -> list[list[int]]:
     """Load the model in `model_dir`, continue each prompt greedily, and let it go."""
     return Oracle(model_dir, dtype).generate_greedy(prompts, max_tokens, ignore_eos=ignore_eos)
+
+
+def load_plain(model_dir: Path, dtype: str, attention: str | None = None) -> Any:
+    """Return the network as transformers itself loads it. Raises ConfigError for what cannot be loaded whole."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    checkpoint = open_checkpoint(model_dir)
+    try:
+        network, report = AutoModelForCausalLM.from_pretrained(
+            model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), attn_implementation=attention,
+            trust_remote_code=False, use_safetensors=True, local_files_only=True, output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{model_dir}: its weights cannot be loaded: {error}") from error
+    if report["missing_keys"]:
+        raise ConfigError(f"{model_dir}: missing keys {sorted(report['missing_keys'])}")
+    return network.eval()

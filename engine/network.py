@@ -1,0 +1,177 @@
+"""A transformers network with its weights: built without memory, then filled tensor by tensor from Weights.
+
+meta device (shapes only) --shard--> shapes of one rank --materialise--> ready to run
+
+A checkpoint whose stored tensors need a conversion that we do not know is loaded by transformers, whole.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from engine.checkpoint import Checkpoint
+from engine.load_progress import LoadProgress
+from engine.materialise import Cut, cut_shape, materialise
+from engine.tensor_sources import Source, find_sources, ignored_missing
+from engine.weights import Weights
+from wire.errors import ConfigError
+
+Shard = Callable[[Any], Mapping[str, Cut]]
+"""Changes a network of shapes to one rank's, and returns the cuts of its tensors, by their names there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNetwork:
+    """A network ready to run; `note` says what is unusual about how it was loaded."""
+
+    network: Any
+    note: str | None = None
+
+
+def load_network(
+    checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None
+) -> LoadedNetwork:
+    """Return the network with its weights in `dtype`. Raises ConfigError, in words, for weights that are not there.
+
+    `attention` names the implementation, None is transformers' own choice; `shard` makes it one rank's.
+    """
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line
+    network = build_network(checkpoint, dtype=dtype, attention=attention)
+    sources = find_sources(network, weights)
+    missing = _missing(network, sources.by_name)
+    special = [*sources.converted, *ignored_missing(network, missing)]
+    if special or network._get_dtype_plan(getattr(torch, dtype)):
+        what = special[0] if special else "some tensors' dtype"
+        if shard is not None:
+            raise ConfigError(
+                f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be cut "
+                "for several ranks: use --tensor-parallel-size 1"
+            )
+        loaded = _load_with_transformers(checkpoint, weights, dtype, attention)
+        return LoadedNetwork(loaded, f"weights loaded by transformers, which converts {what}")
+    _check_complete(checkpoint, network, sources.by_name, weights, missing)
+    cuts = {} if shard is None else shard(network)
+    _fill(network, sources.by_name, weights, cuts)
+    _take_generation_config(network, checkpoint)
+    return LoadedNetwork(network.eval())
+
+
+def build_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) -> Any:
+    """Return the network on the meta device: shapes and dtypes alone. Raises ConfigError."""
+    kwargs = {} if attention is None else {"attn_implementation": attention}
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                copy.deepcopy(checkpoint.config), dtype=getattr(torch, dtype), trust_remote_code=False, **kwargs
+            )
+    except (ValueError, RuntimeError, ImportError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{checkpoint.path}: its network cannot be built: {error}") from error
+
+
+def _missing(network: Any, sources: Mapping[str, Source]) -> list[str]:
+    """Return the tensors that the checkpoint has under none of their names."""
+    tensors = network.state_dict(keep_vars=True)
+    found = {id(tensors[name]) for name in sources if name in tensors}
+    return sorted(name for name, tensor in tensors.items() if id(tensor) not in found)
+
+
+def _check_complete(
+    checkpoint: Checkpoint, network: Any, sources: Mapping[str, Source], weights: Weights, missing: list[str]
+) -> None:
+    if missing:
+        raise ConfigError(f"{checkpoint.path}: {len(missing)} missing keys, the first {missing[0]}")
+    wrong = []
+    for name, tensor in network.state_dict().items():
+        try:
+            stored = sources[name].shape(weights) if name in sources else tuple(tensor.shape)
+        except ValueError as error:
+            raise ConfigError(f"{checkpoint.path}: {error}") from error
+        if stored != tuple(tensor.shape):
+            wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} by config.json")
+    if wrong:
+        raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
+
+
+@torch.no_grad()
+def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: Mapping[str, Cut]) -> None:
+    """Give every tensor memory: parameters and persistent buffers from `weights`, other buffers as computed anew."""
+    tensors = network.state_dict(keep_vars=True)
+    names = [name for name in tensors if name in sources]
+    total = sum(_stored_bytes(sources[name], weights, cuts.get(name)) for name in names)
+    made: dict[int, list[torch.Tensor]] = {}  # what was made for a tensor that has several names
+    with LoadProgress(total) as progress:
+        for name in names:
+            old = tensors[name]
+            new = materialise(sources[name], weights, cuts.get(name), old.dtype, progress.advance)
+            new = torch.nn.Parameter(new, requires_grad=False) if isinstance(old, torch.nn.Parameter) else new
+            same = next((one for one in made.get(id(old), ()) if torch.equal(one, new)), None)
+            if same is None:
+                made.setdefault(id(old), []).append(new)
+            _put(network, name, old, new if same is None else same)
+    _tie(network, tensors, names)
+    for name, buffer in [*network.named_non_persistent_buffers()]:
+        _put(network, name, buffer, torch.empty_like(buffer, device="cpu"))
+    network.initialize_weights()  # leaves alone what _put has marked
+
+
+def _stored_bytes(source: Source, weights: Weights, cut: Cut | None) -> int:
+    return torch.Size(cut_shape(source, weights, cut)).numel() * weights.dtype(source.columns[0][0]).itemsize
+
+
+def _put(network: Any, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    module = network.get_submodule(path)
+    if isinstance(old, torch.nn.Parameter) or last not in module._non_persistent_buffers_set:
+        new._is_hf_initialized = True  # type: ignore[attr-defined]
+    setattr(module, last, new)
+
+
+def _tie(network: Any, tensors: Mapping[str, torch.Tensor], stored: list[str]) -> None:
+    """Let names that shared a tensor, and that the checkpoint has not, share the one that was made for another name."""
+    made = {id(tensors[name]): name for name in reversed(stored)}
+    for name, old in tensors.items():
+        if name not in stored:
+            _put(network, name, old, network.get_parameter_or_buffer(made[id(old)]))
+
+
+def _take_generation_config(network: Any, checkpoint: Checkpoint) -> None:
+    if network.can_generate() and (checkpoint.path / "generation_config.json").is_file():
+        network.generation_config = GenerationConfig.from_pretrained(checkpoint.path, local_files_only=True)
+
+
+class _Lazy:
+    """A tensor as transformers' loader takes one: read when it is sliced. It asks from several threads."""
+
+    def __init__(self, weights: Weights, name: str, lock: threading.Lock) -> None:
+        self._weights, self._name, self._lock = weights, name, lock
+
+    def __getitem__(self, key: object) -> torch.Tensor:
+        with self._lock:
+            return self._weights.read(self._name)
+
+
+def _load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None) -> Any:
+    config, lock = copy.deepcopy(checkpoint.config), threading.Lock()
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # `weights` gives plain ones
+    try:
+        network, report = checkpoint.network_class.from_pretrained(
+            None, config=config, state_dict={name: _Lazy(weights, name, lock) for name in weights.names},
+            dtype=getattr(torch, dtype), attn_implementation=attention, ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{checkpoint.path}: its weights cannot be loaded: {error}") from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            names = sorted(str(key) for key in report[what])
+            raise ConfigError(f"{checkpoint.path}: {len(names)} {what.replace('_', ' ')}, the first {names[0]}")
+    _take_generation_config(network, checkpoint)
+    return network.eval()
