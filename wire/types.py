@@ -116,7 +116,7 @@ class TokenLogprobs:
 class Beam:
     """A hypothesis of a beam search: its output ids and the sum of their log probabilities.
 
-    A `done` one has ended; its ids do not contain the stop token `stop_token_id` that ended it.
+    A `done` one has ended, by the stop token `stop_token_id`, which is the last of its ids, or by its length.
     """
 
     token_ids: tuple[int, ...]

@@ -1,0 +1,140 @@
+"""Beam search over one prompt: which hypotheses live on, which are done, and when it is over. Pure.
+
+One step: every live beam gets candidates (the best next tokens); the best of all of them by summed log probability are
+looked at in order. A stop token or the length ends a hypothesis, and it counts if it is among the first `width`; the
+best `width` of the others live on. The rules are those of transformers' `generate(num_beams=...)`.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wire.types import Beam, BeamSearch, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Live beam `parent` goes on with `token_id`; `score` is the sum of all its log probabilities then."""
+
+    parent: int
+    token_id: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How far a search is. `live` are sorted, likeliest first; `done` too, by the score that ranks them.
+
+    `improvable`: a live beam may still become better than the worst of `done`; once it may not, nothing is added.
+    """
+
+    live: tuple[Beam, ...] = (Beam((), 0.0),)
+    done: tuple[Beam, ...] = ()
+    improvable: bool = True
+
+    @property
+    def length(self) -> int:
+        """Output tokens of each live beam."""
+        return len(self.live[0].token_ids) if self.live else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The search after one step. `kept[i]` made live beam i; none are kept when the search is `over`."""
+
+    search: Search
+    kept: tuple[Continuation, ...]
+    over: bool
+
+
+def num_candidates(params: SamplingParams) -> int:
+    """Return how many tokens each live beam must offer: enough for `width` to go on whatever else stops."""
+    return max(2, 1 + len(params.stop_token_ids)) * params.num_beams
+
+
+def advance(
+    search: Search, candidates: Sequence[Sequence[tuple[int, float]]], params: SamplingParams, *, limit: int
+) -> Advanced:
+    """Take one step. `candidates[i]` are (token id, log probability) of live beam i; `limit` output tokens end one.
+
+    Tokens that cannot be chosen (-inf) are never taken.
+    """
+    ordered = _best(search.live, candidates, num_candidates(params))
+    length, width = search.length + 1, params.num_beams
+    ends = [length >= limit or one.token_id in params.stop_token_ids for one in ordered]
+    kept = tuple(one for one, ended in zip(ordered, ends, strict=True) if not ended)[:width]
+    closed = [
+        _extend(search, one, params, done=True)
+        for one, ended in zip(ordered[:width], ends, strict=False)
+        if ended and _may_add(search, params)
+    ]
+    done = tuple(sorted((*search.done, *closed), key=lambda beam: -ranking_score(beam, params))[:width])
+    live = tuple(_extend(search, one, params, done=False) for one in kept)
+    improvable = search.improvable and _can_improve(live, done, params, length=length, limit=limit)
+    full = len(done) == width and params.beam_search is not None and params.beam_search.early_stopping is True
+    over = not improvable or full or not live
+    return Advanced(Search(() if over else live, done, improvable), () if over else kept, over)
+
+
+def ranking_score(beam: Beam, params: SamplingParams) -> float:
+    """Return the score hypotheses are compared by: the sum of log probabilities over length ** length_penalty."""
+    return beam.score / math.pow(len(beam.token_ids), _search_of(params).length_penalty)
+
+
+def winners(search: Search, params: SamplingParams) -> tuple[Beam, ...]:
+    """Return the `n` best hypotheses of a search that is over, best first; fewer where fewer were possible."""
+    return search.done[: params.n]
+
+
+def describe(search: Search) -> tuple[Beam, ...]:
+    """Return the search as a PromptState carries it."""
+    return (*search.live, *search.done)
+
+
+def resume(beams: Sequence[Beam], params: SamplingParams, *, limit: int) -> Search:
+    """Return the search that `describe` told of; of no beams, one that has not begun."""
+    if not beams:
+        return Search()
+    live = tuple(beam for beam in beams if not beam.done)
+    done = tuple(beam for beam in beams if beam.done)
+    length = len(live[0].token_ids) if live else 0
+    return Search(live, done, bool(live) and _can_improve(live, done, params, length=length, limit=limit))
+
+
+def _best(live: Sequence[Beam], candidates: Sequence[Sequence[tuple[int, float]]], count: int) -> list[Continuation]:
+    every = (
+        Continuation(parent, token_id, beam.score + logprob)
+        for parent, (beam, offered) in enumerate(zip(live, candidates, strict=True))
+        for token_id, logprob in offered
+        if not math.isinf(logprob)
+    )
+    return heapq.nsmallest(count, every, key=lambda one: (-one.score, one.parent, one.token_id))
+
+
+def _extend(search: Search, one: Continuation, params: SamplingParams, *, done: bool) -> Beam:
+    stop = one.token_id if done and one.token_id in params.stop_token_ids else None
+    return Beam((*search.live[one.parent].token_ids, one.token_id), one.score, done, stop)
+
+
+def _may_add(search: Search, params: SamplingParams) -> bool:
+    full = len(search.done) == params.num_beams
+    return search.improvable and not (full and _search_of(params).early_stopping is True)
+
+
+def _can_improve(
+    live: Sequence[Beam], done: Sequence[Beam], params: SamplingParams, *, length: int, limit: int
+) -> bool:
+    """Whether the likeliest live beam could beat the worst hypothesis that is done, at its best length."""
+    if len(done) < params.num_beams:
+        return True
+    if not live:
+        return False
+    options = _search_of(params)
+    at = limit if options.early_stopping == "never" and options.length_penalty > 0 else length
+    return live[0].score / math.pow(at, options.length_penalty) > min(ranking_score(beam, params) for beam in done)
+
+
+def _search_of(params: SamplingParams) -> BeamSearch:
+    assert params.beam_search is not None, "a prompt without beam search has no beams"
+    return params.beam_search
