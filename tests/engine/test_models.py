@@ -1,0 +1,112 @@
+"""Every family of models: batched, chunked, and handed from one engine to another, it equals plain transformers."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from engine.core import EngineCore
+from engine.interface import Chunk, Model, Prefilled
+from engine.loader import load_model
+from engine.oracle import Oracle
+from tests.engine.fake_engines import Answers, run
+from tests.engine.tiny_families import NAMED, OTHERS, make_family
+from tests.engine.tiny_models import VOCAB_SIZE
+from wire.types import PromptState, SamplingParams
+
+_NUM_TOKENS = 10
+_LENGTHS = (1, 19, 40, 70)  # three are longer than the window of 12
+_FAMILIES = [*NAMED, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+
+
+class _Family(NamedTuple):
+    path: Path
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]:
+    """Return a function that makes a family's model once and asks transformers for its greedy tokens."""
+
+    @cache
+    def make(name: str) -> _Family:
+        path = make_family(name, tmp_path_factory.mktemp("families") / name)
+        return _Family(path, Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True))
+
+    return make
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", _FAMILIES)
+def test_batched_and_chunked_it_equals_transformers(family: Callable[[str], _Family], name: str, backend: str) -> None:
+    path, expected = family(name)
+    core = EngineCore(_model(path, backend), max_num_seqs=8, max_num_batched_tokens=48, prefill_chunk_size=13)
+    for state in _states():
+        core.add(state)
+
+    answers = run(core)
+
+    core.close()
+    assert answers.failed == []
+    assert [answers.tokens[state.prompt_id, 0] for state in _states()] == expected
+
+
+@pytest.mark.parametrize("name", _FAMILIES)
+def test_handed_over_it_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
+    path, expected = family(name)
+    p_model, d_model = _model(path, "reference"), _model(path, "cpu", block_size=32)
+    p, d = (EngineCore(m, max_num_seqs=8, max_num_batched_tokens=48, prefill_chunk_size=13) for m in (p_model, d_model))
+    for state in _states():
+        p.add(state, hold=True)
+    answers, prefilled, chunks = Answers(), list[Prefilled](), list[Chunk]()
+    while p.has_work():
+        result = p.step(lambda layer, now: chunks.extend(now) if layer == 0 else None)
+        answers.take(result.tokens)
+        prefilled.extend(result.prefilled)
+
+    for held in prefilled:
+        target = d.blocks.allocate(d_model.info.layout.num_blocks_for(len(held.state.token_ids)))
+        for chunk in chunks:
+            if chunk.prompt_id == held.state.prompt_id:
+                _copy(p_model, chunk, d_model, target)
+        d.admit(held.state, target)
+    run(d, answers)
+
+    for core in (p, d):
+        core.close()
+    assert len(prefilled) == len(expected)
+    assert [answers.tokens[state.prompt_id, 0] for state in _states()] == expected
+
+
+def _model(path: Path, backend: str, *, block_size: int = 16) -> Model:
+    return load_model(
+        path,
+        dtype="float32",
+        block_size=block_size,
+        kv_cache_memory=2 << 20,
+        num_threads=1,
+        attention_backend=backend,
+    ).model
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    numbers = random.Random(1)
+    return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)) for length in _LENGTHS]
+
+
+def _states() -> list[PromptState]:
+    params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0)
+    return [PromptState(f"p{n}", f"r{n}", prompt, params) for n, prompt in enumerate(_prompts())]
+
+
+def _copy(source: Model, chunk: Chunk, to: Model, blocks: tuple[int, ...]) -> None:
+    """Copy a chunk's KV, tensor by tensor, into its place in `blocks` of the other pool."""
+    read, written = source.memories[0].buffer, to.memories[0].buffer
+    for tensor in range(len(to.info.layout.tensors)):
+        runs = source.info.layout.runs(tensor, chunk.block_ids, chunk.start, chunk.end)
+        data = b"".join(read[piece.offset : piece.offset + piece.length] for piece in runs)
+        for piece in to.info.layout.runs(tensor, blocks, chunk.start, chunk.end):
+            written[piece.offset : piece.offset + piece.length], data = data[: piece.length], data[piece.length :]
