@@ -203,7 +203,7 @@ class Output(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PromptState(_message.Message):
-    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams")
+    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams", "pooling")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class PromptState(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     BEAMS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -220,7 +221,22 @@ class PromptState(_message.Message):
     probe: bool
     cache_salt: str
     beams: _containers.RepeatedCompositeFieldContainer[Beam]
-    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ...) -> None: ...
+    pooling: Pooling
+    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+
+class Pooling(_message.Message):
+    __slots__ = ("kind", "how", "normalize", "dimensions", "second_text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    how: str
+    normalize: bool
+    dimensions: int
+    second_text: int
+    def __init__(self, kind: _Optional[str] = ..., how: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., second_text: _Optional[int] = ...) -> None: ...
 
 class Beam(_message.Message):
     __slots__ = ("token_ids", "score", "done", "stop_token_id")
@@ -498,6 +514,16 @@ class HandedOff(_message.Message):
     times: StageTimes
     def __init__(self, prompt_id: _Optional[str] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
 
+class Pooled(_message.Message):
+    __slots__ = ("prompt_id", "values", "times")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    times: StageTimes
+    def __init__(self, prompt_id: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+
 class Failed(_message.Message):
     __slots__ = ("prompt_id", "error", "message")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -527,7 +553,7 @@ class CommandMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -536,6 +562,7 @@ class EventMessage(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
     refused: Refused
@@ -544,4 +571,5 @@ class EventMessage(_message.Message):
     failed: Failed
     heartbeat: Heartbeat
     link_measured: LinkMeasured
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ...) -> None: ...
+    pooled: Pooled
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ...) -> None: ...

@@ -13,6 +13,8 @@ from wire.convert_params import (
     logprobs_to_pb,
     params_from_pb,
     params_to_pb,
+    pooling_from_pb,
+    pooling_to_pb,
 )
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
@@ -46,6 +48,7 @@ def prompt_to_pb(state: PromptState) -> pb.PromptState:
         probe=state.probe,
         cache_salt=state.cache_salt,
         beams=[beam_to_pb(beam) for beam in state.beams],
+        pooling=None if state.pooling is None else pooling_to_pb(state.pooling),
     )
 
 
@@ -60,6 +63,7 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         probe=message.probe,
         cache_salt=message.cache_salt,
         beams=tuple(beam_from_pb(beam) for beam in message.beams),
+        pooling=pooling_from_pb(message.pooling, len(message.token_ids)) if message.HasField("pooling") else None,
     )
     if not state.token_ids:
         raise InvalidRequest("a prompt needs at least one token", param="prompt")

@@ -30,6 +30,7 @@ from wire.messages import (
     LinkMeasured,
     MeasureLink,
     OpenSession,
+    Pooled,
     Prefill,
     Refused,
     Reserve,
@@ -109,6 +110,9 @@ def event_to_pb(event: Event) -> pb.EventMessage:
         case HandedOff():
             handed = pb.HandedOff(prompt_id=event.prompt_id, times=times_to_pb(event.times))
             return pb.EventMessage(handed_off=handed)
+        case Pooled():
+            pooled = pb.Pooled(prompt_id=event.prompt_id, values=event.values, times=times_to_pb(event.times))
+            return pb.EventMessage(pooled=pooled)
         case Failed():
             failed = pb.Failed(prompt_id=event.prompt_id, error=event.error, message=event.message)
             return pb.EventMessage(failed=failed)
@@ -144,6 +148,9 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             )
         case "handed_off":
             return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))
+        case "pooled":
+            pooled = message.pooled
+            return Pooled(pooled.prompt_id, tuple(pooled.values), times_from_pb(pooled.times))
         case "failed":
             return Failed(message.failed.prompt_id, message.failed.error, message.failed.message)
         case "link_measured":

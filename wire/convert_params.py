@@ -4,13 +4,16 @@ import math
 
 from wire import cluster_pb2 as pb
 from wire.errors import InvalidRequest
-from wire.types import Beam, BeamSearch, PromptLogprobs, SamplingParams, StructuredOutput, TokenLogprobs
+from wire.types import Beam, BeamSearch, Pooling, PromptLogprobs, SamplingParams, StructuredOutput, TokenLogprobs
 
 MAX_LOGPROBS = 1024  # what an instance computes at most; the HTTP door allows fewer
 _PLAIN = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids",
 )  # fmt: skip
+_OPTIONAL_POOLING = ("normalize", "dimensions", "second_text")
+POOLING_KINDS = ("embed", "score")
+POOLING_HOW = ("last", "mean", "cls")
 _OPTIONAL = ("best_of", "logprobs", "prompt_logprobs")
 _EARLY_STOPPING: dict[bool | str, str] = {True: "true", False: "false", "never": "never"}
 _EARLY_STOPPING_NAMED = {name: value for value, name in _EARLY_STOPPING.items()}
@@ -108,6 +111,28 @@ def beam_from_pb(message: pb.Beam) -> Beam:
     """Convert a hypothesis."""
     stop = message.stop_token_id if message.HasField("stop_token_id") else None
     return Beam(tuple(message.token_ids), message.score, message.done, stop)
+
+
+def pooling_to_pb(pooling: Pooling) -> pb.Pooling:
+    """Convert what is wanted of a prompt in place of text."""
+    return pb.Pooling(**{name: getattr(pooling, name) for name in ("kind", "how", *_OPTIONAL_POOLING)})
+
+
+def pooling_from_pb(message: pb.Pooling, num_tokens: int) -> Pooling:
+    """Convert and check it. `num_tokens` are the prompt's."""
+    values = {name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL_POOLING}
+    pooling = Pooling(message.kind, message.how, **values)
+    dimensions, second = pooling.dimensions, pooling.second_text
+    rules = (
+        ("kind", pooling.kind, pooling.kind in POOLING_KINDS, f"one of {', '.join(POOLING_KINDS)}"),
+        ("how", pooling.how, pooling.how in ("", *POOLING_HOW), f"empty or one of {', '.join(POOLING_HOW)}"),
+        ("dimensions", dimensions, dimensions is None or dimensions >= 1, "at least 1"),
+        ("second_text", second, second is None or 0 < second < num_tokens, f"a token after the first of {num_tokens}"),
+    )
+    for name, value, good, limit in rules:
+        if not good:
+            raise InvalidRequest(f"{name} is {str(value)[:40]!r}, must be {limit}", param=name)
+    return pooling
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:

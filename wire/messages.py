@@ -141,6 +141,15 @@ class HandedOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """The answer to a prompt with pooling: its vector, or its score as the only value. It has ended there."""
+
+    prompt_id: str
+    values: tuple[float, ...]
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A prompt ended in an error on this instance; nothing of it is left there."""
 
@@ -159,4 +168,4 @@ class LinkMeasured:
 
 
 Command = OpenSession | Reserve | Prefill | Generate | Cancel | MeasureLink | Heartbeat
-Event = SessionOpen | Reserved | Refused | Step | HandedOff | Failed | LinkMeasured | Heartbeat
+Event = SessionOpen | Reserved | Refused | Step | HandedOff | Pooled | Failed | LinkMeasured | Heartbeat

@@ -99,6 +99,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """What is wanted of a prompt in place of text: one vector, or with a cross-encoder one score.
+
+    `kind` is embed or score. `how` the hidden states become one: last, mean or cls (the first token's); empty: as the
+    model says. `dimensions` are the first so many of the vector, None all; `normalize` gives it length 1, None as the
+    model says. Tokens from `second_text` on are the second text of a pair, None where there is one text.
+    """
+
+    kind: str = "embed"
+    how: str = ""
+    normalize: bool | None = None
+    dimensions: int | None = None
+    second_text: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log probabilities (natural, of the raw logits in float32) at one position.
 
@@ -130,7 +146,8 @@ class PromptState:
     """A prompt and its sequences so far: all that is needed to admit it anywhere.
 
     `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search has `beams` in
-    their place, those that live and those that are done, empty before its first step. This is what commit,
+    their place, those that live and those that are done, empty before its first step. With `pooling` nothing is
+    generated: the answer is what it asks for. This is what commit,
     retry and resume carry; all else is rebuilt from it. Prompts of unlike `cache_salt` never share cached KV.
     """
 
@@ -142,6 +159,7 @@ class PromptState:
     probe: bool = False
     cache_salt: str = ""
     beams: tuple[Beam, ...] = ()
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)

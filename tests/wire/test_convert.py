@@ -1,5 +1,7 @@
 """What goes over the wire comes back equal, and what is wrong is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,7 @@ from wire.messages import (
     LinkMeasured,
     MeasureLink,
     OpenSession,
+    Pooled,
     Prefill,
     Refused,
     Reserve,
@@ -44,6 +47,7 @@ from wire.types import (
     LinkStatus,
     LoadSnapshot,
     ModelIdentity,
+    Pooling,
     PromptLogprobs,
     PromptState,
     Role,
@@ -66,6 +70,7 @@ PARAMS = SamplingParams(
     structured=StructuredOutput("json", "{}", "", "xgrammar"),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
+PAIR = PromptState("r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("score", "cls", True, 5, 2))
 BEAMS = (Beam((4, 5), -1.5), Beam((6,), -0.5, done=True, stop_token_id=2))
 PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=True, cache_salt="tenant")
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
@@ -98,6 +103,7 @@ EVENTS: list[Event] = [
     ),
     Step((TokenOutput("r/0", 0, 4, 0, FinishReason.STOP, 0),), LOAD),
     HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm", 66)),
+    Pooled("r/0", (0.5, -0.25), StageTimes(prefill_s=0.5)),
     Failed("r/0", "InternalError", "words"),
     LinkMeasured("d", LINK),
     LinkMeasured("d", None, "no KV link"),
@@ -126,7 +132,7 @@ def test_a_description_comes_back_equal() -> None:
     assert description_from_pb(description_to_pb(description)) == description
 
 
-@pytest.mark.parametrize("state", [PROMPT, SEARCHED])
+@pytest.mark.parametrize("state", [PROMPT, SEARCHED, PAIR])
 def test_a_prompt_description_comes_back_equal(state: PromptState) -> None:
     assert read_prompt(describe_prompt(state)) == state
 
@@ -189,6 +195,20 @@ def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object)
 def test_beams_of_a_prompt_that_is_not_searched_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="2 beams"):
         read_prompt(describe_prompt(PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1), beams=BEAMS)))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "param"),
+    [
+        (Pooling("draw"), "kind"), (Pooling(how="middle"), "how"), (Pooling(dimensions=0), "dimensions"),
+        (Pooling(second_text=3), "second_text"), (Pooling(second_text=0), "second_text"),
+    ],
+)  # fmt: skip
+def test_a_pooling_that_cannot_be_is_refused_by_name(pooling: Pooling, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=param) as caught:
+        read_prompt(describe_prompt(replace(PAIR, pooling=pooling)))
+
+    assert caught.value.param == param
 
 
 def test_an_early_stopping_of_another_version_is_refused_in_words() -> None:
