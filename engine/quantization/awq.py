@@ -1,0 +1,80 @@
+"""AWQ in its GEMM layout: 4 bits, packed along outputs, eight to a word in an order of their own.
+
+    qweight [inputs, outputs / 8] int32   qzeros [groups, outputs / 8] int32   scales [groups, outputs] float
+
+Nibble i of word c is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; zeros are stored as they are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.bits import covering, unpack
+from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.weights import Weights
+from wire.errors import ConfigError
+
+BITS = 4
+_PER_WORD = 8
+_NIBBLE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqLayout:
+    """What config.json says of an AWQ checkpoint; a group size of -1 is one group."""
+
+    group_size: int
+    name: str = "AWQ 4-bit"
+    rounds_inputs: bool = False
+    companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales"})
+    dropped: frozenset[str] = frozenset()
+
+    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
+        """Yield each module that has a qweight. Raises ConfigError for scales of activations, which need a layer."""
+        names = frozenset(stored.names)
+        for name in stored.names:
+            module, _, tensor = name.rpartition(".")
+            if tensor == "qweight":
+                yield module, self._module(stored, module)
+            elif tensor == "scales" and f"{module}.qweight" not in names:
+                raise ConfigError(f"{name}: AWQ scales of an activation are not supported")
+
+    def _module(self, stored: Weights, module: str) -> "AwqModule":
+        try:
+            shapes = {part: stored.shape(f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
+        except KeyError as error:
+            raise ConfigError(f"{module}: an AWQ module without {error.args[0]}") from error
+        inputs, num_words = shapes["qweight"]
+        size = inputs if self.group_size < 1 else self.group_size
+        num_groups = -(-inputs // size)
+        if shapes["qzeros"] != (num_groups, num_words) or shapes["scales"] != (num_groups, num_words * _PER_WORD):
+            raise ConfigError(
+                f"{module}: qweight {shapes['qweight']}, qzeros {shapes['qzeros']} and scales {shapes['scales']} "
+                f"are not AWQ's GEMM layout with group size {self.group_size}"
+            )
+        return AwqModule(stored, module, (num_words * _PER_WORD, inputs), size)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqModule:
+    """One AWQ layer."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int]
+    group_size: int
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read the words that hold those outputs, and the groups that the inputs are in."""
+        span = range(columns.start // self.group_size, -(-columns.stop // self.group_size))
+        groups = torch.arange(columns.start, columns.stop) // self.group_size - span.start
+        scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()
+        return Grouped(self._codes("qweight", columns, rows), scales, self._codes("qzeros", span, rows), groups)
+
+    def _codes(self, tensor: str, first: range, outputs: range) -> torch.Tensor:
+        """Return [outputs, first] uint8 of a tensor that is packed along outputs."""
+        words, inside = covering(outputs, BITS)
+        nibbles = unpack(read_region(self.stored, f"{self.name}.{tensor}", first, words), BITS)
+        ordered = nibbles.reshape(len(first), -1, _PER_WORD)[..., list(_NIBBLE_OF_OUTPUT)].flatten(-2)
+        return ordered[:, inside.start : inside.stop].t()

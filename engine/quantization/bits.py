@@ -1,0 +1,41 @@
+"""Small unsigned integers packed in int32 words: a little-endian stream of bits, field k at bits [k*b, (k+1)*b).
+
+With 2, 4 and 8 bits a word holds 32/b fields; with 3 bits fields cross words and 32 of them take 3 words.
+"""
+
+from math import gcd
+
+import torch
+
+WORD_BITS = 32
+
+
+def fields_per_period(bits: int) -> int:
+    """Return how many fields end together with a word for the first time."""
+    return WORD_BITS // gcd(WORD_BITS, bits)
+
+
+def covering(fields: range, bits: int) -> tuple[range, range]:
+    """Return the words that hold `fields`, whole periods of them, and where `fields` lie in what they unpack to."""
+    period = fields_per_period(bits)
+    first, last = fields.start // period, -(-fields.stop // period)
+    words_per_period = period * bits // WORD_BITS
+    words = range(first * words_per_period, last * words_per_period)
+    return words, range(fields.start - first * period, fields.stop - first * period)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the fields of the last dimension: int32 [..., num_words] -> uint8 [..., num_words * 32 / bits]."""
+    period = fields_per_period(bits)
+    periods = words.reshape(*words.shape[:-1], -1, period * bits // WORD_BITS)  # [..., num_periods, words_per_period]
+    return torch.stack([_field(periods, k * bits, bits) for k in range(period)], dim=-1).flatten(-2)
+
+
+def _field(periods: torch.Tensor, start: int, bits: int) -> torch.Tensor:
+    """Return bits [start, start + bits) of each period; the shift of a negative word is arithmetic, so it is masked."""
+    word, offset = divmod(start, WORD_BITS)
+    low = min(bits, WORD_BITS - offset)
+    value = (periods[..., word] >> offset) & ((1 << low) - 1)
+    if low < bits:
+        value = value | (periods[..., word + 1] & ((1 << (bits - low)) - 1)) << low
+    return value.to(torch.uint8)

@@ -1,0 +1,115 @@
+"""The compressed-tensors layout: int8, float8 and packed 4- and 8-bit weights, each module by what it stores.
+
+    unpacked  weight int8 or float8_e4m3 [outputs, inputs]; weight_scale; weight_zero_point of the scale's shape
+    packed    weight_packed int32 [outputs, inputs * b / 32], codes + 2^(b-1); weight_shape [2]; weight_scale
+              [outputs, groups]; weight_zero_point int32 [outputs * b / 32, groups], zeros + 2^(b-1);
+              weight_g_idx [inputs], the group of each input
+
+Inputs are not quantised here (docs/quantization.md), so scales of inputs, outputs and of the KV cache are dropped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.bits import WORD_BITS, covering, unpack
+from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.quantization.scaled import CODE_DTYPES, ScaledModule, ScaleGrid, find_grid, groups_of, read_scales
+from engine.weights import Part, Weights
+from wire.errors import ConfigError
+
+PACKED_BITS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedLayout:
+    """What config.json says of a compressed-tensors checkpoint; `block` is the rectangle of one scale, if any."""
+
+    name: str
+    rounds_inputs: bool
+    block: tuple[int, int] | None = None
+    companions: frozenset[str] = frozenset(
+        {
+            "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+            "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+        }
+    )  # fmt: skip
+    dropped: frozenset[str] = frozenset({"q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"})
+
+    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
+        """Yield each module that has a scale of its weight."""
+        names = frozenset(stored.names)
+        for name in stored.names:
+            module, _, tensor = name.rpartition(".")
+            if tensor == "weight_scale":
+                packed = f"{module}.weight_packed" in names
+                yield module, (self._packed(stored, module, names) if packed else self._scaled(stored, module, names))
+
+    def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
+        shape, zero = _matrix(stored, f"{module}.weight", names), f"{module}.weight_zero_point"
+        dtype = stored.dtype(f"{module}.weight")
+        if dtype not in CODE_DTYPES:
+            raise ConfigError(f"{module}.weight is {dtype}, not one of {', '.join(map(str, CODE_DTYPES))}")
+        grid = find_grid(stored, f"{module}.weight_scale", shape, self.block)
+        return ScaledModule(stored, module, shape, f"{module}.weight_scale", zero if zero in names else None, grid)
+
+    def _packed(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
+        outputs, num_words = _matrix(stored, f"{module}.weight_packed", names)
+        if f"{module}.weight_shape" not in names:
+            raise ConfigError(f"{module} has weight_packed without weight_shape")
+        shape = tuple(int(length) for length in stored.read(f"{module}.weight_shape").flatten())
+        inputs = shape[1] if len(shape) == 2 else 0
+        bits = next((bits for bits in PACKED_BITS if -(-inputs * bits // WORD_BITS) == num_words), None)
+        if shape[:1] != (outputs,) or inputs < 1 or bits is None:
+            raise ConfigError(
+                f"{module}.weight_packed {(outputs, num_words)} does not hold a weight {shape} of "
+                f"{' or '.join(map(str, PACKED_BITS))} bits"
+            )
+        grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None)
+        zeros, order = (f"{module}.{tensor}" in names for tensor in ("weight_zero_point", "weight_g_idx"))
+        return PackedModule(stored, module, (outputs, inputs), bits, grid, has_zeros=zeros, ordered=order)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModule:
+    """One layer of packed codes; `ordered` where weight_g_idx says each input's group."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int]
+    bits: int
+    grid: ScaleGrid
+    has_zeros: bool
+    ordered: bool
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read the words that hold the range, and the scales of its groups: of all groups where they are mixed."""
+        words, inside = covering(columns, self.bits)
+        codes = unpack(read_region(self.stored, f"{self.name}.weight_packed", rows, words), self.bits)
+        grouped = range(self.shape[1]) if self.ordered else columns
+        scales = read_scales(self.stored, f"{self.name}.weight_scale", self.grid, rows, grouped)
+        zeros = self._zeros(rows, self.grid.span(rows, grouped)[1], scales)
+        return Grouped(codes[:, inside.start : inside.stop], scales, zeros, self._groups(columns))
+
+    def _groups(self, columns: range) -> torch.Tensor:
+        if not self.ordered:
+            return groups_of(self.grid, columns)
+        return self.stored.read(f"{self.name}.weight_g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
+
+    def _zeros(self, rows: range, groups: range, scales: torch.Tensor) -> torch.Tensor:
+        """Return zeros on the codes' own scale, where the middle 2^(b-1) stands for 0."""
+        if not self.has_zeros:
+            return torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
+        words, inside = covering(rows, self.bits)
+        packed = read_region(self.stored, f"{self.name}.weight_zero_point", words, groups).t().contiguous()
+        return unpack(packed, self.bits)[:, inside.start : inside.stop].t()
+
+
+def _matrix(stored: Weights, name: str, names: frozenset[str]) -> tuple[int, int]:
+    if name not in names:
+        raise ConfigError(f"{name} is missing, though its scale is there")
+    shape = stored.shape(name)
+    if len(shape) != 2:
+        raise ConfigError(f"{name} has shape {shape}: only matrices are dequantised")
+    return shape[0], shape[1]

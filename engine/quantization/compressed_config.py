@@ -1,0 +1,88 @@
+"""The quantization_config of compressed-tensors: which of its schemes are read here; the rest is refused by name."""
+
+from typing import Any
+
+from engine.quantization.compressed import PACKED_BITS, CompressedLayout
+from engine.quantization.config import QuantizationConfig
+from wire.errors import ConfigError
+
+_UNPACKED = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
+_PACKED = "pack-quantized"
+_MIXED = "mixed-precision"  # each group says its own format
+_STATUSES = ("compressed", None)
+
+
+def read_compressed(config: QuantizationConfig) -> CompressedLayout:
+    """Return the layout. Raises ConfigError naming the format, width or transform that is not supported."""
+    values = config.values
+    if values.get("quantization_status") not in _STATUSES:
+        raise ConfigError(f"{config.source}: its weights are {values['quantization_status']}, not compressed")
+    sparsity = _section(values, "sparsity_config").get("format", "dense")
+    if sparsity != "dense":
+        raise ConfigError(f"{config.source}: sparse weights ({sparsity}) are not supported")
+    if _section(values, "transform_config").get("config_groups"):
+        raise ConfigError(f"{config.source}: transforms of weights and activations are not supported")
+    groups = _groups(config)
+    if not groups:
+        raise ConfigError(f"{config.source}: compressed-tensors without config_groups")
+    names = sorted({_check_group(config, group) for group in groups})
+    inputs = any(group.get("input_activations") for group in groups)
+    return CompressedLayout(f"compressed-tensors {' and '.join(names)}", inputs, _block(config, groups))
+
+
+def is_int8_with_inputs(config: QuantizationConfig) -> bool:
+    """Whether all weights and inputs are int8: W8A8, which the guide calls smoothquant."""
+    parts = [group.get(key) for group in _groups(config) for key in ("weights", "input_activations")]
+    return bool(parts) and all(
+        part and (part.get("type", "int"), part.get("num_bits", 8)) == ("int", 8) for part in parts
+    )
+
+
+def _groups(config: QuantizationConfig) -> list[dict[str, Any]]:
+    groups = config.values.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ConfigError(f"{config.source}: config_groups must be an object of objects")
+    return list(groups.values())
+
+
+def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _check_group(config: QuantizationConfig, group: dict[str, Any]) -> str:
+    """Return what the group's weights are, in words."""
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise ConfigError(f"{config.source}: a config group without quantised weights is not supported")
+    found = config.values.get("format")
+    if found in (_MIXED, None):
+        found = group.get("format")
+    kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+    if found == _PACKED:
+        if kind != "int" or bits not in PACKED_BITS:
+            allowed = ", ".join(map(str, PACKED_BITS))
+            raise ConfigError(
+                f"{config.source}: {found} with {bits}-bit {kind} is not supported: only int of {allowed}"
+            )
+    elif found not in _UNPACKED:
+        known = ", ".join((*_UNPACKED, _PACKED))
+        raise ConfigError(f"{config.source}: compressed-tensors format {found} is not supported: only {known}")
+    elif bits != 8 or _UNPACKED[found] not in (kind, None):
+        raise ConfigError(f"{config.source}: {found} with {bits}-bit {kind} is not supported: only 8-bit")
+    return f"{kind}{bits}"
+
+
+def _block(config: QuantizationConfig, groups: list[dict[str, Any]]) -> tuple[int, int] | None:
+    """Return the rectangle of one scale where weights are quantised by blocks."""
+    blocks = [
+        group["weights"].get("block_structure") for group in groups if group["weights"].get("strategy") == "block"
+    ]
+    if not blocks:
+        return None
+    first = blocks[0]
+    if len(blocks) < len(groups) or any(block != first for block in blocks):
+        raise ConfigError(f"{config.source}: quantised by blocks {blocks} beside other ways, which is not supported")
+    if not isinstance(first, list) or len(first) != 2 or not all(isinstance(n, int) and n > 0 for n in first):
+        raise ConfigError(f"{config.source}: block_structure is {first}, not two positive numbers")
+    return first[0], first[1]

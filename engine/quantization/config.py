@@ -1,0 +1,50 @@
+"""The part of a model folder that says how its weights are quantised, wherever the tool that made it put that."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError
+from wire.model_identity import read_json
+
+_KEYS = ("quantization_config", "compression_config")
+_SIDE_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}  # of AutoGPTQ and AutoAWQ, older than the key
+_FOREIGN_FILES = ("quant_model_description*.json", "quant_model_weight*.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """What a file of the folder says: the method, its values, and the file, for messages."""
+
+    method: str
+    values: dict[str, Any]
+    source: Path
+
+
+def read_quantization_config(path: Path) -> QuantizationConfig | None:
+    """Return what the folder says of its quantisation, None where it says nothing. Raises ConfigError."""
+    for pattern in _FOREIGN_FILES:
+        for file in sorted(path.glob(pattern)):
+            raise ConfigError(f"{file} is of Ascend's ModelSlim layout, which is not supported: use compressed-tensors")
+    config = read_json(path / "config.json")
+    for owner in (config, config.get("text_config")):
+        for key in _KEYS:
+            values = owner.get(key) if isinstance(owner, dict) else None
+            if values:
+                return _checked(values, None, path / "config.json")
+    for name, method in _SIDE_FILES.items():
+        if (path / name).is_file():
+            return _checked(read_json(path / name), method, path / name)
+    return None
+
+
+def _checked(values: Any, method: str | None, source: Path) -> QuantizationConfig:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: its quantization config is {type(values).__name__}, not an object")
+    named = values.get("quant_method", method)
+    if not isinstance(named, str):
+        raise ConfigError(f"{source}: its quantization config has no quant_method")
+    return QuantizationConfig(named.lower(), values, source)

@@ -1,0 +1,105 @@
+"""GPTQ: qweight packed along inputs, qzeros along outputs, scales and g_idx by group; formats `gptq` and `gptq_v2`.
+
+    qweight [inputs * b / 32, outputs] int32     qzeros [groups, outputs * b / 32] int32
+    scales  [groups, outputs] float              g_idx  [inputs] int32, the group of each input (act order)
+
+Format `gptq` stores each zero minus 1, modulo 2^b; `gptq_v2` stores it as it is. A group size of -1 is one group.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.bits import WORD_BITS, covering, fields_per_period, unpack
+from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.weights import Part, Weights
+from wire.errors import ConfigError
+
+SUPPORTED_BITS = (2, 3, 4, 8)
+_MARK = ".qweight"
+
+
+@dataclass(frozen=True, slots=True)
+class GptqLayout:
+    """What config.json says of a GPTQ checkpoint; `bits` None lets each module have its own."""
+
+    bits: int | None
+    group_size: int
+    zero_offset: int
+    rounds_inputs: bool = False
+    companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+    dropped: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Return the method and its width."""
+        return f"GPTQ {self.bits or 'mixed'}-bit"
+
+    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
+        """Yield each module that has a qweight."""
+        names = frozenset(stored.names)
+        for name in stored.names:
+            if name.endswith(_MARK):
+                module = name.removesuffix(_MARK)
+                yield module, self._module(stored, module, ordered=f"{module}.g_idx" in names)
+
+    def _module(self, stored: Weights, module: str, *, ordered: bool) -> "GptqModule":
+        try:
+            shapes = {part: stored.shape(f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
+        except KeyError as error:
+            raise ConfigError(f"{module}: a GPTQ module without {error.args[0]}") from error
+        (num_words, outputs), (num_groups, zero_words) = shapes["qweight"], shapes["qzeros"]
+        bits = zero_words * WORD_BITS // outputs
+        inputs = num_words * WORD_BITS // bits if bits else 0
+        size = inputs if self.group_size < 1 else self.group_size
+        expected = {
+            "qweight": (inputs * bits // WORD_BITS, outputs),
+            "qzeros": (-(-inputs // max(size, 1)), outputs * bits // WORD_BITS),
+            "scales": (num_groups, outputs),
+        }
+        whole = bits in SUPPORTED_BITS and not (inputs % fields_per_period(bits) or outputs % fields_per_period(bits))
+        if not whole or shapes != expected or self.bits not in (None, bits):
+            raise ConfigError(
+                f"{module}: qweight {shapes['qweight']}, qzeros {shapes['qzeros']} and scales {shapes['scales']} "
+                f"are not GPTQ's with {self.bits or 'any'} bits and group size {self.group_size}"
+            )
+        return GptqModule(stored, module, (outputs, inputs), bits, size, self.zero_offset, ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class GptqModule:
+    """One GPTQ layer; `ordered` where it has a g_idx."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    zero_offset: int
+    ordered: bool
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read the words that hold the range, and the groups that its inputs are in."""
+        words, inside = covering(columns, self.bits)
+        packed = read_region(self.stored, f"{self.name}.qweight", words, rows).t().contiguous()
+        codes = unpack(packed, self.bits)[:, inside.start : inside.stop]
+        groups = self._groups(columns)
+        span = range(int(groups.min()), int(groups.max()) + 1)
+        scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()
+        return Grouped(codes, scales, self._zeros(rows, span), groups - span.start)
+
+    def _groups(self, columns: range) -> torch.Tensor:
+        if not self.ordered:
+            return torch.arange(columns.start, columns.stop) // self.group_size
+        groups = self.stored.read(f"{self.name}.g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
+        count = -(-self.shape[1] // self.group_size)
+        if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < count:
+            raise ConfigError(f"{self.name}.g_idx names groups {groups.min()} to {groups.max()} of {count}")
+        return groups
+
+    def _zeros(self, rows: range, groups: range) -> torch.Tensor:
+        words, inside = covering(rows, self.bits)
+        packed = read_region(self.stored, f"{self.name}.qzeros", groups, words)
+        zeros = unpack(packed, self.bits)[:, inside.start : inside.stop].t()
+        return (zeros + self.zero_offset) & ((1 << self.bits) - 1)

@@ -1,0 +1,76 @@
+"""What a layout of quantised weights must say: its modules, their shapes, and any range of their codes and scales."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.weights import Part, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A range of a quantised weight, not yet multiplied out.
+
+        weight[r, c] = (codes[r, c] - zeros[r, groups[c]]) * scales[r, groups[c]]
+
+    `codes` are small integers or float8 [num_rows, num_columns]; `scales` and `zeros` [num_rows, num_groups], zeros
+    None where all are 0; `groups` [num_columns] int64. Rows are outputs, columns inputs.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    groups: torch.Tensor
+
+
+class QuantisedModule(Protocol):
+    """One linear layer whose weight is stored quantised."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (outputs, inputs)."""
+        ...
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read what those outputs and inputs need; one of the two ranges is whole."""
+        ...
+
+
+class Layout(Protocol):
+    """One way of storing quantised weights, as a checkpoint's config describes it."""
+
+    @property
+    def name(self) -> str:
+        """Return the method and its width in words, as `AWQ 4-bit`."""
+        ...
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the checkpoint was made for layers that quantise their inputs too."""
+        ...
+
+    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
+        """Yield the quantised modules by name, found by their tensors. Raises ConfigError for shapes that disagree."""
+        ...
+
+    @property
+    def companions(self) -> frozenset[str]:
+        """Names of a quantised module's tensors that the loader must not see."""
+        ...
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Names of tensors of any module that plain arithmetic has no use for."""
+        ...
+
+
+def read_region(stored: Weights, name: str, rows: range, columns: range) -> torch.Tensor:
+    """Return [rows, columns] of the stored matrix `name`, in its own order; of two partial ranges one is cut here."""
+    shape = stored.shape(name)
+    if len(rows) < shape[0]:
+        return stored.read(name, Part(0, rows.start, rows.stop))[:, columns.start : columns.stop]
+    if len(columns) < shape[1]:
+        return stored.read(name, Part(1, columns.start, columns.stop))
+    return stored.read(name)

@@ -1,0 +1,77 @@
+"""Weights stored as one int8 or float8 number an element, with scales for the whole, a row, a group or a block.
+
+weight [outputs, inputs]    scale [], [1], [outputs], [outputs, 1], [outputs, groups] or [row blocks, column blocks]
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.interface import Grouped, read_region
+from engine.weights import Weights
+from wire.errors import ConfigError
+
+CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGrid:
+    """How a weight is cut into rectangles of one scale each."""
+
+    rows: int
+    columns: int
+
+    def span(self, rows: range, columns: range) -> tuple[range, range]:
+        """Return the rows and columns of the scales that cover a range of the weight."""
+        return (
+            range(rows.start // self.rows, -(-rows.stop // self.rows)),
+            range(columns.start // self.columns, -(-columns.stop // self.columns)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledModule:
+    """One layer whose codes are stored unpacked; `zero` names the tensor of zeros, None where there is none."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int]
+    scale: str
+    zero: str | None
+    grid: ScaleGrid
+
+    def read(self, rows: range, columns: range) -> Grouped:
+        """Read those codes and the scales that cover them."""
+        codes = read_region(self.stored, f"{self.name}.weight", rows, columns)
+        scales = read_scales(self.stored, self.scale, self.grid, rows, columns)
+        zeros = None if self.zero is None else read_scales(self.stored, self.zero, self.grid, rows, columns)
+        return Grouped(codes, scales, zeros, groups_of(self.grid, columns))
+
+
+def find_grid(stored: Weights, scale: str, shape: tuple[int, int], block: tuple[int, int] | None) -> ScaleGrid:
+    """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits."""
+    outputs, inputs = shape
+    found = stored.shape(scale)
+    rows, columns = found if len(found) == 2 else (*found, 1) if len(found) == 1 else (1, 1)
+    if block is not None and (rows, columns) == (-(-outputs // block[0]), -(-inputs // block[1])):
+        return ScaleGrid(*block)
+    if (rows, columns) == (1, 1):
+        return ScaleGrid(outputs, inputs)
+    if rows == outputs and columns > 0 and inputs % columns == 0:
+        return ScaleGrid(1, inputs // columns)
+    raise ConfigError(f"{scale} has shape {found}: no scale by tensor, row or group of a weight {shape}")
+
+
+def read_scales(stored: Weights, name: str, grid: ScaleGrid, rows: range, columns: range) -> torch.Tensor:
+    """Return the scales of a range: one row for each of `rows`, one column for each group that `columns` touch."""
+    row_span, column_span = grid.span(rows, columns)
+    if len(stored.shape(name)) == 2:
+        scales = read_region(stored, name, row_span, column_span)
+    else:
+        scales = stored.read(name).reshape(-1, 1)[row_span.start : row_span.stop]
+    return scales[torch.arange(rows.start, rows.stop) // grid.rows - row_span.start]
+
+
+def groups_of(grid: ScaleGrid, columns: range) -> torch.Tensor:
+    """Return which of the columns that `read_scales` gives each input takes."""
+    return torch.arange(columns.start, columns.stop) // grid.columns - columns.start // grid.columns

@@ -1,0 +1,206 @@
+"""Quantised tensors read as plain ones: each layout against plain arithmetic, by parts, and no more bytes than that."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.quantization.arithmetic import dequantise
+from engine.quantization.bits import covering, unpack
+from engine.quantization.detect import find_quantization
+from engine.quantization.interface import Grouped
+from engine.quantization.weights import DequantisingWeights
+from engine.stored_weights import StoredWeights
+from engine.weights import Part
+from tests.engine.tiny_models import make_tiny_model
+from tests.engine.tiny_quantised import SCHEMES, Scheme, awq, gptq, packed, quantise_checkpoint, w8a8, words_of
+from wire.errors import ConfigError
+
+_DOWN = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_tiny_model("llama", tmp_path / "tiny-llama")
+
+
+def _open(path: Path, dtype: torch.dtype = torch.float32) -> DequantisingWeights:
+    layout = find_quantization(path, None)
+    assert layout is not None
+    return DequantisingWeights(StoredWeights(path), layout, dtype)
+
+
+def _change(path: Path, name: str, values: torch.Tensor | None) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors.pop(name, None)
+    if values is not None:
+        tensors[name] = values
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_fields_unpack_in_order_across_words(bits: int) -> None:
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 96))
+
+    words = torch.tensor(words_of(codes, bits))
+
+    assert torch.equal(unpack(words, bits), torch.from_numpy(codes).to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "bits", "words", "inside"),
+    [
+        (range(8), 4, range(1), range(8)),
+        (range(9, 17), 4, range(1, 3), range(1, 9)),
+        (range(33, 40), 3, range(3, 6), range(1, 8)),
+        (range(5, 6), 8, range(1, 2), range(1, 2)),
+    ],
+)
+def test_only_words_that_hold_the_fields_are_covered(fields: range, bits: int, words: range, inside: range) -> None:
+    assert covering(fields, bits) == (words, inside)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_every_layout_reads_as_plain_arithmetic_says(scheme: Scheme, llama: Path) -> None:
+    expected = quantise_checkpoint(scheme, llama)
+
+    weights = _open(llama)
+
+    assert list(weights.names) == sorted(expected)
+    for name, values in expected.items():
+        assert weights.shape(name) == tuple(values.shape), name
+        assert weights.dtype(name) == torch.float32, name
+        assert torch.equal(weights.read(name), values), name
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_a_part_equals_the_slice_of_the_whole(scheme: Scheme, llama: Path) -> None:
+    whole = quantise_checkpoint(scheme, llama)[_DOWN]
+    weights = _open(llama)
+
+    for part in (Part(0, 0, 32), Part(0, 13, 47), Part(0, 63, 64), Part(1, 32, 96), Part(1, 5, 71), Part(1, 8, 8)):
+        values = weights.read(_DOWN, part)
+
+        assert torch.equal(values, whole.narrow(part.dim, part.start, part.end - part.start)), part
+        assert values.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_dtype_asked_for_rounds_once(dtype: torch.dtype, llama: Path) -> None:
+    expected = quantise_checkpoint(awq(16), llama)
+
+    weights = _open(llama, dtype)
+
+    assert torch.equal(weights.read(_DOWN), expected[_DOWN].to(dtype))
+    assert (weights.dtype(_DOWN), weights.dtype("model.norm.weight")) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize("scheme", [gptq(4, 16), awq(16), w8a8("channel"), packed(4, 16)], ids=lambda s: s.name)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_half_of_a_weight_reads_half_of_its_bytes(scheme: Scheme, dim: int, llama: Path) -> None:
+    quantise_checkpoint(scheme, llama)
+    module, sizes = _DOWN.removesuffix("weight"), []
+    for part in (None, Part(dim, 0, 32 if dim == 0 else 48)):
+        layout = find_quantization(llama, None)
+        assert layout is not None
+        with StoredWeights(llama) as stored:
+            weights = DequantisingWeights(stored, layout, torch.float32)
+            before = stored.bytes_read
+            weights.read(_DOWN, part)
+            sizes.append(stored.bytes_read - before)
+
+    # a scale by output is of all its inputs; everything else is cut
+    shared = 64 * 2 if scheme.name == "w8a8-channel" and dim == 1 else 0
+    total = sum(t.nbytes for name, t in load_file(llama / "model.safetensors").items() if name.startswith(module))
+    indivisible = 16 if scheme.name.startswith("packed") else 0  # weight_shape, read before
+    g_idx = 96 * 4 if scheme.name.startswith("gptq") and dim == 0 else 0
+    assert sizes[0] == total - indivisible
+    assert sizes[1] - shared - g_idx == (sizes[0] - shared - g_idx) // 2
+
+
+@pytest.mark.parametrize("part", [Part(0, 0, 65), Part(1, 90, 97), Part(2, 0, 1), Part(0, 5, 4)])
+def test_a_part_that_is_not_there_is_refused(part: Part, llama: Path) -> None:
+    quantise_checkpoint(awq(16), llama)
+
+    with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 96\): no "):
+        _open(llama).read(_DOWN, part)
+
+
+def test_a_large_weight_is_dequantised_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.arange(60, dtype=torch.uint8).reshape(10, 6)
+    scales = torch.arange(1.0, 21.0).reshape(10, 2)
+    grouped = Grouped(codes, scales, None, torch.tensor([0, 1, 0, 1, 1, 0]))
+    expected = codes * scales[:, [0, 1, 0, 1, 1, 0]]
+
+    monkeypatch.setattr("engine.quantization.arithmetic._STRIP_ELEMENTS", 18)
+
+    assert torch.equal(dequantise(grouped, torch.float32), expected)
+
+
+def test_what_it_costs_is_counted(llama: Path) -> None:
+    expected = quantise_checkpoint(awq(16), llama)
+    stored = sum(tensor.nbytes for tensor in load_file(llama / "model.safetensors").values())
+
+    weights = _open(llama)
+
+    assert weights.stored_bytes == stored
+    assert weights.held_bytes == sum(values.nbytes for values in expected.values())
+
+
+def test_tensors_of_the_quantisation_are_not_seen(llama: Path) -> None:
+    quantise_checkpoint(w8a8("channel"), llama)
+    _change(llama, "model.layers.0.self_attn.k_scale", torch.ones(1))
+    _change(llama, "model.layers.0.self_attn.q_proj.input_scale", torch.ones(1))
+    weights = _open(llama)
+
+    assert not [name for name in weights.names if name.endswith("_scale")]
+    with pytest.raises(KeyError, match="weight_scale"):
+        weights.shape(_DOWN + "_scale")
+    with pytest.raises(KeyError, match="weight_scale"):
+        weights.read(_DOWN + "_scale")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tensor", "values", "words"),
+    [
+        (gptq(4, 32), "qzeros", None, "down_proj: a GPTQ module without .*qzeros"),
+        (gptq(4, 32), "scales", torch.ones(4, 64), r"down_proj: qweight \(12, 64\).* 4 bits and group size 32"),
+        (gptq(4, 32), "qzeros", torch.zeros(3, 9, dtype=torch.int32), r"qzeros \(3, 9\)"),
+        (gptq(4, 32), "qzeros", torch.zeros(3, 16, dtype=torch.int32), "not GPTQ's with 4 bits"),
+        (awq(16), "scales", None, "down_proj: an AWQ module without .*scales"),
+        (awq(16), "qweight", torch.zeros(64, 12, dtype=torch.int32), r"qweight \(64, 12\).*not AWQ's GEMM layout"),
+        (w8a8("channel"), "weight", None, "down_proj.weight is missing"),
+        (w8a8("channel"), "weight", torch.zeros(64, 96, dtype=torch.int16), r"down_proj.weight is torch\.int16"),
+        (w8a8("channel"), "weight", torch.zeros(2, 64, 96, dtype=torch.int8), r"only matrices"),
+        (w8a8("channel"), "weight_scale", torch.ones(63, 1), r"weight_scale has shape \(63, 1\).*\(64, 96\)"),
+        (w8a8("group"), "weight_scale", torch.ones(64, 5), r"weight_scale has shape \(64, 5\)"),
+        (packed(4, 16), "weight_shape", None, "weight_packed without weight_shape"),
+        (packed(4, 16), "weight_shape", torch.tensor([64, 64]), r"\(64, 12\) does not hold a weight \(64, 64\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
+    scheme: Scheme, tensor: str, values: torch.Tensor | None, words: str, llama: Path
+) -> None:
+    quantise_checkpoint(scheme, llama)
+    _change(llama, f"model.layers.0.mlp.down_proj.{tensor}", values)
+
+    with pytest.raises(ConfigError, match=words):
+        _open(llama)
+
+
+def test_a_group_that_is_not_there_is_refused(llama: Path) -> None:
+    quantise_checkpoint(gptq(4, 32), llama)
+    _change(llama, "model.layers.0.mlp.down_proj.g_idx", torch.full((96,), 3, dtype=torch.int32))
+
+    with pytest.raises(ConfigError, match="g_idx names groups 3 to 3 of 3"):
+        _open(llama).read(_DOWN)
+
+
+def test_scales_of_an_activation_are_refused(llama: Path) -> None:
+    quantise_checkpoint(awq(16), llama)
+    _change(llama, "model.layers.0.mlp.act.scales", torch.ones(96))
+
+    with pytest.raises(ConfigError, match=r"mlp\.act\.scales: AWQ scales of an activation"):
+        _open(llama)

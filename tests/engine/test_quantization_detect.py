@@ -1,0 +1,160 @@
+"""What a checkpoint says of its quantisation, against the flag: what is read, and each refusal in its words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.quantization.detect import find_quantization
+from tests.engine.tiny_quantised import SCHEMES, awq, fp8, gptq, packed, w8a8
+from wire.errors import ConfigError
+
+
+def _folder(path: Path, config: dict[str, Any] | None, *, key: str = "quantization_config") -> Path:
+    content = {"model_type": "llama"} if config is None else {"model_type": "llama", key: config}
+    (path / "config.json").write_text(json.dumps(content))
+    return path
+
+
+def _group(**changes: Any) -> dict[str, Any]:
+    """Return w8a8's config with other values of its group's weights."""
+    config = w8a8("channel").config
+    group = config["config_groups"]["group_0"]
+    return {**config, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
+    method = scheme.config["quant_method"]
+
+    layout = find_quantization(_folder(tmp_path, scheme.config), None)
+
+    assert layout == find_quantization(tmp_path, method)
+    assert layout is not None
+    assert method.partition("-")[0] in layout.name.lower()
+    assert layout.rounds_inputs == (scheme.name[:4] in ("w8a8", "fp8-"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        (awq(16), "AWQ 4-bit"),
+        (gptq(3, 32), "GPTQ 3-bit"),
+        (w8a8("channel"), "compressed-tensors int8"),
+        (fp8(None), "compressed-tensors float8"),
+        (packed(4, 16), "compressed-tensors int4"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_layout_is_named_with_its_width(scheme: Any, words: str, tmp_path: Path) -> None:
+    layout = find_quantization(_folder(tmp_path, scheme.config), None)
+
+    assert layout is not None
+    assert layout.name == words
+
+
+def test_plain_weights_have_none(tmp_path: Path) -> None:
+    assert find_quantization(_folder(tmp_path, None), None) is None
+    assert find_quantization(_folder(tmp_path, None, key="quantization_config"), None) is None
+
+
+def test_smoothquant_is_compressed_tensors_in_int8(tmp_path: Path) -> None:
+    layout = find_quantization(_folder(tmp_path, w8a8("channel").config), "smoothquant")
+
+    assert layout == find_quantization(tmp_path, "compressed-tensors")
+
+
+def test_older_places_of_the_config_are_read(tmp_path: Path) -> None:
+    gptq_file, awq_file = ({"bits": 8, "group_size": 64, "desc_act": True}, {"w_bit": 4, "q_group_size": 64})
+    places = {
+        "key": (_folder, "compression_config", w8a8("tensor").config, "compressed-tensors int8"),
+        "nested": (_folder, "text_config", {"quantization_config": awq(16).config}, "AWQ 4-bit"),
+    }
+    for name, (make, key, config, words) in places.items():
+        (tmp_path / name).mkdir()
+        found = find_quantization(make(tmp_path / name, config, key=key), None)
+        assert found is not None
+        assert found.name == words
+    for name, content, words in (("quantize_config", gptq_file, "GPTQ 8-bit"), ("quant_config", awq_file, "AWQ 4-bit")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.json").write_text(json.dumps(content))
+        found = find_quantization(_folder(folder, None), None)
+        assert found is not None
+        assert found.name == words
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "words"),
+    [
+        (None, "awq", r"--quantization awq, but .* is not quantised"),
+        (awq(16).config, "gptq", r"--quantization gptq, but .*config\.json says awq"),
+        (gptq(4, 32).config, "awq", r"--quantization awq, but .*config\.json says gptq"),
+        (awq(16).config, "smoothquant", r"--quantization smoothquant, but .* says awq"),
+        (w8a8("channel").config, "gguf", r"--quantization gguf, but .* says compressed-tensors"),
+        (fp8(None).config, "smoothquant", r"smoothquant means int8 .*but .* says float-quantized"),
+        (packed(4, 16).config, "smoothquant", r"smoothquant means int8 .*but .* says pack-quantized"),
+        (packed(8, 16).config, "smoothquant", r"smoothquant means int8 weights and inputs"),
+    ],
+)
+def test_a_flag_that_contradicts_the_checkpoint_names_both(
+    config: dict[str, Any] | None, asked: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_quantization(_folder(tmp_path, config), asked)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**awq(16).config, "version": "gemv"}, "AWQ's gemv layout .*only autoawq's gemm"),
+        ({**awq(16).config, "version": "gemv_fast"}, "AWQ's gemv_fast layout"),
+        ({**awq(16).config, "version": "marlin"}, "AWQ's marlin layout"),
+        ({**awq(16).config, "version": "exllama"}, "AWQ's exllama layout"),
+        ({**awq(16).config, "backend": "llm-awq"}, "AWQ's gemm layout of llm-awq"),
+        ({**awq(16).config, "bits": 8}, "AWQ with 8 bits is not supported: only 4"),
+        ({**awq(16).config, "zero_point": False}, "AWQ without zero points"),
+        ({**awq(16).config, "group_size": 0}, "group size 0 must be positive, or -1"),
+        ({**awq(16).config, "group_size": "x"}, "group_size is 'x', not a whole number"),
+        ({**gptq(4, 32).config, "checkpoint_format": "marlin"}, "GPTQ's marlin format .*only gptq, gptq_v2"),
+        ({**gptq(4, 32).config, "checkpoint_format": "bitblas"}, "GPTQ's bitblas format"),
+        ({**gptq(4, 32).config, "is_marlin_format": True}, "GPTQ's marlin format"),
+        ({**gptq(4, 32).config, "bits": 5}, "GPTQ with 5 bits is not supported: only 2, 3, 4, 8"),
+        ({**gptq(4, 32).config, "pack_dtype": "int8"}, "GPTQ packed in int8"),
+        ({**gptq(4, 32).config, "dynamic": {"+:.*": {"group_size": 16}}}, "other group sizes for some modules"),
+        ({**w8a8("channel").config, "format": "marlin-24"}, "compressed-tensors format marlin-24 .*only int-quantized"),
+        ({**w8a8("channel").config, "format": "nvfp4-pack-quantized"}, "format nvfp4-pack-quantized"),
+        ({**w8a8("channel").config, "quantization_status": "frozen"}, "its weights are frozen, not compressed"),
+        ({**w8a8("channel").config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights .sparse-24"),
+        ({**w8a8("channel").config, "transform_config": {"config_groups": {"u": {}}}}, "transforms of weights"),
+        ({**w8a8("channel").config, "config_groups": {}}, "without config_groups"),
+        ({**w8a8("channel").config, "config_groups": {"g": {"weights": None}}}, "without quantised weights"),
+        (_group(num_bits=4), "int-quantized with 4-bit int is not supported: only 8-bit"),
+        (_group(type="float"), "int-quantized with 8-bit float"),
+        (_group(strategy="block", block_structure="128x128"), "block_structure is 128x128"),
+        ({**packed(4, 16).config, **_group(num_bits=3), "format": "pack-quantized"}, "3-bit int .*only int of 4, 8"),
+        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported: only awq, gptq"),
+        ({"bits": 4}, "no quant_method"),
+        ([4], "is list, not an object"),
+    ],
+)
+def test_a_layout_that_is_not_supported_is_refused_by_name(config: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_quantization(_folder(tmp_path, config), None)
+
+
+def test_other_widths_of_single_modules_are_taken_from_their_tensors(tmp_path: Path) -> None:
+    config = {**gptq(4, 32).config, "dynamic": {"-:.*lm_head.*": {}, "+:.*down.*": {"bits": 8}}}
+
+    layout = find_quantization(_folder(tmp_path, config), None)
+
+    assert layout is not None
+    assert layout.name == "GPTQ mixed-bit"
+
+
+def test_other_smoothquant_layouts_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "quant_model_description_w8a8.json").write_text("{}")
+
+    with pytest.raises(ConfigError, match=r"quant_model_description_w8a8.json is of Ascend's ModelSlim layout"):
+        find_quantization(_folder(tmp_path, None), "smoothquant")

@@ -1,0 +1,250 @@
+"""Quantises tiny checkpoints in each layout by plain numpy and whole numbers, independent of what the product reads by.
+
+quantise_checkpoint(gptq(4, 32), folder)    # replaces the weights of `folder`; returns what they must be read as
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+Array = NDArray[Any]
+Stored = dict[str, torch.Tensor]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way of quantising: how a weight [outputs, inputs] is stored and read back, and what config.json says."""
+
+    name: str
+    pack: Callable[[Array], tuple[Stored, Array]]
+    config: dict[str, Any]
+    ignore: tuple[str, ...] = field(default=("lm_head",))
+
+
+def quantise_checkpoint(scheme: Scheme, folder: Path, *, note_in: str | None = None) -> Stored:
+    """Quantise every linear weight of `folder` but the ignored; return all weights as they must be read.
+
+    `note_in` names the file that says so instead of config.json.
+    """
+    stored: Stored = {}
+    expected: Stored = {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if values.dim() != 2 or module.split(".")[-1] in (*scheme.ignore, "embed_tokens"):
+            stored[name] = expected[name] = values
+            continue
+        tensors, read = scheme.pack(values.numpy())
+        stored.update({f"{module}.{part}": tensor.contiguous() for part, tensor in tensors.items()})
+        expected[name] = torch.from_numpy(read.astype(np.float32))
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    _note(folder, scheme.config, note_in)
+    return expected
+
+
+def _note(folder: Path, config: dict[str, Any], note_in: str | None) -> None:
+    if note_in is not None:
+        (folder / note_in).write_text(json.dumps(config))
+        return
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": config}))
+
+
+def words_of(codes: Array, bits: int) -> Array:
+    """Pack the last dimension into int32 words: each row is one whole number whose digits in base 2^bits are codes."""
+    rows = codes.reshape(-1, codes.shape[-1])
+    size = -(-codes.shape[-1] * bits // 32) * 4
+    numbers = (sum(int(code) << (bits * k) for k, code in enumerate(row)) for row in rows)
+    packed = np.frombuffer(b"".join(number.to_bytes(size, "little") for number in numbers), dtype="<i4")
+    return packed.reshape(*codes.shape[:-1], size // 4)
+
+
+def asymmetric(weight: Array, bits: int, groups: Array) -> tuple[Array, Array, Array]:
+    """Return codes [rows, columns], zeros and float16 scales [rows, num_groups] for `groups`, one a column."""
+    zeros, scales = (np.zeros((len(weight), groups.max() + 1)) for _ in range(2))
+    codes = np.zeros(weight.shape, dtype=np.int64)
+    for group in range(groups.max() + 1):
+        part = weight[:, groups == group]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        scale = ((high - low) / (2**bits - 1)).astype(np.float16).astype(np.float64)
+        zero = np.clip(np.round(-low / scale), 0, 2**bits - 1)
+        codes[:, groups == group] = np.clip(np.round(part / scale[:, None]) + zero[:, None], 0, 2**bits - 1)
+        zeros[:, group], scales[:, group] = zero, scale
+    return codes, zeros.astype(np.int64), scales
+
+
+def blocks_of(size: int, columns: int) -> Array:
+    """Return the group of each column where groups are `size` neighbours."""
+    return np.arange(columns) // size
+
+
+def _read(codes: Array, zeros: Array, scales: Array, groups: Array) -> Array:
+    return np.asarray((codes - zeros[:, groups]) * scales[:, groups])
+
+
+def _tensor(values: Array, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(np.array(values)).to(dtype)
+
+
+def gptq(bits: int, size: int, *, version: str = "gptq", act_order: bool = False, g_idx: bool = True) -> Scheme:
+    """GPTQ; with `act_order` the groups are not neighbours."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        columns = weight.shape[1]
+        groups = blocks_of(columns if size == -1 else size, columns)
+        if act_order:
+            groups = np.random.default_rng(0).permutation(groups)
+        codes, zeros, scales = asymmetric(weight, bits, groups)
+        # format gptq cannot hold zero 0 but as 2^bits - 1, one less modulo 2^bits
+        stored_zeros = zeros if version == "gptq_v2" else (zeros - 1) % 2**bits
+        tensors = {
+            "qweight": _tensor(words_of(codes, bits).T, torch.int32),
+            "qzeros": _tensor(words_of(stored_zeros.T, bits), torch.int32),
+            "scales": _tensor(scales.T, torch.float16),
+        }
+        if g_idx:
+            tensors["g_idx"] = _tensor(groups, torch.int32)
+        return tensors, _read(codes, zeros, scales, groups)
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": act_order, "sym": False}
+    name = f"{version}-{bits}-{size}" + "-ordered" * act_order + "-plain" * (not g_idx)
+    return Scheme(name, pack, {**config, "checkpoint_format": version})
+
+
+def awq(size: int) -> Scheme:
+    """AWQ's GEMM layout."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        groups = blocks_of(weight.shape[1] if size == -1 else size, weight.shape[1])
+        codes, zeros, scales = asymmetric(weight, 4, groups)
+        tensors = {
+            "qweight": _tensor(_awq_words(codes.T), torch.int32),
+            "qzeros": _tensor(_awq_words(zeros.T), torch.int32),
+            "scales": _tensor(scales.T, torch.float16),
+        }
+        return tensors, _read(codes, zeros, scales, groups)
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm"}
+    return Scheme(f"awq-{size}", pack, config)
+
+
+def _awq_words(codes: Array) -> Array:
+    words = np.zeros((codes.shape[0], codes.shape[1] // 8), dtype=np.int64)
+    for place, output in enumerate(AWQ_ORDER):
+        words |= codes[:, output::8] << (4 * place)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def compressed(kind: str, weights: dict[str, Any], pack: Callable[[Array], tuple[Stored, Array]], name: str) -> Scheme:
+    """A compressed-tensors checkpoint of one group; its inputs are int8 by token where its weights are unpacked."""
+    inputs = None if kind == "pack-quantized" else {"num_bits": 8, "type": weights["type"], "dynamic": True}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
+        "ignore": ["lm_head"],
+    }
+    return Scheme(name, pack, config)
+
+
+def w8a8(strategy: str, *, symmetric: bool = True) -> Scheme:
+    """Int8 weights with a scale for a channel, for the tensor or for groups of 16."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        columns = weight.shape[1]
+        rows = weight.reshape(1, -1) if strategy == "tensor" else weight
+        groups = blocks_of(16 if strategy == "group" else rows.shape[1], rows.shape[1])
+        if symmetric:
+            limit = np.stack([np.abs(rows[:, groups == g]).max(1) for g in range(groups.max() + 1)], 1)
+            scales = (limit / 127).astype(np.float16).astype(np.float64)
+            zeros = np.zeros_like(scales, dtype=np.int64)
+            codes = np.clip(np.round(rows / scales[:, groups]), -128, 127).astype(np.int64)
+        else:
+            codes, zeros, scales = asymmetric(rows, 8, groups)
+            codes, zeros = codes - 128, zeros - 128
+        tensors = {
+            "weight": _tensor(codes.reshape(-1, columns), torch.int8),
+            "weight_scale": _tensor(scales[0] if strategy == "tensor" else scales, torch.float16),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = _tensor(zeros[0] if strategy == "tensor" else zeros, torch.int8)
+        return tensors, _read(codes, zeros, scales, groups).reshape(-1, columns)
+
+    weights = {"num_bits": 8, "type": "int", "strategy": strategy, "symmetric": symmetric}
+    return compressed("int-quantized", weights, pack, f"w8a8-{strategy}" + "-zeros" * (not symmetric))
+
+
+def fp8(block: tuple[int, int] | None) -> Scheme:
+    """Float8 weights with a bfloat16 scale for a channel or for a block."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        height, width = block or (1, weight.shape[1])
+        shape = (-(-weight.shape[0] // height), -(-weight.shape[1] // width))
+        scales, read = np.zeros(shape), np.zeros(weight.shape)
+        codes = torch.zeros(weight.shape, dtype=torch.float8_e4m3fn)
+        for i in range(shape[0]):
+            for j in range(shape[1]):
+                place = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
+                scale = float(torch.tensor(np.abs(weight[place]).max() / 448).bfloat16())
+                codes[place] = torch.from_numpy(weight[place] / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+                scales[i, j], read[place] = scale, codes[place].to(torch.float64).numpy() * scale
+        return {"weight": codes, "weight_scale": _tensor(scales, torch.bfloat16)}, read
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "block" if block else "channel", "symmetric": True}
+    weights["block_structure"] = list(block) if block else None
+    return compressed("float-quantized", weights, pack, "fp8-block" if block else "fp8-channel")
+
+
+def packed(bits: int, size: int, *, symmetric: bool = True, act_order: bool = False) -> Scheme:
+    """Compressed-tensors' packed integers, with zeros where they are not symmetric."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        groups = blocks_of(weight.shape[1] if size == -1 else size, weight.shape[1])
+        if act_order:
+            groups = np.random.default_rng(1).permutation(groups)
+        codes, zeros, scales = asymmetric(weight, bits, groups)
+        if symmetric:
+            zeros = np.full_like(zeros, 2 ** (bits - 1))
+        tensors = {
+            "weight_packed": _tensor(words_of(codes, bits), torch.int32),
+            "weight_scale": _tensor(scales, torch.float16),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = _tensor(words_of(zeros.T, bits).T, torch.int32)
+        if act_order:
+            tensors["weight_g_idx"] = _tensor(groups, torch.int32)
+        return tensors, _read(codes, zeros, scales, groups)
+
+    strategy = "channel" if size == -1 else "group"
+    weights = {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": symmetric, "group_size": size}
+    name = f"packed-{bits}-{size}" + "-zeros" * (not symmetric) + "-ordered" * act_order
+    return compressed("pack-quantized", weights, pack, name)
+
+
+SCHEMES = (
+    *(gptq(bits, 32) for bits in (2, 3, 4, 8)),
+    gptq(4, 16, version="gptq_v2", act_order=True),
+    gptq(4, -1),
+    gptq(4, 32, g_idx=False),
+    gptq(3, 32, version="gptq_v2", act_order=True),
+    awq(16),
+    awq(-1),
+    *(w8a8(strategy) for strategy in ("channel", "tensor", "group")),
+    w8a8("channel", symmetric=False),
+    w8a8("tensor", symmetric=False),
+    fp8(None),
+    fp8((24, 40)),
+    packed(4, 16),
+    packed(4, 16, symmetric=False),
+    packed(8, -1, symmetric=False),
+    packed(4, 32, act_order=True),
+)
