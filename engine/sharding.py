@@ -1,0 +1,250 @@
+"""How a network is cut for the ranks of an instance: roles from its own plan, whole KV groups, even inner sizes.
+
+role        | weight [out, in]           | bias     | output
+column      | rows of this rank          | cut      | this rank's part
+row         | columns of this rank       | rank 0's | summed over the ranks
+experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: the inner part; output summed
+(none)      | whole on every rank; the output layer on rank 0 alone, which samples
+
+Heads follow wire/kv_layout.head_range. More ranks than KV heads repeat these and deal out their query heads.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.materialise import Cut
+from wire.errors import ConfigError
+from wire.kv_layout import Heads, Rank, head_range, ranks_holding
+
+AllReduce = Callable[[torch.Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+
+_WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise")
+_MOST_UNIT, _FINE = 6, 8
+"""Inner sizes are dealt in pieces of 64 or a smaller power of two: alike for all ranks, else from 8 pieces a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The heads of one rank, counted over the whole model."""
+
+    query: Heads
+    kv: Heads
+
+
+def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
+    """Return a rank's heads. Raises ConfigError, with the numbers, where it would have none."""
+    if query_heads % kv_heads:
+        raise ConfigError(f"{query_heads} query heads do not divide into {kv_heads} KV heads: no ranks can share them")
+    held, group = head_range(kv_heads, rank), query_heads // kv_heads
+    if rank.of <= kv_heads:
+        return HeadShare(Heads(held.start * group, held.end * group), held)
+    sharers = ranks_holding(held.start, kv_heads, rank.of)
+    if len(sharers) > group:
+        raise ConfigError(
+            f"{query_heads} query heads in {kv_heads} KV groups of {group} are too few for {rank.of} ranks: "
+            f"{len(sharers)} of them would share one group; use --tensor-parallel-size {query_heads} or less"
+        )
+    part = head_range(group, Rank(rank.number - sharers.start, len(sharers)))
+    first = held.start * group
+    return HeadShare(Heads(first + part.start, first + part.end), held)
+
+
+def share_inner(name: str, size: int, rank: Rank) -> tuple[int, int]:
+    """Return a rank's range of an inner size. Raises ConfigError where there are more ranks than pieces."""
+    if size < rank.of:
+        raise ConfigError(f"{name}: an inner size of {size} cannot be cut for {rank.of} ranks")
+    units = [1 << power for power in range(_MOST_UNIT, -1, -1) if size % (1 << power) == 0]
+    even = [unit for unit in units if size // unit % rank.of == 0]
+    unit = next(iter(even or [unit for unit in units if size // unit >= _FINE * rank.of]), 1)
+    part = head_range(size // unit, rank)
+    return part.start * unit, part.end * unit
+
+
+def check_shards(network: Any, config: Any, num_ranks: int) -> None:
+    """Raise ConfigError, naming what cannot be cut, before any rank changes or loads anything."""
+    for number in range(num_ranks):
+        _Sharding(network, config, Rank(number, num_ranks)).find_cuts()
+
+
+def shard_network(network: Any, config: Any, rank: Rank, all_reduce: AllReduce) -> dict[str, Cut]:
+    """Change a network of shapes (meta device) to one rank's; return the cuts of its tensors by their names there.
+
+    `config` is the text model's. `all_reduce` is called in each forward pass, in the same order on every rank.
+    """
+    sharding = _Sharding(network, config, rank)
+    cuts = sharding.find_cuts()
+    sharding.apply(cuts, all_reduce)
+    return cuts
+
+
+def num_reductions(network: Any) -> int:
+    """Return how often a forward pass sums over the ranks."""
+    return sum(1 for module in network.modules() for hook in module._forward_hooks.values() if isinstance(hook, _Sum))
+
+
+class _Sharding:
+    """One rank's view of one network."""
+
+    def __init__(self, network: Any, config: Any, rank: Rank) -> None:
+        self._network, self._rank, self._kind = network, rank, config.model_type
+        self._roles = _roles(network, config.model_type)
+        heads = config.num_attention_heads
+        self._heads, self._kv_heads = heads, getattr(config, "num_key_value_heads", None) or heads
+        self._share = share_heads(self._heads, self._kv_heads, rank)
+        self._num_layers: int = config.num_hidden_layers
+
+    def find_cuts(self) -> dict[str, Cut]:
+        """Return the cuts of all tensors. Raises ConfigError, changes nothing."""
+        cuts: dict[str, Cut] = {}
+        attentions = 0
+        for path, module in self._network.named_modules():
+            if _is_attention(module):
+                attentions += 1
+                cuts.update(self._cut_attention(path, module))
+            elif f"{path}.gate_up_proj" in self._roles and not isinstance(module.gate_up_proj, nn.Module):
+                cuts.update(self._cut_experts(path, module))
+            elif path in self._roles and isinstance(module, nn.Linear) and not self._in_attention(path):
+                cuts.update(self._cut_inner(path, module))
+        if attentions != self._num_layers:
+            raise ConfigError(
+                f"{self._kind}: {attentions} of {self._num_layers} layers have query, key and value projections "
+                f"that can be cut for {self._rank.of} ranks: use --tensor-parallel-size 1"
+            )
+        return cuts
+
+    @torch.no_grad()
+    def apply(self, cuts: dict[str, Cut], all_reduce: AllReduce) -> None:
+        """Change the network as `cuts` say."""
+        for name, cut in cuts.items():
+            path, _, last = name.rpartition(".")
+            module = self._network.get_submodule(path)
+            old = getattr(module, last)
+            new = torch.empty(cut.shape(tuple(old.shape)), dtype=old.dtype, device=old.device)
+            setattr(module, last, nn.Parameter(new, requires_grad=False))
+        for path, role in self._roles.items():
+            module = self._find(path)
+            if isinstance(module, nn.Linear):
+                module.out_features, module.in_features = module.weight.shape
+                if role == "rowwise" and module.bias is not None and self._rank.number > 0:
+                    module.register_parameter("bias", None)
+            if isinstance(module, nn.Module) and role in ("rowwise", "moe_tp_experts"):
+                module.register_forward_hook(_Sum(all_reduce))
+        for _, module in self._network.named_modules():
+            if _is_attention(module):
+                self._tell_heads(module)
+        if self._rank.number > 0:
+            self._network.set_output_embeddings(nn.Identity())
+
+    def _cut_attention(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
+        own = {f"{path}.{name}" for name, _ in module.named_children()} | {
+            f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)
+        }
+        for name in sorted(own):
+            if name in self._roles:
+                yield from self._cut_projection(name, self._find(name))
+            elif _num_elements(self._find(name)) > module.head_dim:
+                raise ConfigError(self._no_role(name))
+
+    def _cut_projection(self, name: str, module: Any) -> Iterator[tuple[str, Cut]]:
+        role, last = self._roles[name], name.rpartition(".")[2]
+        query = role == "rowwise" or last == "q_proj"
+        if role in _WHOLE:
+            return
+        if not isinstance(module, nn.Linear) or (not query and last not in ("k_proj", "v_proj")):
+            raise ConfigError(self._no_role(name))
+        count, held = (self._heads, self._share.query) if query else (self._kv_heads, self._share.kv)
+        size = module.in_features if role == "rowwise" else module.out_features
+        if size % count:
+            raise ConfigError(f"{name}: a size of {size} does not divide into {count} heads, so it cannot be cut")
+        dim = size // count
+        yield from _cut_linear(name, module, role, (held.start * dim, held.end * dim))
+
+    def _cut_inner(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
+        role = self._roles[name]
+        if role not in _WHOLE and module is not self._network.get_output_embeddings():
+            size = module.in_features if role == "rowwise" else module.out_features
+            yield from _cut_linear(name, module, role, share_inner(name, size, self._rank))
+
+    def _cut_experts(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
+        gate_up, down = module.gate_up_proj, module.down_proj
+        others = [name for name, _ in module.named_parameters() if name not in ("gate_up_proj", "down_proj")]
+        inner = down.shape[2]
+        if others or gate_up.shape[1] != 2 * inner or self._roles.get(path) != "moe_tp_experts":
+            raise ConfigError(self._no_role(f"{path}.{[*others, 'gate_up_proj'][0]}"))
+        start, end = share_inner(path, inner, self._rank)
+        yield f"{path}.gate_up_proj", Cut(1, ((start, end), (inner + start, inner + end)))
+        yield f"{path}.down_proj", Cut(2, ((start, end),))
+
+    def _tell_heads(self, module: Any) -> None:
+        """Some modules shape their heads by counts they keep."""
+        query, kv = (held.end - held.start for held in (self._share.query, self._share.kv))
+        for name, value in (
+            ("num_heads", query), ("num_attention_heads", query), ("num_key_value_heads", kv),
+            ("num_key_value_groups", query // kv),
+        ):  # fmt: skip
+            if hasattr(module, name):
+                setattr(module, name, value)
+
+    def _in_attention(self, path: str) -> bool:
+        return _is_attention(self._network.get_submodule(path.rpartition(".")[0]))
+
+    def _find(self, path: str) -> Any:
+        parent, _, last = path.rpartition(".")
+        return getattr(self._network.get_submodule(parent), last)
+
+    def _no_role(self, name: str) -> str:
+        role = self._roles.get(name)
+        what = f"is {role} there" if role else "is not in it"
+        return (
+            f"{self._kind} cannot be cut for {self._rank.of} ranks by its tensor-parallel plan: {name} {what}; "
+            "use --tensor-parallel-size 1"
+        )
+
+
+class _Sum:
+    """A forward hook that sums a module's output over the ranks."""
+
+    def __init__(self, all_reduce: AllReduce) -> None:
+        self._all_reduce = all_reduce
+
+    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self._all_reduce(output)
+
+
+def _roles(network: Any, kind: str) -> dict[str, str]:
+    """Return the roles of modules and parameters by their paths. Raises ConfigError for those we do not know."""
+    plan: dict[str, str] = getattr(network, "tp_plan", None) or {}
+    patterns = [(re.compile(re.escape(key).replace(r"\*", r"[^.]+") + "$"), role) for key, role in plan.items()]
+    names = [name for name, _ in network.named_modules()] + [name for name, _ in network.named_parameters()]
+    roles = {name: role for name in names for pattern, role in patterns if pattern.match(name)}
+    head = network.get_output_embeddings()
+    heads = {name for name, module in network.named_modules() if module is head}
+    known = (*_WHOLE, "colwise", "rowwise", "packed_colwise", "moe_tp_experts")
+    for name, role in roles.items():
+        if role not in known and name not in heads:
+            raise ConfigError(
+                f"{kind} cannot be cut for several ranks: its tensor-parallel plan has {name} as {role}, which is not "
+                f"one of {', '.join(known)}; use --tensor-parallel-size 1"
+            )
+    return roles
+
+
+def _cut_linear(name: str, module: nn.Linear, role: str, taken: tuple[int, int]) -> Iterator[tuple[str, Cut]]:
+    yield f"{name}.weight", Cut(1 if role == "rowwise" else 0, (taken,))
+    if module.bias is not None and role != "rowwise":
+        yield f"{name}.bias", Cut(0, (taken,))
+
+
+def _is_attention(module: Any) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
+
+
+def _num_elements(found: Any) -> int:
+    tensors = [found] if isinstance(found, torch.Tensor) else [*found.parameters()]
+    return sum(tensor.numel() for tensor in tensors)

@@ -1,0 +1,170 @@
+"""Cutting networks for ranks: heads and inner sizes dealt whole, and together the ranks are the model."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.checkpoint import Checkpoint, open_checkpoint
+from engine.network import build_network, load_network
+from engine.oracle import load_plain
+from engine.sharding import AllReduce, check_shards, num_reductions, shard_network, share_heads, share_inner
+from engine.stored_weights import StoredWeights
+from tests.engine.rank_threads import run_ranks
+from tests.engine.tiny_families import NAMED, OTHERS, make_family
+from wire.errors import ConfigError
+from wire.kv_layout import Rank, head_range
+
+_REFUSED = {
+    "phi3": "rowwise_split_input",
+    "gpt_oss": "not in it",
+    "olmo2": "colwise_gather_output",
+    "gpt_neox": "0 of 4 layers",
+    "gpt2": "0 of 4 layers",
+    "opt": "not in it",
+    "deepseek_v2": "mla_kv_a_proj",
+    "deepseek_v3": "0 of 4 layers",
+    "glm": "colwise_gather_output",
+    "glm4": "colwise_gather_output",
+}
+_OTHERS_REFUSED = frozenset(
+    {
+        "afmoe", "aria_text", "axk1", "bitnet", "flex_olmo", "glm4_moe_lite", "gpt_bigcode", "granite_swa",
+        "granitemoe", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "lfm2", "mimo_v2_flash",
+        "minicpm3", "minimax_m2", "modernbert-decoder", "olmo3", "olmoe", "persimmon", "youtu",
+    }
+)  # fmt: skip
+
+
+def _logits(path: Path, checkpoint: Checkpoint, num_ranks: int, token_ids: torch.Tensor) -> list[Any]:
+    def work(number: int, all_reduce: AllReduce) -> torch.Tensor:
+        rank = Rank(number, num_ranks)
+        with StoredWeights(path) as weights:
+            network = load_network(
+                checkpoint, weights, dtype="float32", attention=None,
+                shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, all_reduce),
+            ).network  # fmt: skip
+        logits: torch.Tensor = network(input_ids=token_ids, use_cache=False).logits
+        return logits
+
+    return run_ranks(num_ranks, work)
+
+
+def _assert_ranks_are_the_model(path: Path, num_ranks: int) -> None:
+    checkpoint = open_checkpoint(path)
+    token_ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        expected = load_plain(path, "float32")(input_ids=token_ids, use_cache=False).logits
+
+    check_shards(build_network(checkpoint, dtype="float32", attention=None), checkpoint.text_config, num_ranks)
+    own, *others = _logits(path, checkpoint, num_ranks, token_ids)
+
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+    assert all(other.shape[-1] == checkpoint.text_config.hidden_size for other in others)  # no output layer there
+
+
+@given(
+    kv_heads=st.integers(1, 12), group=st.integers(1, 8), num_ranks=st.integers(1, 24), size=st.integers(1, 5000)
+)  # fmt: skip
+def test_every_head_and_inner_element_has_one_owner(kv_heads: int, group: int, num_ranks: int, size: int) -> None:
+    ranks = [Rank(number, num_ranks) for number in range(num_ranks)]
+    try:
+        shares = [share_heads(kv_heads * group, kv_heads, rank) for rank in ranks]
+    except ConfigError:
+        assert num_ranks > kv_heads
+        assert max(range(kv_heads), key=lambda head: sum(head_range(kv_heads, r).start == head for r in ranks)) >= 0
+        assert -(-num_ranks // kv_heads) > group
+    else:
+        dealt = [head for share in shares for head in range(*share.query)]
+        assert dealt == list(range(kv_heads * group))
+        assert all(share.kv == head_range(kv_heads, rank) for share, rank in zip(shares, ranks, strict=True))
+        assert all(
+            share.kv.start <= head // group < share.kv.end for share in shares for head in range(*share.query)
+        )  # fmt: skip
+    if size >= num_ranks:
+        ranges = [share_inner("mlp", size, rank) for rank in ranks]
+        assert [end for _, end in ranges[:-1]] == [start for start, _ in ranges[1:]]
+        assert (ranges[0][0], ranges[-1][1]) == (0, size)
+        assert all(start < end for start, end in ranges)
+
+
+def test_the_default_models_heads_are_cut_unevenly() -> None:
+    shares = [share_heads(9, 3, Rank(number, 2)) for number in range(2)]
+
+    assert [tuple(share.query) for share in shares] == [(0, 6), (6, 9)]
+    assert [tuple(share.kv) for share in shares] == [(0, 2), (2, 3)]
+    assert [share_inner("mlp", 1536, Rank(number, 2)) for number in range(2)] == [(0, 768), (768, 1536)]
+
+
+def test_too_many_ranks_are_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"4 query heads in 2 KV groups of 2 are too few for 5 ranks"):
+        share_heads(4, 2, Rank(0, 5))
+    with pytest.raises(ConfigError, match=r"mlp.up_proj: an inner size of 3 cannot be cut for 4 ranks"):
+        share_inner("mlp.up_proj", 3, Rank(0, 4))
+    with pytest.raises(ConfigError, match=r"7 query heads do not divide into 2 KV heads"):
+        share_heads(7, 2, Rank(0, 2))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_ranks_together_are_the_model(tmp_path: Path, kind: str, num_ranks: int) -> None:
+    _assert_ranks_are_the_model(make_family(kind, tmp_path), num_ranks)
+
+
+@pytest.mark.parametrize("kind", sorted(NAMED.keys() - _REFUSED.keys() - {"llama", "qwen2", "qwen3"}))
+def test_two_ranks_are_the_model_whatever_its_family(tmp_path: Path, kind: str) -> None:
+    _assert_ranks_are_the_model(make_family(kind, tmp_path), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", sorted(OTHERS.keys() - _OTHERS_REFUSED))
+def test_two_ranks_are_the_model_for_rarer_families(tmp_path: Path, kind: str) -> None:
+    _assert_ranks_are_the_model(make_family(kind, tmp_path), 2)
+
+
+def test_uneven_heads_and_biases_are_the_model(tmp_path: Path) -> None:
+    settings = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 99}
+    settings |= {"attention_bias": True, "mlp_bias": True}
+    path = make_family("llama", tmp_path, **settings)
+
+    _assert_ranks_are_the_model(path, 2)
+
+
+@pytest.mark.parametrize("kind", sorted(_REFUSED))
+def test_what_cannot_be_cut_is_refused_by_name_before_weights_load(tmp_path: Path, kind: str) -> None:
+    checkpoint = open_checkpoint(make_family(kind, tmp_path))
+    network = build_network(checkpoint, dtype="float32", attention=None)
+
+    with pytest.raises(ConfigError, match=_REFUSED[kind]) as refused:
+        check_shards(network, checkpoint.text_config, 2)
+    assert "--tensor-parallel-size 1" in str(refused.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", sorted(_OTHERS_REFUSED))
+def test_what_cannot_be_cut_is_refused_for_rarer_families(tmp_path: Path, kind: str) -> None:
+    checkpoint = open_checkpoint(make_family(kind, tmp_path))
+
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 1"):
+        check_shards(build_network(checkpoint, dtype="float32", attention=None), checkpoint.text_config, 2)
+
+
+def test_a_rank_reads_its_part_and_what_is_whole_and_no_more(tmp_path: Path) -> None:
+    path = make_family("llama", tmp_path)
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.text_config
+    cut = config.num_hidden_layers * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # q, o; k, v; gate, up, down
+    whole = 320 * 64 + (2 * config.num_hidden_layers + 1) * 64  # the embedding, norms
+    head = 320 * 64
+
+    for number in range(2):
+        shard = functools.partial(shard_network, config=config, rank=Rank(number, 2), all_reduce=lambda tensor: None)
+        with StoredWeights(path) as weights:
+            network = load_network(checkpoint, weights, dtype="float32", attention=None, shard=shard).network
+
+        assert weights.bytes_read == 4 * (cut // 2 + whole + (head if number == 0 else 0))
+        assert num_reductions(network) == 2 * config.num_hidden_layers
