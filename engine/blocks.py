@@ -1,42 +1,92 @@
-"""Block accounting of one KV pool: who holds how many references to which block. No memory is touched here."""
+"""Block accounting of one KV pool: who holds how many references to which block. No memory is touched here.
+
+    free   --allocate--> in use --release--> free, or cached where it has a name
+    cached --take it by name--> in use
+    cached --allocate--> in use, its name forgotten
+
+Free blocks are taken before cached ones, and of these the least recently used first.
+"""
 
 import threading
 from collections.abc import Sequence
 
+from engine.named_blocks import NamedBlocks
+from engine.prefix import BlockName, PrefixChain
 from wire.errors import NeverFits, NoCapacity
+from wire.types import PromptState
 
 
 class BlockPool:
-    """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer."""
+    """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
-    def __init__(self, num_total: int) -> None:
+    Full blocks are named by what they hold and found again (prefix.py) where `cached_block_size`, their tokens, is set.
+    """
+
+    def __init__(self, num_total: int, *, cached_block_size: int | None = None) -> None:
         if num_total <= 0:
             raise ValueError(f"a pool needs at least one block, not {num_total}")
         self.num_total = num_total
+        self._cached_block_size = cached_block_size
         self._lock = threading.Lock()
         self._free = (1 << num_total) - 1
-        self._num_free = num_total
+        self._num_unnamed = num_total  # of the free ones
+        self._named = NamedBlocks()
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()
+        self._tokens_sought = self._tokens_found = 0
+
+    def chain(self, state: PromptState) -> PrefixChain:
+        """Return the names of a prompt's blocks, or none: a probe neither uses the cache nor fills it."""
+        return PrefixChain(state.cache_salt, None if state.probe else self._cached_block_size)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, neighbours where there are any, low ids first.
 
         Raises NoCapacity when too few are free now, NeverFits when the pool is smaller than that.
         """
+        return self.take(num_blocks, (), probe=probe)[0]
+
+    def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
+        """Take `num_blocks`: those that hold the longest leading part of `prefix`, then free ones.
+
+        Returns the blocks and how many of them hold a prefix: they may be shared and must not be written. Raises as
+        `allocate`.
+        """
         if num_blocks > self.num_total:
             raise NeverFits(f"{num_blocks} KV blocks are needed, the whole pool has {self.num_total}")
         with self._lock:
-            if num_blocks > self._num_free:
-                raise NoCapacity(
-                    f"{num_blocks} KV blocks are needed, {self._num_free} of {self.num_total} are free now"
-                )
-            block_ids = self._take(num_blocks)
-            for block_id in block_ids:
-                self._references[block_id] = 1
-            if probe:
-                self._probe_blocks.update(block_ids)
-            return block_ids
+            held = self._named.find(prefix[:num_blocks])
+            num_fresh = num_blocks - len(held)
+            available = self._num_available - sum(self._named.is_idle(block_id) for block_id in held)
+            if num_fresh > available:
+                raise NoCapacity(f"{num_fresh} KV blocks are needed, {available} of {self.num_total} are free now")
+            for block_id in held:
+                self._named.wake(block_id)
+                self._references[block_id] += 1
+            if self._cached_block_size is not None:
+                self._tokens_sought += len(prefix) * self._cached_block_size
+                self._tokens_found += len(held) * self._cached_block_size
+            return (*held, *self._take_fresh(num_fresh, probe)), len(held)
+
+    def find(self, names: Sequence[BlockName]) -> tuple[int, ...]:
+        """Take a reference of each block that holds the longest leading part of `names`, and return them."""
+        with self._lock:
+            found = self._named.find(names)
+            for block_id in found:
+                self._named.wake(block_id)
+                self._references[block_id] += 1
+            return tuple(found)
+
+    def num_shareable(self, prefix: Sequence[BlockName]) -> int:
+        """Return how many blocks `take` of this prefix would share with others now, and so not take away."""
+        with self._lock:
+            return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
+
+    def name(self, block_id: int, name: BlockName) -> None:
+        """Let a block in use, full and computed or verified, be found by `name` from now on."""
+        with self._lock:
+            self._demand_used([block_id])
+            self._named.put(block_id, name)
 
     def retain(self, block_ids: Sequence[int]) -> None:
         """Add one reference to each block, which must be in use."""
@@ -46,18 +96,20 @@ class BlockPool:
                 self._references[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each; the last one frees the block.
+        """Drop one reference of each, in the order of their tokens; the last one frees or caches the block.
 
         Raises ValueError, with nothing released, for a block that is free already or named twice.
         """
         with self._lock:
             self._demand_used(block_ids)
+            cached: list[int] = []
             for block_id in block_ids:
                 self._references[block_id] -= 1
-                if self._references[block_id] == 0:
-                    self._free |= 1 << block_id
-                    self._num_free += 1
-                    self._probe_blocks.discard(block_id)
+                if self._references[block_id] == 0 and self._named.has_name(block_id):
+                    cached.append(block_id)
+                elif self._references[block_id] == 0:
+                    self._add_free(block_id)
+            self._named.rest(cached)
 
     def is_shared(self, block_id: int) -> bool:
         """Whether the block has more than one reference: to be copied before it is written."""
@@ -66,15 +118,15 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks that can be allocated now, cached ones among them."""
         with self._lock:
-            return self._num_free
+            return self._num_available
 
     @property
     def num_used(self) -> int:
         """Blocks with at least one reference, those of probes included."""
         with self._lock:
-            return self.num_total - self._num_free
+            return self.num_total - self._num_available
 
     @property
     def num_probe(self) -> int:
@@ -84,18 +136,53 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks without a reference that keep a reusable prefix: none, there is no prefix cache yet."""
-        return 0
+        """Blocks without a reference that keep a reusable prefix."""
+        with self._lock:
+            return self._named.num_idle
+
+    @property
+    def tokens_sought(self) -> int:
+        """Tokens of full blocks that prompts looked for since the start."""
+        return self._tokens_sought
+
+    @property
+    def tokens_found(self) -> int:
+        """Those of them that were held already."""
+        return self._tokens_found
 
     def check(self) -> None:
-        """Assert the invariants: free + used == total, free blocks have no reference, probe blocks are in use."""
+        """Assert the invariants: free + cached + used == total, only used blocks have references, names hold."""
         with self._lock:
             free = {i for i in range(self.num_total) if self._free >> i & 1}
             used = {i for i, count in enumerate(self._references) if count > 0}
-            assert len(free) == self._num_free, f"{len(free)} bits are free, {self._num_free} are counted"
+            cached = {i for i in range(self.num_total) if self._named.is_idle(i)}
+            assert len(free) == self._num_unnamed, f"{len(free)} bits are free, {self._num_unnamed} are counted"
             assert not free & used, f"free and in use at once: {sorted(free & used)[:8]}"
-            assert len(free) + len(used) == self.num_total, f"{len(free)} free + {len(used)} used of {self.num_total}"
+            assert not cached & (free | used), f"cached and more at once: {sorted(cached & (free | used))[:8]}"
+            whole = len(free) + len(cached) + len(used)
+            assert whole == self.num_total, f"{len(free)} free + {len(cached)} cached + {len(used)} used"
+            assert not any(self._named.has_name(block) for block in free | self._probe_blocks), "a name without KV"
             assert self._probe_blocks <= used, "a free block is counted as a probe's"
+            self._named.check()
+
+    @property
+    def _num_available(self) -> int:
+        return self._num_unnamed + self._named.num_idle
+
+    def _take_fresh(self, num_blocks: int, probe: bool) -> tuple[int, ...]:
+        for _ in range(num_blocks - self._num_unnamed):
+            self._add_free(self._named.evict())
+        block_ids = self._take(num_blocks)
+        for block_id in block_ids:
+            self._references[block_id] = 1
+        if probe:
+            self._probe_blocks.update(block_ids)
+        return block_ids
+
+    def _add_free(self, block_id: int) -> None:
+        self._free |= 1 << block_id
+        self._num_unnamed += 1
+        self._probe_blocks.discard(block_id)
 
     def _take(self, num_blocks: int) -> tuple[int, ...]:
         whole_run = _lowest_run(self._free, num_blocks)
@@ -112,7 +199,7 @@ class BlockPool:
 
     def _mark_taken(self, start: int, length: int) -> None:
         self._free &= ~(((1 << length) - 1) << start)
-        self._num_free -= length
+        self._num_unnamed -= length
 
     def _demand_used(self, block_ids: Sequence[int]) -> None:
         if len(set(block_ids)) != len(block_ids):

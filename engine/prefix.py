@@ -1,0 +1,84 @@
+"""Names of KV blocks by what they hold, so that what is computed once is found again. Pure.
+
+    link  = sha256(parent link, the 16 token ids as little-endian int32, salt)   the first one's parent is 32 zero bytes
+    block = a whole number of links, named by the link at its end
+
+A name tells every token from the first one on, so it is the same on every instance and at every block size. Prompts of
+unlike salt have no name in common.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LINK_TOKENS = 16
+
+_ROOT = bytes(32)
+_IDS = struct.Struct(f"<{LINK_TOKENS}i")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """The name of a full block: its last link, the link before its first token, and all that the two were made of.
+
+    Two names are equal where the tokens are too: a collision of digests is no hit.
+    """
+
+    link: bytes
+    parent: bytes
+    token_ids: tuple[int, ...]
+    salt: str
+
+
+def why_no_names(block_size: int) -> str | None:
+    """Return in words why blocks of that size have no names, or None where they have."""
+    if block_size % LINK_TOKENS == 0:
+        return None
+    return f"blocks of {block_size} tokens are no multiple of {LINK_TOKENS}"
+
+
+class PrefixChain:
+    """The names of one sequence's full blocks, made once each. Mutable; the tokens it has named never change."""
+
+    __slots__ = ("_block_size", "_names", "_salt")
+
+    def __init__(self, salt: str, block_size: int | None) -> None:
+        """`block_size` None: nothing is named."""
+        assert block_size is None or why_no_names(block_size) is None
+        self._salt, self._block_size = salt, block_size
+        self._names: list[BlockName] = []
+
+    def num_full(self, num_tokens: int) -> int:
+        """Return how many blocks of `num_tokens` tokens have a name."""
+        return 0 if self._block_size is None else num_tokens // self._block_size
+
+    def names(self, token_ids: Sequence[int], num_tokens: int) -> list[BlockName]:
+        """Return the names of the full blocks among the first `num_tokens` of `token_ids`, in order."""
+        wanted = self.num_full(num_tokens)
+        while len(self._names) < wanted:
+            self._names.append(self._next(token_ids))
+        return self._names[:wanted]
+
+    def name(self, index: int, token_ids: Sequence[int]) -> BlockName:
+        """Return the name of block `index`, which `token_ids` fill."""
+        if index >= len(self._names):
+            assert self._block_size is not None
+            self.names(token_ids, (index + 1) * self._block_size)
+        return self._names[index]
+
+    def fork(self) -> "PrefixChain":
+        """Return a chain that goes on from the same names."""
+        twin = PrefixChain(self._salt, self._block_size)
+        twin._names = self._names.copy()
+        return twin
+
+    def _next(self, token_ids: Sequence[int]) -> BlockName:
+        assert self._block_size is not None
+        start = len(self._names) * self._block_size
+        own = tuple(token_ids[start : start + self._block_size])
+        parent = self._names[-1].link if self._names else _ROOT
+        link, salt = parent, self._salt.encode()
+        for at in range(0, self._block_size, LINK_TOKENS):
+            link = hashlib.sha256(link + _IDS.pack(*own[at : at + LINK_TOKENS]) + salt).digest()
+        return BlockName(link, parent, own, self._salt)

@@ -1,0 +1,81 @@
+"""Names of blocks: plain sha256 over what they hold, equal across block sizes, unlike for unlike tokens and salts."""
+
+import hashlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.prefix import PrefixChain, why_no_names
+
+IDS = tuple(range(1000, 1100))
+
+
+def links_by_hand(token_ids: tuple[int, ...], salt: str) -> list[bytes]:
+    """Return every link of 16 tokens, by the definition."""
+    links, parent = [], bytes(32)
+    for start in range(0, len(token_ids) // 16 * 16, 16):
+        packed = b"".join(token.to_bytes(4, "little") for token in token_ids[start : start + 16])
+        parent = hashlib.sha256(parent + packed + salt.encode()).digest()
+        links.append(parent)
+    return links
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=70), st.text(max_size=4))
+def test_a_block_of_sixteen_has_the_link_by_definition(token_ids: list[int], salt: str) -> None:
+    names = PrefixChain(salt, 16).names(token_ids, len(token_ids))
+
+    assert [name.link for name in names] == links_by_hand(tuple(token_ids), salt)
+    assert [name.token_ids for name in names] == [tuple(token_ids[i * 16 : i * 16 + 16]) for i in range(len(names))]
+    assert all(name.parent == before.link for before, name in pairwise(names))
+
+
+@pytest.mark.parametrize("block_size", [32, 48])
+def test_larger_blocks_are_named_by_the_link_at_their_end(block_size: int) -> None:
+    small = [name.link for name in PrefixChain("t", 16).names(IDS, 96)]
+    large = [name.link for name in PrefixChain("t", block_size).names(IDS, 96)]
+
+    assert large == small[block_size // 16 - 1 :: block_size // 16]
+
+
+def test_only_full_blocks_of_the_tokens_asked_for_have_a_name() -> None:
+    chain = PrefixChain("", 32)
+
+    assert [len(chain.names(IDS, count)) for count in (0, 31, 32, 63, 64, 100)] == [0, 0, 1, 1, 2, 3]
+    assert chain.num_full(95) == 2
+
+
+def test_no_name_is_shared_by_unlike_salts_or_after_an_unlike_token() -> None:
+    other = (*IDS[:20], 7, *IDS[21:])
+    mine = [name.link for name in PrefixChain("a", 16).names(IDS, 96)]
+
+    assert not set(mine) & {name.link for name in PrefixChain("b", 16).names(IDS, 96)}
+    changed = [name.link for name in PrefixChain("a", 16).names(other, 96)]
+    assert (changed[0], set(mine[1:]) & set(changed[1:])) == (mine[0], set())
+
+
+def test_a_fork_goes_on_by_itself() -> None:
+    chain = PrefixChain("", 16)
+    chain.names(IDS, 32)
+    left, right = chain.fork(), chain.fork()
+    mine, other = (*IDS[:32], *range(16)), (*IDS[:32], *range(16, 32))
+
+    assert left.name(1, mine) == right.name(1, other)
+    assert left.name(2, mine).link == links_by_hand(mine, "")[2]
+    assert right.name(2, other).link == links_by_hand(other, "")[2]
+    assert chain.names(IDS, 48)[2].link == links_by_hand(IDS, "")[2]
+
+
+def test_a_chain_that_is_off_names_nothing() -> None:
+    chain = PrefixChain("", None)
+
+    assert (chain.names(IDS, 96), chain.num_full(96)) == ([], 0)
+
+
+@pytest.mark.parametrize(("block_size", "off"), [(16, False), (128, False), (8, True), (24, True), (4, True)])
+def test_blocks_that_are_no_whole_number_of_links_have_no_names(block_size: int, off: bool) -> None:
+    reason = why_no_names(block_size)
+
+    assert (reason is not None) is off
+    assert reason is None or str(block_size) in reason
