@@ -79,6 +79,15 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """A prompt with pooling is answered and gone: its vector, or its score alone. `seconds` since it was begun."""
+
+    prompt_id: str
+    values: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left."""
 
@@ -88,6 +97,7 @@ class StepResult:
     first_steps: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    pooled: tuple[PooledPrompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +206,10 @@ class SampleRow:
     """Sample one token from the logits of flattened row `row`.
 
     The random number is a counter hash of (params.seed, sequence, position): no state, no neighbours. Tokens in
-    `banned` cannot be chosen (stop ids before min_tokens). `history` are the tokens before the one to choose, the
-    first `prompt_length` of them the prompt's; it is the caller's list and must not be kept. `mask` has one bit a
-    token, little-endian 32-bit words, set for those that the grammar allows. `candidates`: so many of the best tokens
-    are wanted with their scores, as beam search ranks them.
+    `banned` cannot be chosen (stop ids before min_tokens, ends of bad words). `history` are the tokens before the one
+    to choose, the first `prompt_length` of them the prompt's; it is the caller's list and must not be kept. `mask` has
+    one bit a token, little-endian 32-bit words, set for those that the grammar allows. `candidates`: so many of the
+    best tokens are wanted with their scores, as beam search ranks them.
     """
 
     row: int
@@ -258,13 +268,15 @@ class Candidates:
 class StepOutput:
     """What a step made: one entry for each SampleRow in the first three, one for each ScoreRow in `scores`.
 
-    `logprobs` and `candidates` are empty when no row asked, else None where a row did not.
+    `logprobs` and `candidates` are empty when no row asked, else None where a row did not. `failures` are (SampleRow's
+    index, why) of rows for which no token could be chosen; their other entries mean nothing.
     """
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None] = ()
     candidates: Sequence[Candidates | None] = ()
     scores: Sequence[TokenLogprobs] = ()
+    failures: Sequence[tuple[int, str]] = ()
 
 
 class Pending(Protocol):

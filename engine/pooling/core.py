@@ -1,0 +1,133 @@
+"""The Engine over an encoder: whole prompts, a batch a step. It keeps no KV and refuses to generate."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from engine.blocks import BlockPool
+from engine.host_pool import HostPool
+from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, PooledPrompt, StepResult
+from engine.pooling.encoder import Encoder
+from engine.pooling.vectors import check_dimensions
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, InvalidRequest, PromptTooLong
+from wire.kv_layout import KvTensor, PoolLayout
+from wire.types import ModelIdentity, PromptState, TokenOutput
+
+_log = EventLogger("engine")
+
+
+class EncoderCore:
+    """Implements `Engine`. Its pool holds nothing: it is there for what counts blocks and opens transports."""
+
+    def __init__(
+        self, encoder: Encoder, identity: ModelIdentity, *, block_size: int, max_num_seqs: int,
+        max_num_batched_tokens: int, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        tensor = KvTensor(0, "k", 1, 1, "float32")
+        blocks = max_num_seqs * -(-encoder.info.max_length // block_size)
+        layout = PoolLayout((tensor, KvTensor(0, "v", 1, 1, "float32")), num_blocks=blocks, block_size=block_size)
+        self._encoder = encoder
+        self._info = EngineInfo(
+            identity, encoder.info.max_length, encoder.info.vocab_size, encoder.info.dtype, "cpu", layout, ()
+        )
+        self._memory = HostPool(layout)
+        self._blocks = BlockPool(blocks)
+        self._most_prompts, self._most_tokens = max_num_seqs, max_num_batched_tokens
+        self._clock = clock
+        self._waiting: deque[PromptState] = deque()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the loaded model is."""
+        return self._info
+
+    @property
+    def memories(self) -> Many[Memory]:
+        """The pool that holds nothing."""
+        return (self._memory,)
+
+    @property
+    def blocks(self) -> BlockPool:
+        """Its accounting: nothing is ever taken."""
+        return self._blocks
+
+    def check(self, state: PromptState, *, hold: bool = False) -> None:
+        """Raise InvalidRequest or PromptTooLong if this model can never answer `state`. Any thread."""
+        kind, name, longest = self._encoder.info.kind, self._info.model.name, self._info.max_model_len
+        if state.pooling is None or hold:
+            does = "scores pairs of texts" if kind == "score" else "makes vectors"
+            raise InvalidRequest(f"{name} {does} and generates no text", "model")
+        if state.pooling.kind != kind:
+            raise InvalidRequest(f"{name} answers {kind}, not {state.pooling.kind}", "model")
+        if not 1 <= len(state.token_ids) <= longest:
+            raise PromptTooLong(f"the text has {len(state.token_ids)} tokens, the model takes 1 to {longest}", "input")
+        bad = next((token for token in state.token_ids if not 0 <= token < self._info.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {self._info.vocab_size})", "input")
+        check_dimensions(state.pooling, self._encoder.info.hidden_size)
+
+    def add(self, state: PromptState, *, hold: bool = False) -> None:
+        """Queue a text. Raises what `check` raises."""
+        self.check(state, hold=hold)
+        self._waiting.append(state)
+
+    def admit(self, state: PromptState, block_ids: Many[int]) -> None:
+        """Refuse: nothing is ever handed to an encoder."""
+        self.check(state, hold=True)
+
+    def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
+        """Forget a text that waits. Idempotent."""
+        for state in [state for state in self._waiting if state.prompt_id == prompt_id]:
+            self._waiting.remove(state)
+        return ()
+
+    def release(self, prompt_id: str) -> None:
+        """Nothing is ever held."""
+
+    def has_work(self) -> bool:
+        """Whether a text waits."""
+        return bool(self._waiting)
+
+    def step(self, on_layer: OnLayer | None = None) -> StepResult:
+        """Answer the next batch. An error ends the texts that were in it."""
+        started, states = self._clock(), self._take()
+        if not states:
+            return StepResult()
+        try:
+            answers = self._encoder.run(states)
+        except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
+            return StepResult(failed=tuple((state.prompt_id, self._failure(state, error)) for state in states))
+        seconds = self._clock() - started
+        pooled = tuple(
+            PooledPrompt(state.prompt_id, values, seconds) for state, values in zip(states, answers, strict=True)
+        )
+        return StepResult(pooled=pooled, seconds=seconds)
+
+    def load(self) -> EngineLoad:
+        """Return the figures of now. Any thread."""
+        waiting = self._waiting.copy()
+        tokens = sum(len(state.token_ids) for state in waiting)
+        return EngineLoad(running=0, waiting=0, uncomputed_tokens=tokens, held_prompts=0, preemptions=0)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self._memory.close()
+
+    def _take(self) -> list[PromptState]:
+        """Return the next texts whose padded batch is within the limits, at least one."""
+        taken: list[PromptState] = []
+        longest = 0
+        while self._waiting and len(taken) < self._most_prompts:
+            longest = max(longest, len(self._waiting[0].token_ids))
+            if taken and longest * (len(taken) + 1) > self._most_tokens:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _failure(self, state: PromptState, error: Exception) -> InternalError:
+        _log.error("prompt_failed", error, prompt_id=state.prompt_id, request_id=state.request_id)
+        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure

@@ -1,0 +1,134 @@
+"""Models that read a text whole and in both directions: BERT and its kin, for vectors, and cross-encoders, for scores.
+
+They keep no KV and generate nothing; transformers runs them as they are, a padded batch at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.pooling.settings import PoolingSettings, read_settings
+from engine.pooling.vectors import finish_vector
+from wire.errors import ConfigError
+from wire.model_identity import stored_tensors
+from wire.types import PromptState
+
+_STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SCORES = "ForSequenceClassification"
+_BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining", _SCORES)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInfo:
+    """What the model is. `kind` is embed or score; `hidden_size` the width of its vectors."""
+
+    kind: str
+    hidden_size: int
+    vocab_size: int
+    max_length: int
+    dtype: str
+
+
+def is_encoder(path: Path) -> bool:
+    """Whether the model in folder `path` is one of these. Raises ConfigError where config.json cannot be read."""
+    config = _read_config(path)
+    named = (config.architectures or [""])[0]
+    if named.endswith(_SCORES):
+        return True
+    causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and getattr(config, "is_decoder", None) is not False
+    return not causal and named.endswith(_BIDIRECTIONAL) and not config.is_encoder_decoder
+
+
+class Encoder:
+    """A loaded encoder. One thread calls it."""
+
+    def __init__(self, network: Any, info: EncoderInfo, settings: PoolingSettings) -> None:
+        self.info = info
+        self._network = network
+        self._settings = settings
+        self._pad = network.config.pad_token_id or 0
+        self._types = int(getattr(network.config, "type_vocab_size", 0) or 0)
+
+    @torch.inference_mode()
+    def run(self, states: Sequence[PromptState]) -> list[tuple[float, ...]]:
+        """Return the vector, or the score alone, of each prompt; all of them are one padded batch."""
+        longest = max(len(state.token_ids) for state in states)
+        ids = torch.full((len(states), longest), self._pad)  # [batch, longest]
+        mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+        for row, state in enumerate(states):
+            length = len(state.token_ids)
+            ids[row, :length] = torch.tensor(state.token_ids)
+            mask[row, :length] = 1
+            second = state.pooling.second_text if state.pooling is not None else None
+            if second is not None:
+                types[row, second:length] = 1
+        kwargs = {"token_type_ids": types} if self._types > 1 else {}
+        output = self._network(input_ids=ids, attention_mask=mask, **kwargs)
+        if self.info.kind == "score":
+            return [(float(value),) for value in output.logits[:, 0].double().sigmoid()]
+        hidden = output.last_hidden_state.float()  # [batch, longest, hidden_size]
+        return [self._vector(hidden[row, : len(state.token_ids)], state) for row, state in enumerate(states)]
+
+    def _vector(self, hidden: torch.Tensor, state: PromptState) -> tuple[float, ...]:
+        """Pool [num_tokens, hidden_size]."""
+        pooling = state.pooling
+        assert pooling is not None, "an encoder is only asked for vectors"
+        how = pooling.how or self._settings.how
+        pooled = hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1]
+        return finish_vector(pooled.tolist(), pooling, self._settings)
+
+
+def load_encoder(path: Path, *, dtype: str, max_model_len: int | None = None) -> tuple[Encoder, tuple[str, ...]]:
+    """Load the model in folder `path` on the CPU; return it with notes for the user. Raises ConfigError in words."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    config = _read_config(path)
+    kind = "score" if (config.architectures or [""])[0].endswith(_SCORES) else "embed"
+    if kind == "score" and config.num_labels != 1:
+        raise ConfigError(f"{path}: it has {config.num_labels} labels; a cross-encoder that scores pairs has 1")
+    settings = read_settings(path, is_decoder=False)
+    stored = next((_STORED_DTYPES[t.dtype] for t in stored_tensors(path) if t.dtype in _STORED_DTYPES), "float32")
+    choice = choose_dtype(dtype, stored, cpu_flags=read_cpu_flags())
+    network = _load(path, config, kind, choice.name)
+    length = _length(path, config, settings, max_model_len)
+    info = EncoderInfo(kind, int(config.hidden_size), int(config.vocab_size), length, choice.name)
+    told = "scores pairs of texts" if kind == "score" else f"makes vectors of {info.hidden_size} ({settings.how})"
+    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {told}")
+
+
+def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
+    auto = AutoModelForSequenceClassification if kind == "score" else AutoModel
+    try:
+        network, report = auto.from_pretrained(
+            path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True,
+            local_files_only=True, output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{path}: its weights cannot be loaded: {error}") from error
+    missing = sorted(str(key) for key in report["missing_keys"] if not str(key).startswith("pooler."))
+    if missing:
+        raise ConfigError(f"{path}: {len(missing)} missing keys, the first {missing[0]}")
+    return network.eval()
+
+
+def _length(path: Path, config: Any, settings: PoolingSettings, asked: int | None) -> int:
+    """Return the longest text in tokens. Positions of RoBERTa and its kin begin behind the padding's."""
+    offset = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
+    own = min(int(config.max_position_embeddings) - offset, settings.max_length or 1 << 30)
+    if asked is not None and not 1 <= asked <= own:
+        raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
+    return asked or own
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}/config.json is not a model transformers knows: {error}") from error

@@ -1,0 +1,73 @@
+"""How a model's hidden states become one vector: what its folder says, in the files of sentence-transformers.
+
+modules.json names the stages; 1_Pooling/config.json the way of pooling; a Normalize stage means vectors of length 1;
+sentence_bert_config.json the longest text. Without them decoders take the last token and encoders the first, at
+length 1, as servers of such models do.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError
+from wire.model_identity import read_json
+
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSettings:
+    """The model's own way: `how` is last, mean or cls; `max_length` in tokens, None as the network allows."""
+
+    how: str
+    normalize: bool
+    max_length: int | None = None
+
+
+def read_settings(path: Path, *, is_decoder: bool) -> PoolingSettings:
+    """Read the model folder `path`. Raises ConfigError for a way of pooling that is not supported."""
+    max_length = _max_length(path)
+    if not (path / "modules.json").is_file():
+        return PoolingSettings("last" if is_decoder else "cls", normalize=True, max_length=max_length)
+    stages = _stages(path / "modules.json")
+    pooling = next((folder for kind, folder in stages if kind == "Pooling"), None)
+    how = "last" if is_decoder else "cls"
+    if pooling is not None:
+        how = _mode(path / pooling / "config.json")
+    for kind, folder in stages:
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise ConfigError(f"{path / 'modules.json'}: a stage {kind} ({folder}) is not supported")
+    return PoolingSettings(how, any(kind == "Normalize" for kind, _ in stages), max_length)
+
+
+def _stages(file: Path) -> list[tuple[str, str]]:
+    """Return the kind and the folder of each stage."""
+
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        return [(str(entry["type"]).rpartition(".")[2], Path(str(entry["path"])).name) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: cannot be read as a list of stages: {error}") from error
+
+
+def _mode(file: Path) -> str:
+    config = read_json(file)
+    named = sorted(name for name, value in config.items() if name.startswith("pooling_mode_") and value is True)
+    if "pooling_mode" in config and not named:
+        named = [f"pooling_mode_{config['pooling_mode']}"]
+    modes = [_MODES.get(name, _MODES.get(f"{name}_tokens", _MODES.get(f"{name}_token"))) for name in named]
+    if len(modes) != 1 or modes[0] is None:
+        raise ConfigError(
+            f"{file}: pooling by {', '.join(named) or 'nothing'} is not supported, only mean, cls or last"
+        )
+    return modes[0]
+
+
+def _max_length(path: Path) -> int | None:
+    file = path / "sentence_bert_config.json"
+    value = read_json(file).get("max_seq_length") if file.is_file() else None
+    return value if isinstance(value, int) and value > 0 else None

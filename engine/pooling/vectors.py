@@ -1,0 +1,24 @@
+"""From a pooled hidden state to the vector that a client gets. Plain arithmetic, in double precision."""
+
+import math
+from collections.abc import Sequence
+
+from engine.pooling.settings import PoolingSettings
+from wire.errors import InvalidRequest
+from wire.types import Pooling
+
+
+def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSettings) -> tuple[float, ...]:
+    """Return the first `dimensions` values, at length 1 where that is wanted. A vector of zeros stays one."""
+    kept = tuple(values[: pooling.dimensions])
+    normalize = settings.normalize if pooling.normalize is None else pooling.normalize
+    length = math.hypot(*kept) if normalize else 0.0
+    return tuple(value / length for value in kept) if length > 0 else kept
+
+
+def check_dimensions(pooling: Pooling, hidden_size: int) -> None:
+    """Raise InvalidRequest, with both numbers, where more dimensions are wanted than there are."""
+    if pooling.dimensions is not None and pooling.dimensions > hidden_size:
+        raise InvalidRequest(
+            f"dimensions is {pooling.dimensions}, the model's vectors have {hidden_size}", "dimensions"
+        )

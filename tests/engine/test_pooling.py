@@ -1,0 +1,213 @@
+"""Encoders against transformers run by hand, one text at a time and without padding."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification, LlamaConfig, MistralConfig, T5Config
+
+from engine.pooling.core import EncoderCore
+from engine.pooling.encoder import is_encoder, load_encoder
+from engine.pooling.settings import PoolingSettings, read_settings
+from engine.pooling.vectors import finish_vector
+from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder, say_pooling
+from wire.errors import ConfigError, InternalError, InvalidRequest, PromptTooLong
+from wire.model_identity import identify
+from wire.types import Pooling, PromptState, SamplingParams
+
+TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cross_encoder(tmp_path_factory.mktemp("models") / "cross")
+
+
+def core_of(path: Path, *, seqs: int = 8, tokens: int = 512) -> EncoderCore:
+    encoder, _ = load_encoder(path, dtype="float32")
+    identity = identify(path, path.name)
+    return EncoderCore(encoder, identity, block_size=16, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+@pytest.fixture
+def embedder(bert: Path) -> Iterator[EncoderCore]:
+    core = core_of(bert)
+    yield core
+    core.close()
+
+
+def asked(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None) -> PromptState:
+    return PromptState(name, f"request-{name}", token_ids, SamplingParams(max_tokens=1), pooling=pooling or Pooling())
+
+
+def answers(core: EncoderCore) -> dict[str, tuple[float, ...]]:
+    found: dict[str, tuple[float, ...]] = {}
+    while core.has_work():
+        result = core.step()
+        assert not result.failed
+        found |= {pooled.prompt_id: pooled.values for pooled in result.pooled}
+    return found
+
+
+@torch.inference_mode()
+def hidden_by_hand(path: Path, token_ids: tuple[int, ...], second: int | None = None) -> Any:
+    """Return [num_tokens, hidden_size] float64."""
+    types = torch.tensor([[int(second is not None and i >= second) for i in range(len(token_ids))]])
+    network = AutoModel.from_pretrained(path).eval()
+    return network(input_ids=torch.tensor([token_ids]), token_type_ids=types).last_hidden_state[0].double()
+
+
+@pytest.mark.parametrize("how", ["mean", "cls", "last"])
+def test_vectors_equal_transformers_whatever_else_is_in_the_batch(bert: Path, embedder: EncoderCore, how: str) -> None:
+    for i, text in enumerate(TEXTS):
+        embedder.add(asked(str(i), text, Pooling(how=how, normalize=False)))
+
+    found = answers(embedder)
+
+    for i, text in enumerate(TEXTS):
+        hidden = hidden_by_hand(bert, text)
+        wanted = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[how]
+        torch.testing.assert_close(torch.tensor(found[str(i)], dtype=torch.float64), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_second_text_of_a_pair_has_its_own_token_type(bert: Path, embedder: EncoderCore) -> None:
+    embedder.add(asked("pair", TEXTS[2], Pooling(how="cls", normalize=False, second_text=6)))
+
+    wanted = hidden_by_hand(bert, TEXTS[2], second=6)[0]
+    torch.testing.assert_close(torch.tensor(answers(embedder)["pair"]).double(), wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(wanted, hidden_by_hand(bert, TEXTS[2])[0], atol=1e-3)
+
+
+def test_scores_are_the_sigmoid_of_the_one_logit(cross_encoder: Path) -> None:
+    core = core_of(cross_encoder)
+    for i, text in enumerate(TEXTS):
+        core.add(asked(str(i), text, Pooling("score", second_text=2)))
+
+    found = answers(core)
+    core.close()
+
+    network = AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
+    for i, text in enumerate(TEXTS):
+        with torch.inference_mode():
+            logit = float(network(input_ids=torch.tensor([text])).logits[0, 0])
+        assert found[str(i)] == pytest.approx((1 / (1 + math.exp(-logit)),), rel=1e-4)
+    assert max(found.values())[0] - min(found.values())[0] > 1e-3
+
+
+def test_batches_stay_within_both_limits(bert: Path) -> None:
+    core = core_of(bert, seqs=3, tokens=40)
+    for i, text in enumerate(TEXTS):
+        core.add(asked(str(i), text))
+
+    sizes = []
+    while core.has_work():
+        sizes.append([len(TEXTS[int(pooled.prompt_id)]) for pooled in core.step().pooled])
+    core.close()
+
+    assert sizes == [[3, 10], [17], [24], [31], [38]]
+
+
+def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
+    settings = PoolingSettings("mean", normalize=True)
+
+    cut = finish_vector((3.0, 4.0, 12.0), Pooling(dimensions=2), settings)
+
+    assert cut == (0.6, 0.8)
+    assert finish_vector((3.0, 4.0), Pooling(normalize=False), settings) == (3.0, 4.0)
+    assert finish_vector((0.0, 0.0), Pooling(), settings) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        (asked("a", (1,) * 65), PromptTooLong, "65 tokens, the model takes 1 to 64"),
+        (asked("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
+        (asked("a", (1,), Pooling(dimensions=25)), InvalidRequest, "dimensions is 25, the model's vectors have 24"),
+        (asked("a", (1,), Pooling("score")), InvalidRequest, "bert answers embed, not score"),
+        (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
+    ],
+)
+def test_what_the_model_cannot_answer_is_refused_in_words(
+    embedder: EncoderCore, state: PromptState, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        embedder.add(state)
+
+    assert not embedder.has_work()
+
+
+def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = core_of(bert, seqs=1)
+    core.add(asked("bad", TEXTS[0]))
+    core.add(asked("good", TEXTS[1]))
+    encoder = core._encoder
+    with monkeypatch.context() as patch:
+        patch.setattr(type(encoder), "run", lambda *_: 1 / 0)
+        ((name, error),) = core.step().failed
+
+    assert (name, type(error)) == ("bad", InternalError)
+    assert list(answers(core)) == ["good"]
+    core.close()
+
+
+def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
+    embedder.add(asked("gone", TEXTS[0]))
+    embedder.add(asked("stays", TEXTS[1]))
+    embedder.cancel("gone")
+
+    assert list(answers(embedder)) == ["stays"]
+
+
+@pytest.mark.parametrize(("mode", "how"), [("mean", "mean"), ("cls", "cls"), ("last", "last")])
+def test_the_folder_says_how_its_vectors_are_made(tmp_path: Path, mode: str, how: str) -> None:
+    say_pooling(tmp_path, mode, normalize=mode == "mean", max_length=32)
+
+    assert read_settings(tmp_path, is_decoder=False) == PoolingSettings(how, mode == "mean", 32)
+
+
+def test_a_folder_that_says_nothing_has_the_ways_of_its_kind(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, is_decoder=True) == PoolingSettings("last", normalize=True)
+    assert read_settings(tmp_path, is_decoder=False) == PoolingSettings("cls", normalize=True)
+
+
+def test_other_ways_of_pooling_are_refused_by_name(tmp_path: Path) -> None:
+    say_pooling(tmp_path, "max", normalize=False)
+
+    with pytest.raises(ConfigError, match="pooling_mode_max_tokens is not supported"):
+        read_settings(tmp_path, is_decoder=False)
+
+
+def test_a_classifier_of_several_labels_is_refused_with_their_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="3 labels"):
+        load_encoder(make_cross_encoder(tmp_path, num_labels=3), dtype="float32")
+
+
+def test_the_longest_text_is_the_shorter_of_what_network_and_folder_say(tmp_path: Path) -> None:
+    say_pooling(make_bert(tmp_path / "m"), "mean", normalize=True, max_length=32)
+
+    assert load_encoder(tmp_path / "m", dtype="float32")[0].info.max_length == 32
+    assert load_encoder(make_cross_encoder(tmp_path / "x"), dtype="float32")[0].info.max_length == 64
+    with pytest.raises(ConfigError, match="--max-model-len 33: must be from 1 to the model's 32"):
+        load_encoder(tmp_path / "m", dtype="float32", max_model_len=33)
+
+
+def test_encoders_are_known_by_their_config(tmp_path: Path, bert: Path, cross_encoder: Path) -> None:
+    decoders = {
+        "llama": LlamaConfig(architectures=["LlamaForCausalLM"]),
+        "e5": MistralConfig(architectures=["MistralModel"]),
+        "t5": T5Config(architectures=["T5ForConditionalGeneration"]),
+    }
+    for name, config in decoders.items():
+        config.save_pretrained(tmp_path / name)
+
+    assert is_encoder(bert)
+    assert is_encoder(cross_encoder)
+    assert [is_encoder(tmp_path / name) for name in decoders] == [False, False, False]
