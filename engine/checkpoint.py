@@ -90,9 +90,6 @@ def _refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> No
         raise ConfigError(f"{path}: {kind} is an encoder-decoder model: not supported")
     if not network_class._supports_attention_backend:
         raise ConfigError(f"{path}: {kind} does not use transformers' attention interface: not supported")
-    if getattr(config, "quantization_config", None):
-        method = dict(config.quantization_config).get("quant_method", "unknown")
-        raise ConfigError(f"{path}: quantized weights ({method}) are not supported yet")
     other = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
     if other:
         raise ConfigError(f"{path}: {kind} has layers of type {', '.join(other)}: not supported")

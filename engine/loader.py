@@ -19,6 +19,8 @@ from engine.kv_probe import KvProbe
 from engine.linear_layout import lay_out
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.network import load_network
+from engine.quantization.detect import find_quantization
+from engine.quantization.load import plain_weights
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from wire.errors import ConfigError
@@ -50,21 +52,24 @@ def load_model(
     attention_backend: str = "auto",
     max_model_len: int | None = None,
     name: str | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on the CPU; `name` is the identity's, the folder's own by default.
 
-    `kv_cache_memory` is in bytes, None chooses. Sets torch's thread count for the whole process. Raises ConfigError,
-    before the weights are read where the config tells.
+    `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Sets
+    torch's thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
     backend = _make_backend(attention_backend)
     checkpoint = open_checkpoint(path)
+    layout_of_weights = find_quantization(path, quantization)
     length = model_length(checkpoint, max_model_len)
     choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags())
     identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()
-    with StoredWeights(path) as weights:
-        loaded = load_network(checkpoint, weights, dtype=choice.name, attention=NAME)
+    with StoredWeights(path) as stored:
+        plain = plain_weights(stored, layout_of_weights, choice.name)
+        loaded = load_network(checkpoint, plain.weights, dtype=choice.name, attention=NAME)
     network = loaded.network
     tensors = find_kv_tensors(network, checkpoint, choice.name)
     lay_out(network)
@@ -83,7 +88,7 @@ def load_model(
     model = TorchModel(
         network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits
     )
-    notes = (choice.reason, plan.describe(), *((loaded.note,) if loaded.note else ()))
+    notes = (choice.reason, plan.describe(), *(note for note in (loaded.note, plain.note) if note))
     return LoadedModel(model, notes)
 
 

@@ -100,6 +100,7 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
             num_threads=num_threads,
             attention_backend=options.attention_backend,
             max_model_len=options.max_model_len,
+            quantization=options.quantization,
         )
     return loaded.model, tuple(loaded.notes)
 

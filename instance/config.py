@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvtransfer.transports import NAMES
 from wire.errors import ConfigError
-from wire.options import EngineOptions
+from wire.options import QUANTIZATIONS, EngineOptions
 from wire.trust import Trust
 from wire.types import Role
 
@@ -65,8 +65,8 @@ def check_options(options: EngineOptions) -> None:
     """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
     if options.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
-    if options.quantization is not None:
-        raise ConfigError(f"--quantization {options.quantization}: quantised checkpoints are not supported yet")
+    if options.quantization not in (None, *QUANTIZATIONS):
+        raise ConfigError(f"--quantization {options.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     for name, (least, most) in _BOUNDS.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:

@@ -42,6 +42,9 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "gguf")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Flags every process of a cluster accepts."""
@@ -59,7 +62,11 @@ class EngineOptions:
     )
     prefill_chunk_size: int = flag(512, "most prompt tokens in one step", parse=int)
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
-    quantization: str | None = flag(None, "method of the checkpoint (default: what the checkpoint says)")
+    quantization: str | None = flag(
+        None,
+        "how the checkpoint is quantised; anything else in it is an error (default: what it says)",
+        choices=QUANTIZATIONS,
+    )
     block_size: int = flag(16, "tokens in one KV block (128 on NPUs)", parse=int)
     kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)

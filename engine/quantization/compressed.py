@@ -15,7 +15,14 @@ import torch
 
 from engine.quantization.bits import WORD_BITS, covering, unpack
 from engine.quantization.interface import Grouped, QuantisedModule, read_region
-from engine.quantization.scaled import CODE_DTYPES, ScaledModule, ScaleGrid, find_grid, groups_of, read_scales
+from engine.quantization.scaled import (
+    ScaleGrid,
+    find_grid,
+    groups_of,
+    matrix_shape,
+    read_scales,
+    scaled_module,
+)
 from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
@@ -47,15 +54,11 @@ class CompressedLayout:
                 yield module, (self._packed(stored, module, names) if packed else self._scaled(stored, module, names))
 
     def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
-        shape, zero = _matrix(stored, f"{module}.weight", names), f"{module}.weight_zero_point"
-        dtype = stored.dtype(f"{module}.weight")
-        if dtype not in CODE_DTYPES:
-            raise ConfigError(f"{module}.weight is {dtype}, not one of {', '.join(map(str, CODE_DTYPES))}")
-        grid = find_grid(stored, f"{module}.weight_scale", shape, self.block)
-        return ScaledModule(stored, module, shape, f"{module}.weight_scale", zero if zero in names else None, grid)
+        scale, zero = f"{module}.weight_scale", f"{module}.weight_zero_point"
+        return scaled_module(stored, module, names, scale=scale, zero=zero if zero in names else None, block=self.block)
 
     def _packed(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
-        outputs, num_words = _matrix(stored, f"{module}.weight_packed", names)
+        outputs, num_words = matrix_shape(stored, f"{module}.weight_packed", names)
         if f"{module}.weight_shape" not in names:
             raise ConfigError(f"{module} has weight_packed without weight_shape")
         shape = tuple(int(length) for length in stored.read(f"{module}.weight_shape").flatten())
@@ -104,12 +107,3 @@ class PackedModule:
         words, inside = covering(rows, self.bits)
         packed = read_region(self.stored, f"{self.name}.weight_zero_point", words, groups).t().contiguous()
         return unpack(packed, self.bits)[:, inside.start : inside.stop].t()
-
-
-def _matrix(stored: Weights, name: str, names: frozenset[str]) -> tuple[int, int]:
-    if name not in names:
-        raise ConfigError(f"{name} is missing, though its scale is there")
-    shape = stored.shape(name)
-    if len(shape) != 2:
-        raise ConfigError(f"{name} has shape {shape}: only matrices are dequantised")
-    return shape[0], shape[1]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.quantization.compressed import PACKED_BITS, CompressedLayout
-from engine.quantization.config import QuantizationConfig
+from engine.quantization.config import QuantizationConfig, read_block
 from wire.errors import ConfigError
 
 _UNPACKED = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
@@ -83,6 +83,4 @@ def _block(config: QuantizationConfig, groups: list[dict[str, Any]]) -> tuple[in
     first = blocks[0]
     if len(blocks) < len(groups) or any(block != first for block in blocks):
         raise ConfigError(f"{config.source}: quantised by blocks {blocks} beside other ways, which is not supported")
-    if not isinstance(first, list) or len(first) != 2 or not all(isinstance(n, int) and n > 0 for n in first):
-        raise ConfigError(f"{config.source}: block_structure is {first}, not two positive numbers")
-    return first[0], first[1]
+    return read_block(config, first)

@@ -41,6 +41,15 @@ def read_quantization_config(path: Path) -> QuantizationConfig | None:
     return None
 
 
+def read_block(config: QuantizationConfig, value: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of a block that has one scale, None for None. Raises ConfigError."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(n, int) and n > 0 for n in value):
+        raise ConfigError(f"{config.source}: blocks of {value} are not two positive numbers")
+    return value[0], value[1]
+
+
 def _checked(values: Any, method: str | None, source: Path) -> QuantizationConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: its quantization config is {type(values).__name__}, not an object")

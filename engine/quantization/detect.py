@@ -7,7 +7,8 @@ from typing import Any
 from engine.quantization.awq import BITS as AWQ_BITS
 from engine.quantization.awq import AwqLayout
 from engine.quantization.compressed_config import is_int8_with_inputs, read_compressed
-from engine.quantization.config import QuantizationConfig, read_quantization_config
+from engine.quantization.config import QuantizationConfig, read_block, read_quantization_config
+from engine.quantization.fp8 import Fp8Layout
 from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
@@ -101,8 +102,16 @@ def _integer(config: QuantizationConfig, keys: tuple[str, ...], default: int) ->
     return value
 
 
+def _read_fp8(config: QuantizationConfig) -> Layout:
+    values = config.values
+    if str(values.get("fmt", "e4m3")).lower() not in ("e4m3", "float8_e4m3fn"):
+        raise ConfigError(f"{config.source}: fp8 of format {values['fmt']} is not supported: only e4m3")
+    return Fp8Layout(read_block(config, values.get("weight_block_size")))
+
+
 _READERS: dict[str, Callable[[QuantizationConfig], Layout]] = {
     "awq": _read_awq,
     "gptq": _read_gptq,
     "compressed-tensors": read_compressed,
+    "fp8": _read_fp8,
 }

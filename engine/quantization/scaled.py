@@ -48,6 +48,33 @@ class ScaledModule:
         return Grouped(codes, scales, zeros, groups_of(self.grid, columns))
 
 
+def scaled_module(
+    stored: Weights,
+    module: str,
+    names: frozenset[str],
+    *,
+    scale: str,
+    zero: str | None,
+    block: tuple[int, int] | None,
+) -> ScaledModule:
+    """Return the module, checked by its shapes and dtypes. Raises ConfigError."""
+    name = f"{module}.weight"
+    shape, dtype = matrix_shape(stored, name, names), stored.dtype(name)
+    if dtype not in CODE_DTYPES:
+        raise ConfigError(f"{name} is {dtype}, not one of {', '.join(map(str, CODE_DTYPES))}")
+    return ScaledModule(stored, module, shape, scale, zero, find_grid(stored, scale, shape, block))
+
+
+def matrix_shape(stored: Weights, name: str, names: frozenset[str]) -> tuple[int, int]:
+    """Return the shape of a stored matrix. Raises ConfigError where it is missing or no matrix."""
+    if name not in names:
+        raise ConfigError(f"{name} is missing, though its scale is there")
+    shape = stored.shape(name)
+    if len(shape) != 2:
+        raise ConfigError(f"{name} has shape {shape}: only matrices are dequantised")
+    return shape[0], shape[1]
+
+
 def find_grid(stored: Weights, scale: str, shape: tuple[int, int], block: tuple[int, int] | None) -> ScaleGrid:
     """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits."""
     outputs, inputs = shape

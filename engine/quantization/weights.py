@@ -7,6 +7,7 @@ import torch
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import Layout
 from engine.weights import Part, Weights
+from wire.errors import ConfigError
 
 
 class DequantisingWeights:
@@ -20,6 +21,8 @@ class DequantisingWeights:
         self._stored = stored
         self._dtype = dtype
         found = dict(layout.modules(stored))
+        if not found:
+            raise ConfigError(f"the config says {layout.name}, but no tensor of the checkpoint is stored like that")
         self._modules = {f"{module}.weight": quantised for module, quantised in found.items()}
         plain = (name for name in stored.names if not _is_hidden(name, layout, found))
         self._names = sorted({*plain, *self._modules})
@@ -53,12 +56,13 @@ class DequantisingWeights:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all tensors as they lie in the files."""
-        return sum(_num_bytes(self._stored, name) for name in self._stored.names)
+        stored = self._stored
+        return sum(_num_elements(stored.shape(name)) * stored.dtype(name).itemsize for name in stored.names)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all tensors as they are read here."""
-        return sum(_num_bytes(self, name) for name in self._names)
+        """Bytes of all tensors once they are in the dtype that was chosen."""
+        return sum(_num_elements(self.shape(name)) for name in self._names) * self._dtype.itemsize
 
     def _plain(self, name: str) -> Weights:
         if name not in self._name_set:
@@ -81,8 +85,5 @@ def _is_hidden(name: str, layout: Layout, modules: Container[str]) -> bool:
     return tensor in layout.dropped or (tensor in layout.companions and module in modules)
 
 
-def _num_bytes(weights: Weights, name: str) -> int:
-    count = 1
-    for length in weights.shape(name):
-        count *= length
-    return count * weights.dtype(name).itemsize
+def _num_elements(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.quantization.detect import find_quantization
-from tests.engine.tiny_quantised import SCHEMES, awq, fp8, gptq, packed, w8a8
+from tests.engine.tiny_quantised import SCHEMES, awq, fp8, gptq, hf_fp8, packed, w8a8
 from wire.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
     assert layout == find_quantization(tmp_path, method)
     assert layout is not None
     assert method.partition("-")[0] in layout.name.lower()
-    assert layout.rounds_inputs == (scheme.name[:4] in ("w8a8", "fp8-"))
+    assert layout.rounds_inputs == (scheme.name.startswith(("w8a8", "fp8", "hf-fp8")))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_the_method_is_found_in_the_config(scheme: Any, tmp_path: Path) -> None:
         (w8a8("channel"), "compressed-tensors int8"),
         (fp8(None), "compressed-tensors float8"),
         (packed(4, 16), "compressed-tensors int4"),
+        (hf_fp8(None), "fp8"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -132,8 +133,10 @@ def test_a_flag_that_contradicts_the_checkpoint_names_both(
         ({**w8a8("channel").config, "config_groups": {"g": {"weights": None}}}, "without quantised weights"),
         (_group(num_bits=4), "int-quantized with 4-bit int is not supported: only 8-bit"),
         (_group(type="float"), "int-quantized with 8-bit float"),
-        (_group(strategy="block", block_structure="128x128"), "block_structure is 128x128"),
+        (_group(strategy="block", block_structure="128x128"), "blocks of 128x128 are not two positive"),
         ({**packed(4, 16).config, **_group(num_bits=3), "format": "pack-quantized"}, "3-bit int .*only int of 4, 8"),
+        ({**hf_fp8(None).config, "fmt": "e5m2"}, "fp8 of format e5m2 is not supported: only e4m3"),
+        ({**hf_fp8(None).config, "weight_block_size": [128]}, r"blocks of \[128\] are not two positive"),
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported: only awq, gptq"),
         ({"bits": 4}, "no quant_method"),
         ([4], "is list, not an object"),

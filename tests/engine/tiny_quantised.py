@@ -183,24 +183,45 @@ def w8a8(strategy: str, *, symmetric: bool = True) -> Scheme:
 
 
 def fp8(block: tuple[int, int] | None) -> Scheme:
-    """Float8 weights with a bfloat16 scale for a channel or for a block."""
+    """Compressed-tensors' float8 weights with a bfloat16 scale for a channel or for a block."""
 
     def pack(weight: Array) -> tuple[Stored, Array]:
-        height, width = block or (1, weight.shape[1])
-        shape = (-(-weight.shape[0] // height), -(-weight.shape[1] // width))
-        scales, read = np.zeros(shape), np.zeros(weight.shape)
-        codes = torch.zeros(weight.shape, dtype=torch.float8_e4m3fn)
-        for i in range(shape[0]):
-            for j in range(shape[1]):
-                place = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
-                scale = float(torch.tensor(np.abs(weight[place]).max() / 448).bfloat16())
-                codes[place] = torch.from_numpy(weight[place] / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-                scales[i, j], read[place] = scale, codes[place].to(torch.float64).numpy() * scale
+        codes, scales, read = _float8(weight, block or (1, weight.shape[1]))
         return {"weight": codes, "weight_scale": _tensor(scales, torch.bfloat16)}, read
 
     weights = {"num_bits": 8, "type": "float", "strategy": "block" if block else "channel", "symmetric": True}
     weights["block_structure"] = list(block) if block else None
     return compressed("float-quantized", weights, pack, "fp8-block" if block else "fp8-channel")
+
+
+def hf_fp8(block: tuple[int, int] | None) -> Scheme:
+    """transformers' own fp8: factors by block, or one for all."""
+
+    def pack(weight: Array) -> tuple[Stored, Array]:
+        codes, scales, read = _float8(weight, block or weight.shape)
+        factor = _tensor(scales if block else scales[0, 0], torch.float32)
+        return {"weight": codes, "weight_scale_inv": factor}, read
+
+    config = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": list(block) if block else None,
+    }
+    return Scheme("hf-fp8-block" if block else "hf-fp8", pack, config)
+
+
+def _float8(weight: Array, block: tuple[int, ...]) -> tuple[torch.Tensor, Array, Array]:
+    height, width = block
+    shape = (-(-weight.shape[0] // height), -(-weight.shape[1] // width))
+    scales, read = np.zeros(shape), np.zeros(weight.shape)
+    codes = torch.zeros(weight.shape, dtype=torch.float8_e4m3fn)
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            place = np.s_[i * height : (i + 1) * height, j * width : (j + 1) * width]
+            scale = float(torch.tensor(np.abs(weight[place]).max() / 448).bfloat16())
+            codes[place] = torch.from_numpy(weight[place] / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            scales[i, j], read[place] = scale, codes[place].to(torch.float64).numpy() * scale
+    return codes, scales, read
 
 
 def packed(bits: int, size: int, *, symmetric: bool = True, act_order: bool = False) -> Scheme:
@@ -243,6 +264,8 @@ SCHEMES = (
     w8a8("tensor", symmetric=False),
     fp8(None),
     fp8((24, 40)),
+    hf_fp8(None),
+    hf_fp8((24, 40)),
     packed(4, 16),
     packed(4, 16, symmetric=False),
     packed(8, -1, symmetric=False),

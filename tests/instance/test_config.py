@@ -14,7 +14,7 @@ from wire.types import Role
         ({"model": ""}, "--model is missing"),
         ({"device": "cuda"}, "--device cuda"),
         ({"device": "npu"}, "--device npu"),
-        ({"quantization": "awq"}, "--quantization awq"),
+        ({"quantization": "int3"}, "--quantization 'int3' is not one of awq, gptq, smoothquant, compressed-tensors"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
         ({"kv_transport": ("hccl",)}, "'hccl' is not one of cuda_ipc, shm, process_group, "),
         ({"kv_links": 0}, "--kv-links is 0, must be 1 to 64"),

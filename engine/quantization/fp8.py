@@ -1,0 +1,35 @@
+"""float8 weights as transformers' `fp8` method stores them, DeepSeek's among them: a factor for each block of a weight.
+
+weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blocks], which multiplies, or one number
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.quantization.interface import QuantisedModule
+from engine.quantization.scaled import ScaledModule, scaled_module
+from engine.weights import Weights
+
+_MARK = "weight_scale_inv"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Layout:
+    """What config.json says of an fp8 checkpoint; a block is (outputs, inputs), None is the whole weight."""
+
+    block: tuple[int, int] | None
+    name: str = "fp8"
+    rounds_inputs: bool = True
+    companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
+    dropped: frozenset[str] = frozenset()
+
+    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
+        """Yield each module that has a factor."""
+        names = frozenset(stored.names)
+        for name in stored.names:
+            module, _, tensor = name.rpartition(".")
+            if tensor == _MARK:
+                yield module, self._module(stored, module, names)
+
+    def _module(self, stored: Weights, module: str, names: frozenset[str]) -> ScaledModule:
+        return scaled_module(stored, module, names, scale=f"{module}.{_MARK}", zero=None, block=self.block)

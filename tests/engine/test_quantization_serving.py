@@ -1,0 +1,96 @@
+"""Quantised checkpoints loaded and run: their tokens are those of transformers on what plain arithmetic dequantises."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.loader import LoadedModel, load_model
+from engine.oracle import Oracle, load_plain
+from tests.engine.step_runner import generate
+from tests.engine.tiny_models import make_tiny_model
+from tests.engine.tiny_quantised import Scheme, awq, fp8, gptq, packed, quantise_checkpoint, w8a8
+from wire.errors import ConfigError
+
+_PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
+_SCHEMES = (
+    gptq(4, 32),
+    gptq(4, 16, version="gptq_v2", act_order=True),
+    awq(16),
+    w8a8("channel"),
+    packed(4, 16, symmetric=False),
+    fp8((24, 40)),
+)
+
+
+def _load(path: Path, **changes: Any) -> LoadedModel:
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 16, "kv_cache_memory": 1 << 20, "num_threads": 1}
+    return load_model(path, **{**settings, **changes})
+
+
+def _make(kind: str, path: Path, scheme: Scheme) -> tuple[Path, Path]:
+    """Return a quantised checkpoint, and the same model with the weights it must have, in plain floats."""
+    quantised, plain = (make_tiny_model(kind, path / name) for name in ("quantised", "plain"))
+    expected = quantise_checkpoint(scheme, quantised)
+    save_file(expected, plain / "model.safetensors", metadata={"format": "pt"})
+    return quantised, plain
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=lambda scheme: scheme.name)
+def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tmp_path: Path) -> None:
+    quantised, plain = _make("llama", tmp_path, scheme)
+    expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 20, ignore_eos=True)
+
+    got = generate(_load(quantised, quantization=scheme.config["quant_method"]).model, _PROMPTS, 20, chunk=16)
+
+    assert got == expected
+
+
+def test_biases_beside_quantised_weights_stay(tmp_path: Path) -> None:
+    quantised, plain = _make("qwen2", tmp_path, gptq(4, 32))
+    expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+    assert generate(_load(quantised).model, _PROMPTS, 12, chunk=16) == expected
+
+
+def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:
+    quantised, plain = _make("llama", tmp_path, w8a8("channel"))
+
+    notes = [note for note in _load(quantised).notes if note.startswith("warning: ")]
+
+    held = sum(p.numel() * 4 for p in load_plain(plain, "float32").parameters())
+    stored = (quantised / "model.safetensors").stat().st_size
+    assert notes == [
+        "warning: compressed-tensors int8 weights are dequantised to float32 at load, as there is no kernel for them "
+        f"here: {stored / 2**20:.1f} MiB stored take {held / 2**20:.1f} MiB of memory; inputs are not quantised"
+    ]
+    assert not [note for note in _load(plain).notes if "dequantised" in note]
+
+
+def test_a_contradiction_is_refused_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised, _ = _make("llama", tmp_path, awq(16))
+    monkeypatch.setattr("engine.stored_weights.StoredWeights.read", lambda *_: pytest.fail("weights were read"))
+
+    with pytest.raises(ConfigError, match=r"--quantization gptq, but .*config\.json says awq"):
+        _load(quantised, quantization="gptq")
+
+
+def test_float_inputs_are_nearer_to_the_model_than_int8_ones() -> None:
+    """Leaving inputs in floats drops an error: of a product by W8A8, at most half a step of each input."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 64, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(16, 64, generator=generator, dtype=torch.float64)
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    codes = torch.round(weight / scale)
+    step = inputs.abs().amax(1, keepdim=True) / 127  # by token, as `dynamic` has it
+
+    exact = inputs @ weight.T
+    ours = inputs @ (codes * scale).T
+    w8a8_product = torch.round(inputs / step) @ codes.T * step * scale.T
+
+    assert ((w8a8_product - ours).abs() <= step / 2 * (codes * scale).abs().sum(1)).all()
+    assert (ours - exact).norm() < (w8a8_product - exact).norm()
