@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.ending import finish_of
-from engine.interface import Engine
+from engine.interface import Engine, PooledPrompt
 from kvtransfer.interface import Receiver
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.failpoints import failpoint
-from wire.messages import Event, Failed, Refused, Reserved
-from wire.types import PromptState, Ticket, TokenOutput
+from wire.messages import Event, Failed, Pooled, Refused, Reserved
+from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
 log = EventLogger("decode")
 
@@ -116,6 +116,13 @@ class DecodeWorker:
             for token in tokens:
                 if token.finish is not None:
                     self._finished(token.prompt_id, token.sequence)
+
+    def on_pooled(self, pooled: PooledPrompt) -> None:
+        """A prompt with pooling is answered. Engine thread."""
+        with self._lock:
+            known = self._running.pop(pooled.prompt_id, None) is not None
+        if known:
+            self._emit(Pooled(pooled.prompt_id, pooled.values, StageTimes(prefill_s=pooled.seconds)))
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """The engine gave a prompt up. Returns whether it was one of ours."""

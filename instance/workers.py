@@ -32,6 +32,8 @@ class Workers:
         self.send_tokens(result.tokens, times)
         for prefilled in result.prefilled:
             self.prefill.on_prefilled(prefilled)
+        for pooled in result.pooled:
+            self.decode.on_pooled(pooled)
         for prompt_id, error in result.failed:
             if not self.prefill.on_failed(prompt_id, error):
                 self.decode.on_failed(prompt_id, error)

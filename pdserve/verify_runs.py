@@ -115,7 +115,7 @@ async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> 
         if isinstance(event, NewToken):
             if event.token_id is not None:
                 tokens.append(event.token_id)
-        else:
+        elif isinstance(event, PromptDone):
             done = event
     if done is None:
         raise Unavailable(f"prompt {number} ended without saying how")

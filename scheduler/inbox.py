@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wire.errors import InstanceLost
-from wire.messages import Cancel, Command, Failed, HandedOff, Refused, Reserved
+from wire.messages import Cancel, Command, Failed, HandedOff, Pooled, Refused, Reserved
 from wire.types import StageTimes, TokenOutput
 
 
@@ -30,7 +30,7 @@ class Stopped:
     """Not from an instance: this side ended a sequence."""
 
 
-PromptEvent = Reserved | Refused | PromptStep | HandedOff | Failed | Lost | Stopped
+PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | Lost | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,6 @@ class Work:
 
     def hear(self, event: PromptEvent) -> None:
         """Take one event of the instance."""
-        if isinstance(event, Refused | HandedOff | Failed | Lost):
+        if isinstance(event, Refused | HandedOff | Pooled | Failed | Lost):
             self.ended = True
         self._inbox.put_nowait(Arrival(self, event))

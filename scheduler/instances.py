@@ -23,6 +23,7 @@ from wire.messages import (
     HandedOff,
     Heartbeat,
     LinkMeasured,
+    Pooled,
     Refused,
     Reserved,
     SessionOpen,
@@ -132,7 +133,7 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._tell(event)
-            case Reserved() | HandedOff() | Failed():
+            case Reserved() | HandedOff() | Pooled() | Failed():
                 self._tell(event)
             case LinkMeasured():
                 self.link_answers.hear(event)
@@ -146,7 +147,7 @@ class Instance:
             self.books.update(load)
             check_progress(load, self._limits)
 
-    def _tell(self, event: Reserved | Refused | PromptStep | HandedOff | Failed) -> None:
+    def _tell(self, event: Reserved | Refused | PromptStep | HandedOff | Pooled | Failed) -> None:
         work = self._work.get(event.prompt_id)
         if work is not None:
             work.hear(event)

@@ -72,13 +72,14 @@ class PromptFacts:
     """What placement needs to know of a prompt.
 
     `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
-    may have been no more than the link between them.
+    may have been no more than the link between them. One that is `pooled` generates nothing: it needs one instance.
     """
 
     num_tokens: int
     max_tokens: int
     num_sequences: int = 1
     avoid: frozenset[tuple[int | None, int]] = frozenset()
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,11 @@ def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int
 
 
 def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[InstanceLoad, InstanceLoad]]:
-    starts = sorted(
+    starts: list[InstanceLoad] = sorted(
         (load for load in loads if load.role is not Role.DECODE), key=lambda load: (load.outstanding_tokens, load.index)
     )
+    if prompt.pooled:
+        return [(start, start) for start in starts]
     decodes = sorted(
         (load for load in loads if load.role is Role.DECODE),
         key=lambda load: (not _has_whole_room(load, prompt), load.sequences, load.index),
@@ -137,6 +139,8 @@ def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
 
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:
     room = "room for the whole sequence" if _has_whole_room(decode, prompt) else "room for the prompt"
+    if prompt.pooled:
+        return Plan("pooling", None, start.index, f"{start.role} instance {start.index}: {room}")
     if start is decode:
         return Plan("local", None, decode.index, f"combined instance {decode.index}: {room}")
     reason = (

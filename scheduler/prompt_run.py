@@ -9,7 +9,7 @@ from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
 from scheduler.loads import PromptFacts
 from scheduler.ordering import OrderedOutput
-from scheduler.request import GenerationRequest, NewToken
+from scheduler.request import GenerationRequest, NewToken, PathEvent, Vector
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
 
@@ -21,7 +21,7 @@ class PromptRun:
     """
 
     def __init__(
-        self, request: GenerationRequest, prompt: int, new_id: Callable[[], str], emit: Callable[[NewToken], None]
+        self, request: GenerationRequest, prompt: int, new_id: Callable[[], str], emit: Callable[[PathEvent], None]
     ) -> None:
         self.request = request
         self.prompt = prompt
@@ -41,6 +41,7 @@ class PromptRun:
         self.state = PromptState(
             self._new_id(), self.request.request_id, self.request.prompts[self.prompt],
             self.request.params_of(self.prompt), self.output.so_far, self.request.probe,
+            pooling=self.request.poolings[self.prompt] if self.request.poolings else None,
         )  # fmt: skip
         self.stage = "waiting in the queue"
         self.inbox: Inbox = asyncio.Queue()
@@ -59,7 +60,8 @@ class PromptRun:
     def facts(self) -> PromptFacts:
         """What placement needs to know."""
         params = self.request.params
-        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.num_sequences, self.avoid)
+        pooled = self.state.pooling is not None
+        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.num_sequences, self.avoid, pooled)
 
     @property
     def deadline(self) -> float:
@@ -126,6 +128,10 @@ class PromptRun:
                 )
         if step.times is not None:
             self.add_times(step.times)
+
+    def answer(self, values: tuple[float, ...]) -> None:
+        """Emit the vector of a prompt with pooling."""
+        self._emit(Vector(self.prompt, values))
 
     def add_times(self, more: StageTimes) -> None:
         """Take the durations that `more` knows."""

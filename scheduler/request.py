@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wire.types import FinishReason, SamplingParams, StageTimes
+from wire.types import FinishReason, Pooling, SamplingParams, StageTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class GenerationRequest:
     """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed alone.
 
     `params.seed` and `params.max_tokens` are set; `seeds`, where given, are one for each prompt instead. Limits in
-    seconds: to the first token, and without progress.
+    seconds: to the first token, and without progress. `poolings`, where given, are one for each prompt: nothing is
+    generated then, each prompt is answered by one Vector.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class GenerationRequest:
     stall_timeout_s: float
     probe: bool = False
     seeds: tuple[int, ...] = ()
+    poolings: tuple[Pooling, ...] = ()
 
     def params_of(self, prompt: int) -> SamplingParams:
         """Return the parameters that prompt `prompt` runs with."""
@@ -48,6 +50,14 @@ class NewToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Vector:
+    """The answer to prompt `prompt` of a request with poolings: its vector, or its score as the only value."""
+
+    prompt: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PromptDone:
     """All sequences of a prompt ended and its hand-off is settled: its stage durations and how it was served."""
 
@@ -59,7 +69,7 @@ class PromptDone:
     times: StageTimes
 
 
-PathEvent = NewToken | PromptDone
+PathEvent = NewToken | Vector | PromptDone
 
 
 class RunningRequest(Protocol):

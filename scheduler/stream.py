@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from scheduler.detokenizer import Detokenizer
-from scheduler.request import Dispatcher, GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from scheduler.request import Dispatcher, GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest, Vector
 from scheduler.request_log import log_request
 from scheduler.stops import StopFinder
 from scheduler.tokens import Tokens
@@ -147,6 +147,8 @@ class TextStream:
             self.served.append(event)
             self._observer.prompt_done(event)
             return None
+        if isinstance(event, Vector):
+            raise InternalError(f"{self._request.request_id} asked for text and was answered with a vector")
         choice = self._choices[event.prompt * self._request.params.n + event.sequence]
         if choice.finished:
             return None

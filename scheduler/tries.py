@@ -9,6 +9,7 @@ from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
 from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
+from scheduler.paths.pooling import PoolingPath
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
@@ -79,12 +80,17 @@ class Tries:
     async def run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
         """Run the granted plan once. Raises what failed it."""
 
-        def crossed() -> None:
-            self._readiness.crossed(grant.plan)
+        def succeeded() -> None:
             if retry is not None:
                 retry.done()
 
-        if grant.prefill is None:
+        def crossed() -> None:
+            self._readiness.crossed(grant.plan)
+            succeeded()
+
+        if prompt.state.pooling is not None:
+            await PoolingPath(grant.decode, answered=succeeded).run(prompt)
+        elif grant.prefill is None:
             await LocalPath(grant.decode, crossed=crossed).run(prompt)
         else:
             path = HandoffPath(grant.prefill, grant.decode, limits=self._limits, crossed=crossed)

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
-from wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token
+from wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token, fake_vector
 from wire.fake_session import FakeServedSession
 from wire.messages import (
     Cancel,
@@ -21,6 +21,7 @@ from wire.messages import (
     LinkMeasured,
     MeasureLink,
     OpenSession,
+    Pooled,
     Prefill,
     Refused,
     Reserve,
@@ -239,6 +240,11 @@ class FakeInstance:
         """Add one token to each open sequence; a prompt just prefilled goes on to its next stage."""
         state, tokens = prompt.state, []
         assert state is not None
+        if state.pooling is not None:
+            self._drop(prompt)
+            pooled = Pooled(prompt.prompt_id, fake_vector(state.token_ids), StageTimes(prefill_s=0.01))
+            asyncio.get_running_loop().call_soon(self._tell, pooled)
+            return []
         for i, output in enumerate(prompt.outputs):
             if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
                 continue  # a prompt for another instance goes on there: only first tokens are made here

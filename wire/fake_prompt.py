@@ -46,6 +46,11 @@ def fake_token(token_ids: tuple[int, ...], sequence: int, index: int, vocab_size
     return (31 * sum(token_ids) + 7 * sequence + 13 * index) % vocab_size
 
 
+def fake_vector(token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """Return what every fake instance answers where a vector is wanted; exact in float32."""
+    return (float(sum(token_ids)), float(len(token_ids)))
+
+
 def fake_finish(params: SamplingParams, output: list[int]) -> FinishReason | None:
     """Return how the sequence has ended, if it has."""
     if output and output[-1] in params.stop_token_ids and len(output) >= params.min_tokens:

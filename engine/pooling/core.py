@@ -13,7 +13,7 @@ from engine.pooling.vectors import check_dimensions
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
-from wire.types import ModelIdentity, PromptState, TokenOutput
+from wire.types import FinishReason, ModelIdentity, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 
@@ -78,10 +78,11 @@ class EncoderCore:
         self.check(state, hold=True)
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """Forget a text that waits. Idempotent."""
-        for state in [state for state in self._waiting if state.prompt_id == prompt_id]:
+        """Forget a text that waits; return its ending. Idempotent."""
+        waiting = [state for state in self._waiting if state.prompt_id == prompt_id]
+        for state in waiting:
             self._waiting.remove(state)
-        return ()
+        return tuple(TokenOutput(state.prompt_id, 0, 0, None, FinishReason.CANCELLED) for state in waiting)
 
     def release(self, prompt_id: str) -> None:
         """Nothing is ever held."""

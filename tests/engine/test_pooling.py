@@ -161,8 +161,9 @@ def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: py
 def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
     embedder.add(asked("gone", TEXTS[0]))
     embedder.add(asked("stays", TEXTS[1]))
-    embedder.cancel("gone")
 
+    assert [(ending.prompt_id, ending.finish) for ending in embedder.cancel("gone")] == [("gone", "cancelled")]
+    assert embedder.cancel("gone") == ()
     assert list(answers(embedder)) == ["stays"]
 
 

@@ -13,7 +13,7 @@ from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.member import Connect
 from scheduler.registry import Registry
-from scheduler.request import GenerationRequest, NewToken, PromptDone, RunningRequest
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
 from tests.scheduler.virtual_time import until
 from wire.fake_instance import FakeInstance
 from wire.fake_network import FakeNetwork
@@ -147,12 +147,13 @@ class Answer:
     finishes: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
     done: dict[int, PromptDone] = field(default_factory=dict)
 
-    def take(self, event: NewToken | PromptDone) -> None:
+    def take(self, event: PathEvent) -> None:
         """Note one event; indices have to ascend, finishes to come once."""
         if isinstance(event, PromptDone):
             assert event.prompt not in self.done
             self.done[event.prompt] = event
             return
+        assert isinstance(event, NewToken)
         key = (event.prompt, event.sequence)
         assert key not in self.finishes
         tokens = self.tokens.setdefault(key, [])

@@ -1,0 +1,79 @@
+"""Requests for vectors: one instance answers each prompt, and every ending leaves nothing behind."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scheduler.request import GenerationRequest
+from scheduler.vectors import collect_vectors, cosine
+from tests.scheduler.fake_cluster import FakeCluster
+from tests.scheduler.virtual_time import until, virtual
+from wire.errors import DeadlineExceeded
+from wire.fake_prompt import fake_vector
+from wire.messages import Generate, Reserve
+from wire.types import Pooling, SamplingParams
+
+PROMPTS = ((1, 2, 3), (4, 5), (6,) * 40)
+
+
+def wanted(*prompts: tuple[int, ...]) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r", prompts=prompts or PROMPTS, params=SamplingParams(max_tokens=1), first_token_timeout_s=5.0,
+        stall_timeout_s=5.0, poolings=(Pooling(),) * len(prompts or PROMPTS),
+    )  # fmt: skip
+
+
+@virtual
+@pytest.mark.parametrize("roles", ["C", "PD", "PPD"])
+async def test_every_prompt_is_answered_by_an_instance_that_computes_prompts(roles: str) -> None:
+    async with FakeCluster(roles).serving() as cluster:
+        assert await collect_vectors(cluster.control.dispatch, wanted()) == [fake_vector(one) for one in PROMPTS]
+
+        decoding = [one for one, role in zip(cluster.instances, roles, strict=True) if role == "D"]
+        assert not any(isinstance(command, Generate | Reserve) for one in decoding for command in one.commands)
+        await until(lambda: not any(cluster.blocks_used))
+        assert cluster.control.dispatch.ledger.completed == 1
+
+
+@virtual
+async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
+    async with FakeCluster("PPD").serving() as cluster:
+        first = cluster.instances[0]
+        first.get_stuck()
+        request = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        await until(lambda: bool(first.prompts))
+        cluster.kill(0)
+
+        assert await request == [fake_vector((1, 2, 3))]
+        assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
+async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
+    async with FakeCluster("C").serving() as cluster:
+        cluster.instances[0].get_stuck()
+        request = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        await until(lambda: bool(cluster.instances[0].prompts))
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+
+        await until(lambda: not cluster.instances[0].prompts)
+
+
+@virtual
+async def test_an_answer_that_does_not_come_ends_at_the_limit_in_words() -> None:
+    async with FakeCluster("C").serving() as cluster:
+        cluster.instances[0].behaviour.deaf = True
+        with pytest.raises(DeadlineExceeded, match="in pooling on combined instance 0"):
+            await collect_vectors(cluster.control.dispatch, replace(wanted((1, 2)), first_token_timeout_s=1.0))
+
+
+def test_cosine_is_that_of_the_angle() -> None:
+    assert cosine((1.0, 0.0), (0.0, 3.0)) == 0.0
+    assert cosine((1.0, 1.0), (2.0, 2.0)) == pytest.approx(1.0)
+    assert cosine((1.0, 0.0), (-2.0, 0.0)) == -1.0
+    assert cosine((0.0, 0.0), (1.0, 0.0)) == 0.0
+    with pytest.raises(ValueError, match="longer"):
+        cosine((1.0,), (1.0, 2.0))
