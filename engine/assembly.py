@@ -49,5 +49,6 @@ def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
 
 
 def _chunk_of(piece: Piece) -> Chunk:
-    start = piece.sequence.num_computed
-    return Chunk(piece.prompt.state.prompt_id, start, start + piece.count, tuple(piece.sequence.block_ids))
+    sequence = piece.sequence
+    end = sequence.num_computed + piece.count
+    return Chunk(piece.prompt.state.prompt_id, sequence.num_announced, end, tuple(sequence.block_ids))

@@ -21,6 +21,7 @@ from engine.interface import (
     Prefilled,
     StepResult,
 )
+from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_runnable
 from engine.roster import Piece, Roster
@@ -40,6 +41,7 @@ class _Outcome:
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[tuple[str, float]] = field(default_factory=list)
+    cached: list[tuple[str, int]] = field(default_factory=list)
 
 
 class EngineCore:
@@ -52,12 +54,16 @@ class EngineCore:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prefill_chunk_size: int,
+        prefix_caching: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`prefix_caching`: keep KV that may be wanted again, where blocks have names at all (prefix.py)."""
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
         self._clock = clock
-        self._blocks = BlockPool(model.info.layout.num_blocks)
+        layout = model.info.layout
+        caches = prefix_caching and why_no_names(layout.block_size) is None
+        self._blocks = BlockPool(layout.num_blocks, cached_block_size=layout.block_size if caches else None)
         self._roster = Roster(model, self._blocks, self._limits)
         self._accepted = 0
 
@@ -99,9 +105,7 @@ class EngineCore:
         if not prompt.ended:
             self.check(state)
             prompt.admitted_at = self._clock()
-        assert prompt.stem is not None
-        prompt.stem.block_ids = list(block_ids[:wanted])
-        prompt.fork(self._blocks)
+        prompt.receive(block_ids[:wanted], self._blocks)
         self._blocks.release(block_ids[wanted:])
         if not prompt.ended:
             self._roster.running[state.prompt_id] = prompt
@@ -157,6 +161,7 @@ class EngineCore:
             prefilled=tuple(outcome.prefilled),
             failed=tuple(outcome.failed),
             first_steps=tuple(outcome.first_steps),
+            cached=tuple(outcome.cached),
             seconds=self._clock() - started,
         )
 
@@ -186,13 +191,15 @@ class EngineCore:
 
     def _advance(self, piece: Piece, token_ids: list[int], outcome: _Outcome) -> None:
         prompt, ends = piece.prompt, piece.reaches_end
-        piece.sequence.num_computed += piece.count
+        piece.sequence.advance(piece.count, self._blocks)
         if not ends:
             if prompt.hold:
                 failpoint("prefill.between_chunks")
             return
         for index, token_id in zip(piece.sampled, token_ids, strict=True):
             self._append(prompt, index, token_id, outcome)
+        if piece.sequence is prompt.stem and prompt.num_cached and not prompt.hold:
+            outcome.cached.append((prompt.state.prompt_id, prompt.num_cached))
         if prompt.hold:
             self._end_prefill(prompt, outcome)
         elif prompt.ended:
@@ -223,7 +230,7 @@ class EngineCore:
     def _end_prefill(self, prompt: Prompt, outcome: _Outcome) -> None:
         assert prompt.started_at is not None
         seconds = self._clock() - prompt.started_at
-        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds))
+        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached))
         if prompt.ended:
             self._roster.remove(prompt)
         else:
@@ -233,7 +240,8 @@ class EngineCore:
         if self._roster.find(state.prompt_id) is not None:
             raise InvalidRequest(f"prompt {state.prompt_id} is here already")
         self._accepted += 1
-        return Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len)
+        chain = self._blocks.chain(state)
+        return Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: _Outcome) -> None:
         prompt_id = prompt.state.prompt_id

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.prefix import BlockName, PrefixChain
 from wire.kv_layout import PoolLayout
 from wire.types import (
     ModelIdentity,
@@ -54,7 +55,10 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a held prompt that this step computes; `block_ids` is its whole block table so far."""
+    """Tokens [start, end) of a held prompt whose KV is there after this step; `block_ids` is its table so far.
+
+    The step computes them, but for the first ones of a prompt where its KV was there already.
+    """
 
     prompt_id: str
     start: int
@@ -70,12 +74,14 @@ OnLayer = Callable[[int, Sequence[Chunk]], None]
 class Prefilled:
     """A held prompt has its first tokens. `state.outputs` has one token a sequence.
 
-    `finished`: those tokens ended every sequence; the engine has freed the blocks and nothing is held.
+    `finished`: those tokens ended every sequence; the engine has freed the blocks and nothing is held. The KV of
+    `cached_tokens` of the prompt was there already and was not computed.
     """
 
     state: PromptState
     finished: bool
     seconds: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,16 @@ class PooledPrompt:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left."""
+    """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
+
+    `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
+    """
 
     tokens: tuple[TokenOutput, ...] = ()
     prefilled: tuple[Prefilled, ...] = ()
     failed: tuple[tuple[str, Exception], ...] = ()
     first_steps: tuple[tuple[str, float], ...] = ()
+    cached: tuple[tuple[str, int], ...] = ()
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()
@@ -129,6 +139,26 @@ class Blocks(Protocol):
     @property
     def num_cached(self) -> int:
         """Blocks kept only because they may be wanted again."""
+        ...
+
+    @property
+    def tokens_sought(self) -> int:
+        """Tokens that prompts looked for among the cached ones since the start."""
+        ...
+
+    @property
+    def tokens_found(self) -> int:
+        """Those of them that were there."""
+        ...
+
+    def chain(self, state: PromptState) -> PrefixChain:
+        """Return the names of a prompt's blocks; none where nothing is cached, or for a probe."""
+        ...
+
+    def take(
+        self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False
+    ) -> tuple[tuple[int, ...], int]:
+        """As `allocate`, with those that hold a leading part of `prefix` first, not to be written; say how many."""
         ...
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:

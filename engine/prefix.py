@@ -53,6 +53,10 @@ class PrefixChain:
         """Return how many blocks of `num_tokens` tokens have a name."""
         return 0 if self._block_size is None else num_tokens // self._block_size
 
+    def num_tokens(self, num_blocks: int) -> int:
+        """Return how many tokens that many named blocks hold."""
+        return 0 if self._block_size is None else num_blocks * self._block_size
+
     def names(self, token_ids: Sequence[int], num_tokens: int) -> list[BlockName]:
         """Return the names of the full blocks among the first `num_tokens` of `token_ids`, in order."""
         wanted = self.num_full(num_tokens)

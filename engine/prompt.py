@@ -7,10 +7,12 @@ waiting --start--> stem computes the prompt --fork--> live sequences generate, s
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from engine.blocks import BlockPool
 from engine.ending import finish_of
+from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence
 from wire.types import FinishReason, PromptState, TokenOutput
 
@@ -25,27 +27,32 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock."""
+    """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock.
+
+    `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
+    """
 
     state: PromptState
     age: int
     hold: bool
     sequences: tuple[Sequence, ...]
     stem: Sequence | None
+    chain: PrefixChain
+    num_cached: int = 0
     started_at: float | None = None
     admitted_at: float | None = None
 
     @classmethod
-    def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int) -> "Prompt":
+    def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
         """Make the prompt as it waits; sequences that its outputs have finished are marked so."""
         outputs = state.outputs + ((),) * (state.params.num_sequences - len(state.outputs))
-        sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids)) for done in outputs)
+        sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids), chain) for done in outputs)
         for sequence in sequences:
             ending = finish_of(
                 sequence.outputs, state.params, prompt_length=sequence.prompt_length, max_model_len=max_model_len
             )
             sequence.finish = ending[0] if ending else None
-        return cls(state, age, hold, sequences, stem=_stem_of(state))
+        return cls(state, age, hold, sequences, _stem_of(state, chain), chain)
 
     @property
     def live(self) -> list[Sequence]:
@@ -77,27 +84,43 @@ class Prompt:
             if sequence.finish is None:
                 yield Run(sequence, (i,))
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether KV that is there already may stand for the prompt's: not where its tokens' logits are wanted."""
+        return self.state.params.prompt_logprobs is None
+
+    @property
+    def prefix(self) -> list[BlockName]:
+        """The names of the blocks that may be found at the start."""
+        return self.stem.prefix if self.stem is not None and self.uses_cache else []
+
     def start(self, blocks: BlockPool, block_size: int, now: float) -> None:
-        """Take all blocks of the prompt. Raises NoCapacity, unchanged."""
+        """Take all blocks of the prompt, those that hold its prefix already first. Raises NoCapacity, unchanged."""
         assert self.stem is not None, "a prompt starts with its stem"
         num_blocks = -(-len(self.stem.token_ids) // block_size)
-        self.stem.block_ids = list(blocks.allocate(num_blocks, probe=self.state.probe))
-        self.started_at = now if self.started_at is None else self.started_at
+        self.stem.take(num_blocks, blocks, uses_cache=self.uses_cache, probe=self.state.probe)
+        if self.started_at is None:
+            self.started_at, self.num_cached = now, self.stem.num_cached
+
+    def receive(self, block_ids: Many[int], blocks: BlockPool) -> None:
+        """The prompt's KV, whole and verified, lies in these blocks, whose references come with it."""
+        assert self.stem is not None, "a prompt is received before it starts"
+        self.stem.block_ids = list(block_ids)
+        self.stem.advance(self.stem.remaining, blocks)
+        self.fork(blocks)
 
     def fork(self, blocks: BlockPool) -> None:
         """The prompt's KV is whole: every live sequence shares its blocks, the stem is done."""
         assert self.stem is not None, "a prompt forks once"
         for sequence in self.live:
-            blocks.retain(self.stem.block_ids)
-            sequence.block_ids = list(self.stem.block_ids)
-            sequence.num_computed = sequence.prompt_length
+            sequence.share(self.stem, blocks)
         self.stem.drop(blocks)
         self.stem = None
 
     def drop(self, blocks: BlockPool) -> None:
         """Release every block; what is left are token ids, and a fresh stem to compute them again."""
         self.free(blocks)
-        self.stem = _stem_of(self.state)
+        self.stem = _stem_of(self.state, self.chain)
 
     def free(self, blocks: BlockPool) -> None:
         """Release every block."""
@@ -116,5 +139,5 @@ class Prompt:
         return sequence.num_outputs == 0 and (self.hold or sequence.finish is None)
 
 
-def _stem_of(state: PromptState) -> Sequence:
-    return Sequence(list(state.token_ids), len(state.token_ids))
+def _stem_of(state: PromptState, chain: PrefixChain) -> Sequence:
+    return Sequence(list(state.token_ids), len(state.token_ids), chain)

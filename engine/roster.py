@@ -166,7 +166,8 @@ class Roster:
         growing = sum(len(other.live) for other in running if not other.hold)
         if seats < len(prompt.live) or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
             return False
-        return self._blocks_to_start(prompt) + growing <= self._blocks.num_free
+        missing = self._blocks_to_start(prompt) + growing - self._blocks.num_free
+        return missing <= 0 or missing <= self._blocks.num_shareable(prompt.prefix)
 
     def _blocks_to_start(self, prompt: Prompt) -> int:
         outputs = [] if prompt.hold else [sequence.num_outputs for sequence in prompt.live]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
 from engine.interface import BatchSequence, Model
+from engine.prefix import BlockName, PrefixChain
 from wire.types import FinishReason
 
 
@@ -12,12 +13,16 @@ class Sequence:
     """Mutable, owned by the core. KV of tokens [0, num_computed) lies in `block_ids`.
 
     While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
-    token is sampled. Without blocks (not started, dropped, ended) it is only its token ids.
+    token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
+    its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
     """
 
     token_ids: list[int]
     prompt_length: int
+    chain: PrefixChain
     num_computed: int = 0
+    num_named: int = 0
+    num_cached: int = 0
     block_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
@@ -35,6 +40,44 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens whose KV is to be computed before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_announced(self) -> int:
+        """Tokens whose KV a receiver has heard of: what was found here is announced with the first chunk computed."""
+        return 0 if self.num_computed == self.num_cached else self.num_computed
+
+    def take(self, num_blocks: int, blocks: BlockPool, *, uses_cache: bool, probe: bool) -> None:
+        """Start with `num_blocks`, the prefix that is held already first. Raises NoCapacity, unchanged.
+
+        At least one token is left to compute: the next one needs its logits.
+        """
+        prefix = self.prefix if uses_cache else ()
+        block_ids, self.num_named = blocks.take(num_blocks, prefix, probe=probe)
+        self.block_ids = list(block_ids)
+        self.num_computed = self.num_cached = self.chain.num_tokens(self.num_named)
+
+    @property
+    def prefix(self) -> list[BlockName]:
+        """The names of the full blocks that may be found instead of computed."""
+        return self.chain.names(self.token_ids, len(self.token_ids) - 1)
+
+    def advance(self, count: int, blocks: BlockPool) -> None:
+        """The KV of the next `count` tokens is there: full blocks of it are found by name from now on."""
+        self.num_computed += count
+        for index in range(self.num_named, self.chain.num_full(self.num_computed)):
+            blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
+            self.num_named = index + 1
+
+    def share(self, stem: "Sequence", blocks: BlockPool) -> None:
+        """Start with the KV of the prompt that `stem` has computed, and what is held of the outputs so far."""
+        self.chain = stem.chain.fork()
+        num_full = self.chain.num_full(self.prompt_length)
+        found = blocks.find(self.prefix[num_full:])
+        shared = stem.block_ids[:num_full] if found else stem.block_ids
+        blocks.retain(shared)
+        self.block_ids = [*shared, *found]
+        self.num_named = num_full + len(found)
+        self.num_computed = self.chain.num_tokens(self.num_named) if found else self.prompt_length
 
     def blocks_missing(self, count: int, blocks: BlockPool, block_size: int) -> int:
         """Return how many blocks must be allocated before the next `count` tokens can be written."""
@@ -65,7 +108,7 @@ class Sequence:
         """Release the blocks: the sequence is its token ids again."""
         blocks.release(self.block_ids)
         self.block_ids = []
-        self.num_computed = 0
+        self.num_computed = self.num_named = self.num_cached = 0
 
     def _writes_into_shared(self, blocks: BlockPool, block_size: int) -> bool:
         index = self.num_computed // block_size

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.core import EngineCore
 from engine.fake import FakeConfig, FakeModel, expected_tokens
@@ -36,13 +37,15 @@ class Answers:
 
 @contextmanager
 def engine(
-    config: FakeConfig = CONFIG, *, seqs: int = 16, tokens: int = 64, chunk: int = 32
+    config: FakeConfig = CONFIG, *, seqs: int = 16, tokens: int = 64, chunk: int = 32, **options: Any
 ) -> Iterator[tuple[EngineCore, FakeModel]]:
+    """Make an engine on a fake model; `options` are more of EngineCore's."""
     model = FakeModel(config)
     ticks = iter(range(10**9))
     core = EngineCore(
-        model, max_num_seqs=seqs, max_num_batched_tokens=tokens, prefill_chunk_size=chunk, clock=lambda: next(ticks)
-    )
+        model, max_num_seqs=seqs, max_num_batched_tokens=tokens, prefill_chunk_size=chunk, clock=lambda: next(ticks),
+        **options,
+    )  # fmt: skip
     try:
         yield core, model
         core.blocks.check()

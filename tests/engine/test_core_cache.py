@@ -1,0 +1,250 @@
+"""The engine core's prefix cache: what is not computed a second time, by whom it may be used, and equal answers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from engine.core import EngineCore
+from engine.fake import FakeModel
+from engine.interface import Chunk, Pending, StepBatch
+from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
+from wire.types import PromptState
+
+CACHED = replace(CONFIG, block_size=16, num_blocks=24, max_model_len=200)
+
+
+class Counted:
+    """How many tokens a model has computed."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.tokens, self._launch = 0, model.launch
+        model.launch = self.launch  # type: ignore[assignment,method-assign]
+
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+        self.tokens += len(batch.token_ids)
+        return self._launch(batch, layer_done)
+
+    def since(self) -> int:
+        """Return how many since the last call."""
+        tokens, self.tokens = self.tokens, 0
+        return tokens
+
+
+@contextmanager
+def counted(**options: object) -> Iterator[tuple[EngineCore, Counted]]:
+    with engine(replace(CACHED, **options.pop("config", {})), **options) as (core, model):  # type: ignore[arg-type]
+        yield core, Counted(model)
+
+
+def answer(core: EngineCore, state: PromptState) -> list[int]:
+    """Run a prompt alone to its end and return its tokens, which must be those of the reference."""
+    core.add(state)
+    answers = run(core)
+    assert answers.failed == []
+    assert core.blocks.num_used == 0
+    assert answers.tokens[state.prompt_id, 0] == wanted(state, 0, CACHED)
+    return answers.tokens[state.prompt_id, 0]
+
+
+def test_a_prompt_seen_before_is_computed_from_where_it_is_new() -> None:
+    with counted() as (core, computed):
+        first = prompt("p", 40, max_tokens=1)
+        answer(core, first)
+        assert computed.since() == 40
+
+        answer(core, replace(first, prompt_id="same"))
+        assert computed.since() == 40 - 32
+        answer(core, replace(first, prompt_id="longer", token_ids=(*first.token_ids, *range(30))))
+        assert computed.since() == 70 - 32
+        answer(core, replace(first, prompt_id="other", token_ids=(7, *first.token_ids[1:])))
+        assert computed.since() == 40
+
+
+def test_the_last_token_is_computed_even_where_all_is_held() -> None:
+    with counted() as (core, computed):
+        state = prompt("p", 48, max_tokens=1)
+        answer(core, state)
+        computed.since()
+
+        answer(core, replace(state, prompt_id="again"))
+        assert computed.since() == 16
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
+    with counted() as (core, computed):
+        turn = prompt("turn", 20, max_tokens=30)
+        told = answer(core, turn)
+        computed.since()
+
+        answer(core, replace(turn, prompt_id="next", token_ids=(*turn.token_ids, *told, 5, 6, 7)))
+        assert computed.since() == 53 - 48 + 29
+
+
+def test_tenants_share_nothing() -> None:
+    with counted() as (core, computed):
+        state = replace(prompt("p", 40, max_tokens=1), cache_salt="one")
+        answer(core, state)
+        computed.since()
+
+        answer(core, replace(state, prompt_id="q", cache_salt="two"))
+        assert computed.since() == 40
+        answer(core, replace(state, prompt_id="r"))
+        assert computed.since() == 8
+
+
+def test_prompts_share_blocks_while_both_run() -> None:
+    with counted() as (core, _):
+        state = prompt("p", 40, max_tokens=20, n=2, temperature=1.0, seed=3)
+        core.add(state)
+        answers = Answers()
+        for _ in range(3):
+            answers.take(core.step().tokens)
+        before = core.blocks.num_used
+        core.add(replace(state, prompt_id="twin"))
+        answers.take(core.step().tokens)
+
+        assert core.blocks.num_used == before + 1
+        run(core, answers)
+        for name in ("p", "twin"):
+            assert [answers.tokens[name, i] for i in (0, 1)] == [wanted(state, i, CACHED) for i in (0, 1)]
+
+
+def test_a_probe_neither_uses_the_cache_nor_fills_it() -> None:
+    with counted() as (core, computed):
+        state = prompt("p", 40, max_tokens=1)
+        answer(core, replace(state, prompt_id="probe", probe=True))
+        assert (computed.since(), core.blocks.num_cached) == (40, 0)
+        answer(core, state)
+        answer(core, replace(state, prompt_id="probe", probe=True))
+
+        assert computed.since() == 80
+        assert (core.blocks.tokens_sought, core.blocks.tokens_found) == (32, 0)
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole() -> None:
+    with counted() as (core, computed):
+        state = prompt("p", 40, max_tokens=1)
+        answer(core, state)
+        computed.since()
+
+        core.add(replace(state, prompt_id="q", params=replace(state.params, prompt_logprobs=0)))
+        run(core)
+        assert computed.since() == 40
+
+
+@pytest.mark.parametrize(
+    "off", [{"prefix_caching": False}, {"config": {"block_size": 8}}], ids=["flag", "small blocks"]
+)
+def test_off_keeps_nothing(off: dict[str, object]) -> None:
+    with counted(**off) as (core, computed):
+        state = prompt("p", 40, max_tokens=1)
+        answer(core, state)
+        answer(core, replace(state, prompt_id="again"))
+
+        assert (computed.since(), core.blocks.num_cached) == (80, 0)
+
+
+def test_cached_blocks_make_room_for_who_needs_them() -> None:
+    with counted(config={"num_blocks": 4}) as (core, computed):
+        answer(core, prompt("old", 50, max_tokens=10))
+        assert core.blocks.num_cached == 3
+        answer(core, prompt("new", 60, max_tokens=5))
+        assert core.load().preemptions == 0
+        computed.since()
+
+        answer(core, replace(prompt("new", 60, max_tokens=5), prompt_id="new again"))
+        assert computed.since() == 60 - 48 + 4
+
+
+def test_a_prompt_starts_in_a_full_pool_where_others_hold_most_of_it() -> None:
+    with counted(config={"num_blocks": 6}) as (core, _):
+        state = prompt("p", 64, max_tokens=9)
+        core.add(state)
+        answers = Answers()
+        for _ in range(4):
+            answers.take(core.step().tokens)
+        assert core.blocks.num_free == 1
+        core.add(replace(state, prompt_id="twin", token_ids=state.token_ids[:49]))
+        answers.take(core.step().tokens)
+        assert core.load().waiting == 1  # a block is left for the first
+        core.cancel("p")
+        answers.take(core.step().tokens)
+        assert (core.load().waiting, core.load().running) == (0, 1)
+
+        run(core, answers)
+        assert answers.tokens["twin", 0] == wanted(replace(state, token_ids=state.token_ids[:49]), 0, CACHED)
+
+
+def test_how_many_tokens_were_cached_is_told_with_the_first_token() -> None:
+    with counted() as (core, _):
+        state = prompt("p", 40, max_tokens=3)
+        core.add(state)
+        assert [core.step().cached for _ in range(4)] == [()] * 4
+        core.add(replace(state, prompt_id="q"))
+        assert [core.step().cached for _ in range(4)] == [(("q", 32),), (), (), ()]
+        core.add(replace(state, prompt_id="h"), hold=True)
+        (held,) = core.step().prefilled
+        core.release("h")
+
+        assert held.cached_tokens == 32
+
+
+def test_held_prompts_announce_what_was_cached_with_their_first_chunk() -> None:
+    with counted(chunk=10) as (core, _):
+        answer(core, prompt("p", 40, max_tokens=1))
+        told: list[Chunk] = []
+        longer = replace(prompt("p", 40), prompt_id="h", token_ids=(*prompt("p", 40).token_ids, *range(20)))
+        core.add(longer, hold=True)
+        while not core.load().held_prompts:
+            core.step(lambda layer, chunks: told.extend(chunks))
+
+        assert [(chunk.start, chunk.end) for chunk in told] == [
+            (0, 42), (0, 42), (42, 52), (42, 52), (52, 60), (52, 60)
+        ]  # fmt: skip
+        assert all(len(chunk.block_ids) == 4 for chunk in told)
+        core.release("h")
+
+
+def test_a_resumed_sequence_finds_its_outputs_too() -> None:
+    with counted() as (core, computed):
+        state = prompt("p", 40, max_tokens=40)
+        tokens = answer(core, state)
+        computed.since()
+
+        core.add(replace(state, prompt_id="resumed", outputs=(tuple(tokens[:30]),)))
+        answers = run(core, Answers({("resumed", 0): tokens[:30]}))
+        assert answers.tokens["resumed", 0] == tokens
+        assert computed.since() == (40 - 32) + (70 - 64) + 9
+
+
+def test_a_received_prompt_is_found_by_the_next_one() -> None:
+    state = prompt("p", 40, max_tokens=6)
+    with counted() as (core, computed):
+        answer(core, replace(state, prompt_id="elsewhere"))
+        block_ids, num_held = core.blocks.take(3, ())
+        assert num_held == 0
+        for source in (2, 1, 0):  # as if another instance had sent them; block 2 is the first of the fresh ones
+            core._model.copy_block(source, block_ids[source])
+        received = replace(state, cache_salt="t", outputs=((wanted(state, 0, CACHED)[0],),))
+        core.admit(received, block_ids)
+        answers = run(core, Answers({("p", 0): list(received.outputs[0])}))
+        assert answers.tokens["p", 0] == wanted(state, 0, CACHED)
+        computed.since()
+
+        answer(core, replace(state, prompt_id="next", cache_salt="t"))
+        assert computed.since() == 8 + 5
+
+
+def test_a_step_that_fails_leaves_no_name_of_what_it_did_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted() as (core, computed):
+        state = prompt("p", 40, max_tokens=1)
+        core.add(state)
+        with monkeypatch.context() as patch:
+            patch.setattr(core._model, "launch", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
+            assert [name for name, _ in core.step().failed] == ["p"]
+
+        assert (core.blocks.num_cached, core.blocks.num_used) == (0, 0)
+        answer(core, state)
+        assert computed.since() == 40
