@@ -106,7 +106,7 @@ def _checked(path: Path) -> EngineLibrary:
 
 ENGINE = Recipe(
     "engine",
-    ("isa.c", "threads.c"),
+    ("isa.c", "threads.c", "linear.c", "layer.c"),
     _checked,
     flags=(*FLAGS, "-fno-math-errno", "-pthread"),
     libraries=("-lm",),

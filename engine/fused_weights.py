@@ -1,0 +1,95 @@
+"""Weights packed for the native kernels: one piece of memory in huge pages, filled layer by layer.
+
+A linear layer's own weight is freed once it is packed, so that no second copy stays.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from engine.fused_structs import FORMATS, PAIR, PANEL, Finish, Functions, Linear, Packing, address, padded
+from native.engine_library import Threads
+
+_ALIGNMENT = 2 << 20  # of a huge page
+_LINE = 64
+
+
+class PackedMemory:
+    """Owns the memory of packed weights; pages are taken as they are written."""
+
+    def __init__(self, num_bytes: int, functions: Functions, threads: Threads) -> None:
+        """`num_bytes` is the sum of `packed_bytes` of all that will be packed."""
+        self._map = mmap.mmap(-1, num_bytes + 2 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._next = padded(start, _ALIGNMENT)
+        self._end = self._next + num_bytes
+        self._functions, self._threads = functions, threads
+        self._kept: list[torch.Tensor] = []
+
+    def pack(self, weights: Sequence[nn.Linear], finish: Finish) -> Linear:
+        """Return linear layers over the same rows as one product; each begins at a panel of its own.
+
+        With GATED_SILU the two layers' panels alternate. The weights must be contiguous.
+        """
+        first, gated = weights[0].weight, finish is Finish.GATED_SILU
+        place = self._take(packed_bytes(weights))
+        panels = 0
+        for index, linear in enumerate(weights):
+            columns, k = linear.weight.shape
+            start, step = (index, 2) if gated else (panels, 1)
+            source = linear.weight.detach().contiguous()
+            packing = Packing(place, source.data_ptr(), columns, k, start, step, FORMATS[source.dtype])
+            self._functions.pack(self._threads.address, address(packing))
+            panels += num_panels(columns)
+        bias = self._bias(weights, gated)
+        return Linear(place, bias, first.shape[1], panels * PANEL, FORMATS[first.dtype], finish)
+
+    def keep(self, values: torch.Tensor) -> int:
+        """Return the address of a copy of a vector as float32, zeros up to a multiple of 32."""
+        copy = torch.zeros(padded(values.shape[0], PAIR), dtype=torch.float32)
+        copy[: values.shape[0]] = values.detach()
+        self._kept.append(copy)
+        return copy.data_ptr()
+
+    def _take(self, num_bytes: int) -> int:
+        place, self._next = self._next, self._next + num_bytes
+        assert self._next <= self._end, "more is packed than was asked for"
+        return place
+
+    def _bias(self, weights: Sequence[nn.Linear], gated: bool) -> int | None:
+        if all(linear.bias is None for linear in weights):
+            return None
+        parts = [_panels_of_bias(linear) for linear in weights]
+        return self.keep(torch.stack(parts, dim=1).flatten() if gated else torch.cat(parts).flatten())
+
+
+def packed_bytes(weights: Sequence[nn.Linear]) -> int:
+    """Return how much memory `PackedMemory.pack` takes."""
+    panels = padded(sum(num_panels(linear.weight.shape[0]) for linear in weights), PAIR // PANEL)
+    size = panels * PANEL * weights[0].weight.shape[1] * weights[0].weight.element_size()
+    return padded(size, _LINE)
+
+
+def num_panels(columns: int) -> int:
+    """Return how many panels so many columns fill."""
+    return -(-columns // PANEL)
+
+
+def free(module: nn.Module) -> None:
+    """Let a packed layer's own weights go."""
+    for name, parameter in [*module.named_parameters(recurse=False)]:
+        setattr(module, name, nn.Parameter(parameter.new_empty(0), requires_grad=False))
+
+
+def _panels_of_bias(linear: nn.Linear) -> torch.Tensor:
+    """Return [panels, 16]; zeros where there is no bias."""
+    columns = linear.weight.shape[0]
+    values = torch.zeros(num_panels(columns) * PANEL, dtype=torch.float32)
+    if linear.bias is not None:
+        values[:columns] = linear.bias.detach()
+    return values.view(-1, PANEL)

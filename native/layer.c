@@ -1,0 +1,190 @@
+#include "layer.h"
+
+#include <string.h>
+
+/* One thread's view of a running program. */
+struct worker_view {
+    struct threads *threads;
+    const struct decoder *decoder;
+    const struct step *step;
+    const struct linear_kernel *kernel;
+    unsigned thread, count;
+};
+
+struct program {
+    struct threads *threads;
+    const struct decoder *decoder;
+    const struct step *step;
+    const struct instruction *instructions;
+    size_t count;
+};
+
+static inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+static inline size_t part(size_t total, const struct worker_view *view, unsigned index) {
+    return total * index / view->count;
+}
+
+static void barrier(const struct worker_view *view) { threads_barrier(view->threads, (int)view->count); }
+
+/* Normalise rows [0, num_rows) of `from`, or those that `chosen` names, and return where they are.
+ *
+ * Few rows are done by every thread for itself: that is quicker than waiting for one another.
+ */
+static const float *normalise(const struct worker_view *view, const float *from, const int64_t *chosen,
+                              size_t num_rows, const float *weight) {
+    const struct step *step = view->step;
+    size_t stride = step->hidden_stride, size = round_up(view->decoder->hidden, PANEL);
+    int alone = num_rows <= SCRATCH_ROWS;
+    float *to = step->scratch + (alone ? view->thread * SCRATCH_ROWS * stride : 0);
+    size_t row = alone ? 0 : part(num_rows, view, view->thread);
+    size_t end = alone ? num_rows : part(num_rows, view, view->thread + 1);
+    for (; row < end; row++)
+        view->kernel->norm(from + (size_t)(chosen ? chosen[row] : (int64_t)row) * stride, weight, to + row * stride, size,
+                           view->decoder->hidden, view->decoder->epsilon, (int)view->decoder->rounded);
+    if (!alone) barrier(view);
+    return to;
+}
+
+static void multiply(const struct worker_view *view, const struct linear *linear, const float *rows, size_t stride,
+                     size_t num_rows, float *out, size_t out_stride) {
+    linear_run(linear, view->kernel, rows, stride, num_rows, out, out_stride, (int)view->decoder->rounded, view->thread,
+               view->count);
+    barrier(view);
+}
+
+static void write_head(const struct worker_view *view, void *pool, int64_t slot, size_t head, const float *from) {
+    const struct decoder *decoder = view->decoder;
+    size_t at = ((size_t)slot * decoder->num_kv_heads + head) * decoder->head_dim;
+    if (decoder->pool_format == FORMAT_BFLOAT16)
+        view->kernel->narrow((uint16_t *)pool + at, from, decoder->head_dim);
+    else
+        memcpy((float *)pool + at, from, decoder->head_dim * sizeof(float));
+}
+
+/* Turn one query or key head of a row, after its norm where the model has one; write keys and values to their slot. */
+static void place_head(const struct worker_view *view, const struct layer *layer, size_t row, size_t head) {
+    const struct decoder *decoder = view->decoder;
+    const struct step *step = view->step;
+    size_t dim = decoder->head_dim, kv_heads = decoder->num_kv_heads;
+    float *qkv = step->qkv + row * step->qkv_stride;
+    if (head >= decoder->num_heads + kv_heads) {
+        size_t value = head - decoder->num_heads - kv_heads;
+        write_head(view, layer->values, step->slots[row], value, qkv + decoder->value_column + value * dim);
+        return;
+    }
+    int is_key = head >= decoder->num_heads;
+    size_t key = head - decoder->num_heads;
+    float *at = is_key ? qkv + decoder->key_column + key * dim : qkv + head * dim;
+    const float *norm = is_key ? layer->key_norm : layer->query_norm;
+    if (norm != NULL) view->kernel->norm(at, norm, at, dim, dim, decoder->epsilon, (int)decoder->rounded);
+    size_t angle = (size_t)step->positions[row] * (dim / 2);
+    view->kernel->rotate(at, step->cosine + angle, step->sine + angle, dim, (int)decoder->rounded);
+    if (is_key) write_head(view, layer->keys, step->slots[row], key, at);
+}
+
+static void enter(const struct worker_view *view, const struct layer *layer) {
+    const struct step *step = view->step;
+    const float *normed = normalise(view, step->x, NULL, step->num_rows, layer->input_norm);
+    multiply(view, &layer->qkv, normed, step->hidden_stride, step->num_rows, step->qkv, step->qkv_stride);
+    size_t heads = view->decoder->num_heads + 2 * view->decoder->num_kv_heads, total = heads * step->num_rows;
+    for (size_t i = part(total, view, view->thread); i < part(total, view, view->thread + 1); i++)
+        place_head(view, layer, i / heads, i % heads);
+    barrier(view);
+}
+
+static void out(const struct worker_view *view, const struct layer *layer) {
+    const struct step *step = view->step;
+    float *to = view->decoder->partial ? step->partial : step->x;
+    multiply(view, &layer->out, step->attended, step->attended_stride, step->num_rows, to, step->hidden_stride);
+}
+
+static void mlp(const struct worker_view *view, const struct layer *layer) {
+    const struct step *step = view->step;
+    float *to = view->decoder->partial ? step->partial : step->x;
+    const float *normed = normalise(view, step->x, NULL, step->num_rows, layer->post_norm);
+    multiply(view, &layer->gate_up, normed, step->hidden_stride, step->num_rows, step->inner, step->inner_stride);
+    multiply(view, &layer->down, step->inner, step->inner_stride, step->num_rows, to, step->hidden_stride);
+}
+
+static void add(const struct worker_view *view) {
+    const struct step *step = view->step;
+    size_t size = round_up(view->decoder->hidden, PANEL);
+    for (size_t row = part(step->num_rows, view, view->thread); row < part(step->num_rows, view, view->thread + 1); row++)
+        view->kernel->add(step->x + row * step->hidden_stride, step->partial + row * step->hidden_stride, size,
+                          (int)view->decoder->rounded);
+    barrier(view);
+}
+
+static void head(const struct worker_view *view) {
+    const struct step *step = view->step;
+    const float *normed = normalise(view, step->x, step->sample_rows, step->num_samples, view->decoder->final_norm);
+    multiply(view, &view->decoder->head, normed, step->hidden_stride, step->num_samples, step->logits,
+             step->logits_stride);
+}
+
+static void notify(const struct worker_view *view, uint32_t layer) {
+    if (view->thread == 0 && view->step->notify != NULL) view->step->notify(layer);
+}
+
+static void run_one(const struct worker_view *view, const struct instruction *instruction) {
+    const struct layer *layer = &view->decoder->layers[instruction->layer];
+    switch (instruction->operation) {
+        case OP_ENTER: enter(view, layer); break;
+        case OP_NOTIFY: notify(view, instruction->layer); break;
+        case OP_OUT: out(view, layer); break;
+        case OP_MLP: mlp(view, layer); break;
+        case OP_ADD: add(view); break;
+        case OP_HEAD: head(view); break;
+    }
+}
+
+static void run_program(void *context, int thread, int count) {
+    const struct program *program = context;
+    struct worker_view view = {
+        program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads)),
+        (unsigned)thread, (unsigned)count,
+    };
+    for (size_t i = 0; i < program->count; i++) run_one(&view, &program->instructions[i]);
+}
+
+int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
+                const struct instruction *instructions, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (instructions[i].operation >= NUM_OPERATIONS || instructions[i].layer >= decoder->num_layers)
+            return (int)instructions[i].operation;
+    struct program program = {threads, decoder, step, instructions, count};
+    threads_run(threads, run_program, &program);
+    return NUM_OPERATIONS;
+}
+
+static void pack_part(void *context, int thread, int count) {
+    const struct packing *packing = context;
+    size_t panels = (packing->columns + PANEL - 1) / PANEL;
+    linear_pack(packing, panels * (size_t)thread / (size_t)count, panels * ((size_t)thread + 1) / (size_t)count);
+}
+
+void decoder_pack(struct threads *threads, const struct packing *packing) {
+    threads_run(threads, pack_part, (void *)packing);
+}
+
+struct embedding {
+    const struct linear *head;
+    const int64_t *tokens;
+    size_t num_rows, stride;
+    float *x;
+};
+
+static void embed_part(void *context, int thread, int count) {
+    const struct embedding *embedding = context;
+    size_t row = embedding->num_rows * (size_t)thread / (size_t)count;
+    size_t end = embedding->num_rows * ((size_t)thread + 1) / (size_t)count;
+    for (; row < end; row++)
+        linear_unpack_row(embedding->head, (size_t)embedding->tokens[row], embedding->x + row * embedding->stride);
+}
+
+void decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
+                   size_t stride) {
+    struct embedding embedding = {head, tokens, num_rows, stride, x};
+    threads_run(threads, embed_part, &embedding);
+}

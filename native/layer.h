@@ -1,0 +1,63 @@
+/* Decoder layers of the Llama family, run as a short program of operations by a team of threads.
+ *
+ *     x [rows][hidden] --ENTER: norm, q k v, head norms, rotation, KV write--> q --[NOTIFY]--ATTEND--> attended
+ *       --OUT: output product--> x --MLP: norm, gate and up, silu, down--> x ... --HEAD: norm, logits of chosen rows
+ *
+ * Values are float32; with `rounded` each one that transformers keeps in bfloat16 is rounded to it. With `partial`
+ * OUT and MLP leave their product in `step.partial` (a rank's share, to be summed over the ranks), and ADD adds it.
+ * Who calls gives all memory. Structs are mirrored in engine/fused_structs.py.
+ */
+
+#ifndef NATIVE_LAYER_H
+#define NATIVE_LAYER_H
+
+#include "linear.h"
+#include "threads.h"
+
+enum operation { OP_ENTER, OP_NOTIFY, OP_ATTEND, OP_OUT, OP_MLP, OP_ADD, OP_HEAD, NUM_OPERATIONS };
+
+struct instruction {
+    uint32_t operation, layer;
+};
+
+/* One layer's weights and its part of the pool. Norm weights have `hidden` rounded up to 16 floats. */
+struct layer {
+    struct linear qkv, out, gate_up, down;
+    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
+    void *keys, *values; /* [num_slots][kv_heads][head_dim] */
+};
+
+/* What all layers share. Queries begin at column 0 of a row of `qkv`, keys and values where it is said. */
+struct decoder {
+    const struct layer *layers;
+    const float *final_norm;
+    struct linear head;
+    uint32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, key_column, value_column;
+    uint32_t rounded, partial, pool_format;
+    float epsilon;
+};
+
+/* One step's memory; strides in floats. `scratch` has count * SCRATCH_ROWS or `num_rows` rows, whichever is more. */
+struct step {
+    uint32_t num_rows, num_samples;
+    uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride, padding;
+    float *x, *scratch, *qkv, *attended, *inner, *partial, *logits;
+    const float *cosine, *sine; /* [positions][head_dim / 2] */
+    const int64_t *positions, *slots, *sample_rows;
+    void (*notify)(uint32_t layer); /* called by the caller's thread, between the layer's KV write and its attention */
+};
+
+enum { SCRATCH_ROWS = 16 };
+
+/* Run `count` instructions in order. Returns the first operation that is not known, or NUM_OPERATIONS. */
+int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
+                const struct instruction *instructions, size_t count);
+
+/* Pack weights with all threads. */
+void decoder_pack(struct threads *threads, const struct packing *packing);
+
+/* Write the embeddings of `tokens` from the packed `head` into rows of x. */
+void decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
+                   size_t stride);
+
+#endif

@@ -1,0 +1,91 @@
+/* Packing weights, and dealing a product's tiles to threads. The arithmetic is in linear_kernels.h. */
+
+#include "linear.h"
+
+#include <string.h>
+
+enum { AHEAD = 4096 }; /* bytes that weights are fetched before they are multiplied: one page */
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float widen_one(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t narrow_one(float value) {
+    uint32_t bits = bits_of(value);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float round_one(float value) { return widen_one(narrow_one(value)); }
+
+#include "linear_isa.h"
+
+const struct linear_kernel *linear_kernel_of(enum isa isa) {
+#if defined(__x86_64__)
+    if (isa >= ISA_AVX512) return &kernel_avx512;
+    if (isa == ISA_AVX2) return &kernel_avx2;
+#endif
+    (void)isa;
+    return &kernel_plain;
+}
+
+static void pack_panel(const struct packing *packing, size_t number) {
+    size_t k = packing->k, column = number * PANEL, panel = packing->first + number * packing->step;
+    size_t base = panel / 2 * k * PAIR, side = panel % 2, item = packing->format == FORMAT_FLOAT32 ? 4 : 2;
+    size_t columns = column + PANEL <= packing->columns ? PANEL : packing->columns - column, together = 4 / item;
+    uint8_t *to = (uint8_t *)packing->packed + base * item + side * PANEL * 4;
+    const uint8_t *from = (const uint8_t *)packing->source + column * k * item;
+    for (size_t i = 0; i < k; i += together, to += PAIR * 4) {
+        for (size_t lane = 0; lane < columns; lane++) memcpy(to + lane * 4, from + (lane * k + i) * item, 4);
+        memset(to + columns * 4, 0, (PANEL - columns) * 4);
+    }
+}
+
+void linear_pack(const struct packing *packing, size_t start, size_t end) {
+    for (size_t number = start; number < end; number++) pack_panel(packing, number);
+}
+
+void linear_unpack_row(const struct linear *linear, size_t column, float *row) {
+    size_t panel = column / PANEL, lane = column % PANEL, base = panel / 2 * linear->k * PAIR, side = panel % 2;
+    if (linear->format == FORMAT_FLOAT32) {
+        const float *from = (const float *)linear->weights + base + side * PANEL + lane;
+        for (size_t i = 0; i < linear->k; i++) row[i] = from[i * PAIR];
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)linear->weights + base + side * 2 * PANEL + 2 * lane;
+    for (size_t i = 0; i < linear->k; i++) row[i] = widen_one(from[i / 2 * 2 * PAIR + i % 2]);
+}
+
+/* Part `index` of `count` even parts of `total`. */
+static size_t cut(size_t total, size_t index, size_t count) { return total * index / count; }
+
+static void run_block(const struct linear *linear, const struct linear_kernel *kernel, size_t pair, const float *rows,
+                      size_t stride, size_t num_rows, float *out, size_t out_stride, int rounded) {
+    _Alignas(64) float sums[TILE_ROWS * PAIR];
+    size_t num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (size_t tile = 0; tile < num_tiles; tile++) {
+        size_t row = cut(num_rows, tile, num_tiles), end = cut(num_rows, tile + 1, num_tiles);
+        kernel->tile(linear, pair, rows + row * stride, stride, (unsigned)(end - row), sums);
+        kernel->finish(linear, pair, sums, (unsigned)(end - row), out + row * out_stride, out_stride, rounded);
+    }
+}
+
+void linear_run(const struct linear *linear, const struct linear_kernel *kernel, const float *rows, size_t stride,
+                size_t num_rows, float *out, size_t out_stride, int rounded, unsigned thread, unsigned num_threads) {
+    size_t num_pairs = (linear->n + PAIR - 1) / PAIR, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    size_t unit = cut(num_pairs * num_blocks, thread, num_threads);
+    size_t last = cut(num_pairs * num_blocks, thread + 1, num_threads);
+    for (; unit < last; unit++) {
+        size_t block = unit / num_pairs, row = cut(num_rows, block, num_blocks);
+        run_block(linear, kernel, unit % num_pairs, rows + row * stride, stride, cut(num_rows, block + 1, num_blocks) - row,
+                  out + row * out_stride, out_stride, rounded);
+    }
+}

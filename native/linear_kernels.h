@@ -1,0 +1,160 @@
+/* Products and what follows them, for one instruction set; see linear_isa.h for what must be defined. */
+
+enum { NAME(COLUMNS) = VECS * PANEL };
+
+/* Sum `count` rows (a constant, so that the sums stay in registers) over all k for VECS panels from `panel` on. */
+#define TILE(count, expand)                                                                        \
+    {                                                                                              \
+        vec sums_[count][VECS];                                                                    \
+        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS; v++)             \
+            sums_[r][v] = NAME(all)(0.0f);                                                         \
+        expand;                                                                                    \
+        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS; v++)             \
+            NAME(store)(sums + r * PAIR + v * PANEL, sums_[r][v]);                                 \
+    }
+
+#define TIMES(count, weights, column)                                                              \
+    UNROLL for (int r = 0; r < (count); r++) {                                                     \
+        vec value = NAME(all)(rows[r * stride + (column)]);                                        \
+        UNROLL for (int v = 0; v < VECS; v++) sums_[r][v] = NAME(fma)(weights[v], value, sums_[r][v]); \
+    }
+
+#define SUM_BFLOAT16(count)                                                                        \
+    for (size_t i = 0; i < k; i += 2, from += 2 * PAIR) {                                          \
+        const uint16_t *at = from;                                                                 \
+        raw both[VECS];                                                                            \
+        vec weights[VECS];                                                                         \
+        UNROLL for (int v = 0; v < VECS; v++) {                                                    \
+            both[v] = NAME(load_raw)(at + v * 2 * PANEL);                                          \
+            __builtin_prefetch(at + v * 2 * PANEL + AHEAD / 2);                                    \
+            weights[v] = NAME(low)(both[v]);                                                       \
+        }                                                                                          \
+        TIMES(count, weights, i)                                                                   \
+        UNROLL for (int v = 0; v < VECS; v++) weights[v] = NAME(high)(both[v]);                    \
+        TIMES(count, weights, i + 1)                                                               \
+    }
+
+#define SUM_FLOAT32(count)                                                                         \
+    for (size_t i = 0; i < k; i++, from += PAIR) {                                                 \
+        const float *at = from;                                                                    \
+        vec weights[VECS];                                                                         \
+        UNROLL for (int v = 0; v < VECS; v++) {                                                    \
+            weights[v] = NAME(load)(at + v * PANEL);                                               \
+            __builtin_prefetch(at + v * PANEL + AHEAD / 4);                                        \
+        }                                                                                          \
+        TIMES(count, weights, i)                                                                   \
+    }
+
+#define CASES(sum)                                                                                 \
+    switch (count) {                                                                               \
+        case 1: TILE(1, sum(1)) break;                                                             \
+        case 2: TILE(2, sum(2)) break;                                                             \
+        case 3: TILE(3, sum(3)) break;                                                             \
+        case 4: TILE(4, sum(4)) break;                                                             \
+        MORE_CASES(sum)                                                                            \
+    }
+#if ROWS == 4
+#define MORE_CASES(sum)
+#elif ROWS == 6
+#define MORE_CASES(sum)                                                                            \
+    case 5: TILE(5, sum(5)) break;                                                                 \
+    case 6: TILE(6, sum(6)) break;
+#else
+#define MORE_CASES(sum)                                                                            \
+    case 5: TILE(5, sum(5)) break;                                                                 \
+    case 6: TILE(6, sum(6)) break;                                                                 \
+    case 7: TILE(7, sum(7)) break;                                                                 \
+    case 8: TILE(8, sum(8)) break;                                                                 \
+    case 9: TILE(9, sum(9)) break;                                                                 \
+    case 10: TILE(10, sum(10)) break;                                                              \
+    case 11: TILE(11, sum(11)) break;                                                              \
+    case 12: TILE(12, sum(12)) break;
+#endif
+
+TARGET static void NAME(sum_bfloat16)(const uint16_t *from, size_t k, const float *rows, size_t stride, unsigned count,
+                                      float *sums) {
+    CASES(SUM_BFLOAT16)
+}
+
+TARGET static void NAME(sum_float32)(const float *from, size_t k, const float *rows, size_t stride, unsigned count,
+                                     float *sums) {
+    CASES(SUM_FLOAT32)
+}
+
+TARGET static void NAME(tile)(const struct linear *linear, size_t pair, const float *rows, size_t stride,
+                              unsigned num_rows, float *sums) {
+    size_t k = linear->k;
+    for (unsigned row = 0; row < num_rows; row += ROWS) {
+        unsigned count = num_rows - row < ROWS ? num_rows - row : ROWS;
+        for (unsigned column = 0; column < PAIR; column += NAME(COLUMNS)) {
+            const float *from_rows = rows + row * stride;
+            float *to = sums + row * PAIR + column;
+            if (linear->format == FORMAT_BFLOAT16)
+                NAME(sum_bfloat16)((const uint16_t *)linear->weights + (pair * k * PAIR + 2 * column), k, from_rows,
+                                   stride, count, to);
+            else
+                NAME(sum_float32)((const float *)linear->weights + (pair * k * PAIR + column), k, from_rows, stride,
+                                  count, to);
+        }
+    }
+}
+
+/* e^x: 2^n times a polynomial of degree 6 in the rest; relative error under 2e-7 between -87 and 87. */
+OP vec NAME(exponential)(vec x) {
+    x = NAME(clamp)(x, -87.0f, 87.0f);
+    vec n = NAME(nearest)(NAME(mul)(x, NAME(all)(1.44269504f)));
+    vec rest = NAME(fma)(n, NAME(all)(-0.693359375f), x);
+    rest = NAME(fma)(n, NAME(all)(2.12194440e-4f), rest); /* ln 2 in two parts, so that n times the first is exact */
+    vec sum = NAME(all)(1.0f / 720);
+    sum = NAME(fma)(sum, rest, NAME(all)(1.0f / 120));
+    sum = NAME(fma)(sum, rest, NAME(all)(1.0f / 24));
+    sum = NAME(fma)(sum, rest, NAME(all)(1.0f / 6));
+    sum = NAME(fma)(sum, rest, NAME(all)(0.5f));
+    sum = NAME(fma)(sum, rest, NAME(all)(1.0f));
+    sum = NAME(fma)(sum, rest, NAME(all)(1.0f));
+    return NAME(mul)(sum, NAME(power_of_two)(n));
+}
+
+OP vec NAME(kept)(vec value, int rounded) { return rounded ? NAME(round)(value) : value; }
+
+OP vec NAME(gated_silu)(vec gate, vec up, int rounded) {
+    vec one = NAME(all)(1.0f), minus = NAME(sub)(NAME(all)(0.0f), gate);
+    vec silu = NAME(div)(gate, NAME(add)(one, NAME(exponential)(minus)));
+    return NAME(kept)(NAME(mul)(NAME(kept)(silu, rounded), up), rounded);
+}
+
+OP void NAME(finish_)(const struct linear *linear, size_t pair, const float *sums, unsigned num_rows, float *out,
+                      size_t out_stride, int rounded) {
+    size_t column = pair * PAIR;
+    vec bias[2] = {NAME(all)(0.0f), NAME(all)(0.0f)};
+    if (linear->bias != NULL)
+        bias[0] = NAME(load)(linear->bias + column), bias[1] = NAME(load)(linear->bias + column + PANEL);
+    for (unsigned row = 0; row < num_rows; row++, sums += PAIR, out += out_stride) {
+        vec a = NAME(kept)(NAME(add)(NAME(load)(sums), bias[0]), rounded);
+        vec b = NAME(kept)(NAME(add)(NAME(load)(sums + PANEL), bias[1]), rounded);
+        if (linear->finish == FINISH_GATED_SILU) {
+            NAME(store)(out + column / 2, NAME(gated_silu)(a, b, rounded));
+            continue;
+        }
+        if (linear->finish == FINISH_ADD) {
+            a = NAME(kept)(NAME(add)(a, NAME(load)(out + column)), rounded);
+            b = NAME(kept)(NAME(add)(b, NAME(load)(out + column + PANEL)), rounded);
+        }
+        NAME(store)(out + column, a), NAME(store)(out + column + PANEL, b);
+    }
+}
+
+TARGET static void NAME(finish)(const struct linear *linear, size_t pair, const float *sums, unsigned num_rows,
+                                float *out, size_t out_stride, int rounded) {
+    if (rounded)
+        NAME(finish_)(linear, pair, sums, num_rows, out, out_stride, 1);
+    else
+        NAME(finish_)(linear, pair, sums, num_rows, out, out_stride, 0);
+}
+
+#undef TILE
+#undef TIMES
+#undef SUM_BFLOAT16
+#undef SUM_FLOAT32
+#undef CASES
+#undef MORE_CASES

@@ -1,0 +1,149 @@
+"""Products of rows with packed weights: equal to float64 arithmetic, and a row's result is its own.
+
+Every instruction set this CPU has, both formats, shapes that fill no tile, every finish.
+"""
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.fused_structs import FORMATS, Finish, Functions, Linear, address, declare
+from engine.fused_weights import PackedMemory, packed_bytes
+from native.cache import NoNative
+from native.engine_library import ISAS, EngineLibrary, Threads, build_engine
+
+_SHAPES = ((1, 2), (16, 6), (33, 64), (96, 130), (320, 64))
+_ROWS = (1, 2, 5, 12, 13, 31, 97)
+
+
+@pytest.fixture(scope="module")
+def library() -> EngineLibrary:
+    try:
+        return build_engine()
+    except NoNative as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=["plain", "avx2", "avx512"])
+def kernel(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator["Kernel"]:
+    if request.param not in library.isas:
+        pytest.skip(f"this CPU has no {request.param}")
+    with library.threads(1, isa=request.param) as threads:
+        yield Kernel(library, threads, request.param)
+
+
+class Kernel:
+    """linear_run with one instruction set, as threads would call it one after another."""
+
+    def __init__(self, library: EngineLibrary, threads: Threads, isa: str) -> None:
+        native, pointer, size = library.functions, ctypes.c_void_p, ctypes.c_size_t
+        native.linear_kernel_of.argtypes, native.linear_kernel_of.restype = (ctypes.c_int,), pointer
+        native.linear_run.argtypes = (
+            pointer, pointer, pointer, size, size, pointer, size, ctypes.c_int, ctypes.c_uint, ctypes.c_uint,
+        )  # fmt: skip
+        native.linear_run.restype = None
+        self._run, self._kernel = native.linear_run, native.linear_kernel_of(ISAS.index(isa))
+        self.functions: Functions = declare(library)
+        self.threads = threads
+
+    def pack(self, weights: list[torch.nn.Linear], finish: Finish) -> tuple[PackedMemory, Linear]:
+        memory = PackedMemory(packed_bytes(weights), self.functions, self.threads)
+        return memory, memory.pack(weights, finish)
+
+    def multiply(
+        self, linear: Linear, rows: torch.Tensor, out: torch.Tensor, *, rounded: bool = False, num_threads: int = 1
+    ) -> torch.Tensor:
+        for thread in range(num_threads):
+            self._run(
+                address(linear), self._kernel, rows.data_ptr(), rows.stride(0), len(rows), out.data_ptr(),
+                out.stride(0), int(rounded), thread, num_threads,
+            )  # fmt: skip
+        return out
+
+
+def _layer(columns: int, k: int, dtype: torch.dtype, *, bias: bool = False, seed: int = 0) -> torch.nn.Linear:
+    numbers = torch.Generator().manual_seed(seed)
+    layer = torch.nn.Linear(k, columns, bias=bias, dtype=dtype).requires_grad_(False)
+    layer.weight.copy_(torch.randn(columns, k, generator=numbers) / k**0.5)
+    if bias:
+        layer.bias.copy_(torch.randn(columns, generator=numbers))
+    return layer
+
+
+def _rows(count: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """Values of `dtype` in float32 rows that lie apart."""
+    numbers = torch.Generator().manual_seed(1)
+    apart = torch.full((count, k + 5), float("nan"))
+    apart[:, :k] = torch.randn(count, k, generator=numbers).to(dtype)
+    return apart[:, :k]
+
+
+def _exact(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
+    product = rows.double() @ layer.weight.double().T
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_those_of_plain_arithmetic(
+    kernel: Kernel, shape: tuple[int, int], dtype: torch.dtype, bias: bool
+) -> None:
+    columns, k = shape
+    layer = _layer(columns, k, dtype, bias=bias)
+    _memory, linear = kernel.pack([layer], Finish.STORE)
+
+    for count in _ROWS:
+        rows = _rows(count, k, dtype)
+        got = kernel.multiply(linear, rows, torch.empty(count, columns + 63))[:, :columns]
+        torch.testing.assert_close(got.double(), _exact(rows, layer), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
+def test_a_rows_result_does_not_depend_on_the_others_or_the_threads(kernel: Kernel, dtype: torch.dtype) -> None:
+    _memory, linear = kernel.pack([_layer(96, 130, dtype)], Finish.STORE)
+    rows = _rows(200, 130, dtype)
+    together = kernel.multiply(linear, rows, torch.empty(200, 96))
+
+    for count, num_threads in ((1, 1), (3, 2), (12, 5), (97, 3), (199, 1)):
+        some = kernel.multiply(linear, rows[:count], torch.empty(count, 96), num_threads=num_threads)
+        assert torch.equal(some, together[:count])
+
+
+def test_what_is_added_and_rounded_is_what_bfloat16_gives(kernel: Kernel) -> None:
+    layer = _layer(48, 64, torch.bfloat16)
+    _memory, linear = kernel.pack([layer], Finish.ADD)
+    rows, before = _rows(7, 64, torch.bfloat16), _rows(7, 48, torch.bfloat16)
+    out = torch.zeros(7, 64)
+    out[:, :48] = before
+
+    got = kernel.multiply(linear, rows, out, rounded=True)[:, :48]
+
+    product = _exact(rows, layer).float().bfloat16()
+    assert torch.equal(got, (before.bfloat16() + product).float())
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
+@pytest.mark.parametrize("columns", [96, 40])
+def test_gate_and_up_become_one_product(kernel: Kernel, dtype: torch.dtype, columns: int) -> None:
+    gate, up = _layer(columns, 64, dtype, bias=True, seed=3), _layer(columns, 64, dtype, seed=4)
+    _memory, linear = kernel.pack([gate, up], Finish.GATED_SILU)
+    rows = _rows(21, 64, dtype) * 8  # far into both ends of the exponential
+
+    got = kernel.multiply(linear, rows, torch.empty(21, 112))[:, :columns]
+
+    expected = torch.nn.functional.silu(_exact(rows, gate)) * _exact(rows, up)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
+def test_an_embedding_is_read_back_from_the_packed_weights(kernel: Kernel, dtype: torch.dtype) -> None:
+    layer = _layer(320, 64, dtype)
+    _memory, linear = kernel.pack([layer], Finish.STORE)
+    tokens, x = torch.tensor([0, 15, 16, 31, 319]), torch.empty(5, 70)
+
+    kernel.functions.embed(kernel.threads.address, address(linear), tokens.data_ptr(), 5, x.data_ptr(), x.stride(0))
+
+    assert torch.equal(x[:, :64], layer.weight[tokens].float())
