@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.quantization.bits import covering, unpack
-from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.quantization.bits import covering
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
 from engine.weights import Weights
 from wire.errors import ConfigError
 
@@ -68,13 +68,13 @@ class AwqModule:
     def read(self, rows: range, columns: range) -> Grouped:
         """Read the words that hold those outputs, and the groups that the inputs are in."""
         span = range(columns.start // self.group_size, -(-columns.stop // self.group_size))
-        groups = torch.arange(columns.start, columns.stop) // self.group_size - span.start
+        groups = EvenGroups(self.group_size, columns.start % self.group_size)
         scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()
         return Grouped(self._codes("qweight", columns, rows), scales, self._codes("qzeros", span, rows), groups)
 
     def _codes(self, tensor: str, first: range, outputs: range) -> torch.Tensor:
         """Return [outputs, first] uint8 of a tensor that is packed along outputs."""
         words, inside = covering(outputs, BITS)
-        nibbles = unpack(read_region(self.stored, f"{self.name}.{tensor}", first, words), BITS)
-        ordered = nibbles.reshape(len(first), -1, _PER_WORD)[..., list(_NIBBLE_OF_OUTPUT)].flatten(-2)
-        return ordered[:, inside.start : inside.stop].t()
+        packed = read_region(self.stored, f"{self.name}.{tensor}", first, words).t().contiguous()
+        codes = torch.stack([(packed >> BITS * nibble).to(torch.uint8) & 15 for nibble in _NIBBLE_OF_OUTPUT], dim=1)
+        return codes.flatten(0, 1)[inside.start : inside.stop]

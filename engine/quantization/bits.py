@@ -1,6 +1,7 @@
 """Small unsigned integers packed in int32 words: a little-endian stream of bits, field k at bits [k*b, (k+1)*b).
 
-With 2, 4 and 8 bits a word holds 32/b fields; with 3 bits fields cross words and 32 of them take 3 words.
+Words are little-endian in the file and in memory. With 2, 4 and 8 bits a word holds 32/b fields; with 3 bits fields
+cross words, and 32 of them take 3 words.
 """
 
 from math import gcd
@@ -8,6 +9,7 @@ from math import gcd
 import torch
 
 WORD_BITS = 32
+_BYTE_BITS = 8
 
 
 def fields_per_period(bits: int) -> int:
@@ -26,6 +28,10 @@ def covering(fields: range, bits: int) -> tuple[range, range]:
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the fields of the last dimension: int32 [..., num_words] -> uint8 [..., num_words * 32 / bits]."""
+    if _BYTE_BITS % bits == 0:  # fields do not cross bytes, and bytes are four times fewer numbers to touch than words
+        octets = words.reshape(-1).view(torch.uint8).reshape(*words.shape[:-1], -1)
+        mask = (1 << bits) - 1
+        return torch.stack([(octets >> shift) & mask for shift in range(0, _BYTE_BITS, bits)], dim=-1).flatten(-2)
     period = fields_per_period(bits)
     periods = words.reshape(*words.shape[:-1], -1, period * bits // WORD_BITS)  # [..., num_periods, words_per_period]
     return torch.stack([_field(periods, k * bits, bits) for k in range(period)], dim=-1).flatten(-2)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.quantization.bits import WORD_BITS, covering, unpack
-from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
 from engine.quantization.scaled import (
     ScaleGrid,
     find_grid,
@@ -95,7 +95,7 @@ class PackedModule:
         zeros = self._zeros(rows, self.grid.span(rows, grouped)[1], scales)
         return Grouped(codes[:, inside.start : inside.stop], scales, zeros, self._groups(columns))
 
-    def _groups(self, columns: range) -> torch.Tensor:
+    def _groups(self, columns: range) -> EvenGroups | torch.Tensor:
         if not self.ordered:
             return groups_of(self.grid, columns)
         return self.stored.read(f"{self.name}.weight_g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.quantization.bits import WORD_BITS, covering, fields_per_period, unpack
-from engine.quantization.interface import Grouped, QuantisedModule, read_region
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
 from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
@@ -84,19 +84,22 @@ class GptqModule:
         words, inside = covering(columns, self.bits)
         packed = read_region(self.stored, f"{self.name}.qweight", words, rows).t().contiguous()
         codes = unpack(packed, self.bits)[:, inside.start : inside.stop]
-        groups = self._groups(columns)
-        span = range(int(groups.min()), int(groups.max()) + 1)
+        groups, span = self._groups(columns)
         scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()
-        return Grouped(codes, scales, self._zeros(rows, span), groups - span.start)
+        return Grouped(codes, scales, self._zeros(rows, span), groups)
 
-    def _groups(self, columns: range) -> torch.Tensor:
-        if not self.ordered:
-            return torch.arange(columns.start, columns.stop) // self.group_size
-        groups = self.stored.read(f"{self.name}.g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
+    def _groups(self, columns: range) -> tuple[EvenGroups | torch.Tensor, range]:
+        """Return the groups of the columns, counted from the first that they touch, and those that they touch."""
+        even = EvenGroups(self.group_size, columns.start % self.group_size)
+        plain = torch.arange(columns.start, columns.stop) // self.group_size
+        groups = plain
+        if self.ordered:
+            groups = self.stored.read(f"{self.name}.g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
+        low, high = int(groups.min()), int(groups.max())
         count = -(-self.shape[1] // self.group_size)
-        if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < count:
-            raise ConfigError(f"{self.name}.g_idx names groups {groups.min()} to {groups.max()} of {count}")
-        return groups
+        if not 0 <= low <= high < count:
+            raise ConfigError(f"{self.name}.g_idx names groups {low} to {high} of {count}")
+        return even if torch.equal(groups, plain) else groups - low, range(low, high + 1)
 
     def _zeros(self, rows: range, groups: range) -> torch.Tensor:
         words, inside = covering(rows, self.bits)

@@ -10,19 +10,38 @@ from engine.weights import Part, Weights
 
 
 @dataclass(frozen=True, slots=True)
+class EvenGroups:
+    """Groups of `size` neighbours each; `skipped` columns of the first one lie before the range."""
+
+    size: int
+    skipped: int = 0
+
+    def runs(self, num_columns: int) -> Iterator[tuple[slice, slice]]:
+        """Yield columns and their groups: a first group that is cut, then all whole ones at once, then the rest."""
+        start, group = 0, 0
+        while start < num_columns:
+            whole = 0 if start == 0 and self.skipped else (num_columns - start) // self.size
+            head = self.size - (self.skipped if start == 0 else 0)
+            end = start + (whole * self.size if whole else min(head, num_columns - start))
+            yield slice(start, end), slice(group, group + max(whole, 1))
+            start, group = end, group + max(whole, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Grouped:
     """A range of a quantised weight, not yet multiplied out.
 
-        weight[r, c] = (codes[r, c] - zeros[r, groups[c]]) * scales[r, groups[c]]
+        weight[r, c] = (codes[r, c] - zeros[r, group of c]) * scales[r, group of c]
 
     `codes` are small integers or float8 [num_rows, num_columns]; `scales` and `zeros` [num_rows, num_groups], zeros
-    None where all are 0; `groups` [num_columns] int64. Rows are outputs, columns inputs.
+    None where all are 0; `groups` says each column's group, int64 [num_columns] where they are mixed. Rows are outputs,
+    columns inputs.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
-    groups: torch.Tensor
+    groups: EvenGroups | torch.Tensor
 
 
 class QuantisedModule(Protocol):

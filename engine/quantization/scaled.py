@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.quantization.interface import Grouped, read_region
+from engine.quantization.interface import EvenGroups, Grouped, read_region
 from engine.weights import Weights
 from wire.errors import ConfigError
 
@@ -99,6 +99,6 @@ def read_scales(stored: Weights, name: str, grid: ScaleGrid, rows: range, column
     return scales[torch.arange(rows.start, rows.stop) // grid.rows - row_span.start]
 
 
-def groups_of(grid: ScaleGrid, columns: range) -> torch.Tensor:
+def groups_of(grid: ScaleGrid, columns: range) -> EvenGroups:
     """Return which of the columns that `read_scales` gives each input takes."""
-    return torch.arange(columns.start, columns.stop) // grid.columns - columns.start // grid.columns
+    return EvenGroups(grid.columns, columns.start % grid.columns)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.bits import covering, unpack
 from engine.quantization.detect import find_quantization
-from engine.quantization.interface import Grouped
+from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.weights import DequantisingWeights
 from engine.stored_weights import StoredWeights
 from engine.weights import Part
@@ -126,6 +126,25 @@ def test_a_part_that_is_not_there_is_refused(part: Part, llama: Path) -> None:
 
     with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 96\): no "):
         _open(llama).read(_DOWN, part)
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_columns", "runs"),
+    [
+        (EvenGroups(4), 12, [(0, 12, 0, 3)]),
+        (EvenGroups(4), 10, [(0, 8, 0, 2), (8, 10, 2, 3)]),
+        (EvenGroups(4, 1), 12, [(0, 3, 0, 1), (3, 11, 1, 3), (11, 12, 3, 4)]),
+        (EvenGroups(4, 1), 2, [(0, 2, 0, 1)]),
+        (EvenGroups(4), 3, [(0, 3, 0, 1)]),
+        (EvenGroups(4, 3), 1, [(0, 1, 0, 1)]),
+    ],
+)
+def test_even_groups_are_walked_in_at_most_three_runs(
+    groups: EvenGroups, num_columns: int, runs: list[tuple[int, ...]]
+) -> None:
+    walked = [(c.start, c.stop, g.start, g.stop) for c, g in groups.runs(num_columns)]
+
+    assert walked == runs
 
 
 def test_a_large_weight_is_dequantised_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
