@@ -1,0 +1,164 @@
+"""What every sampling feature must give, from plain transformers: its forward pass, its processors, its beam search.
+
+One prompt at a time, one token at a time, nothing of the engine's but the random numbers (counter_hash.py), which are
+the engine's own by definition. Presence and frequency penalties, which transformers lacks, are counted here plainly.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation import logits_process as processors
+
+from engine.counter_hash import uniform
+from engine.ending import finish_of
+from wire.types import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One sequence: its output ids, and for each the log probabilities of the raw logits."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def cumulative(self) -> float:
+        """Sum of the log probabilities of the tokens that are there."""
+        return sum(token.logprob for token in self.logprobs)
+
+
+class ReferenceDecoder:
+    """Decodes with a network of plain transformers (oracle.load_plain), which stays the caller's."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._longest = int(network.config.get_text_config(decoder=True).max_position_embeddings)
+
+    def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams."""
+        if params.beam_search is not None:
+            return self._search(prompt, params)
+        every = [self._sequence(prompt, params, number) for number in range(params.num_sequences)]
+        if params.num_sequences == params.n:
+            return every
+        return sorted(every, key=lambda one: -one.cumulative)[: params.n]
+
+    @torch.inference_mode()
+    def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
+        """Return the log probabilities of the prompt's own tokens; None for the first."""
+        logits = self._network(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0]
+        scores = logits.float().log_softmax(-1)
+        return [None, *(describe_token(scores[at - 1], prompt[at], top) for at in range(1, len(prompt)))]
+
+    @torch.inference_mode()
+    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+        """Return the last layer's states after the final norm, [num_tokens, hidden_size] float64."""
+        states: torch.Tensor = self._network.base_model(
+            input_ids=torch.tensor([list(prompt)]), use_cache=False
+        ).last_hidden_state
+        return states[0].double()
+
+    @torch.inference_mode()
+    def _sequence(self, prompt: Sequence[int], params: SamplingParams, number: int) -> Decoded:
+        outputs: list[int] = []
+        told: list[TokenLogprobs] = []
+        cache, new = None, list(prompt)
+        while finish_of(outputs, params, prompt_length=len(prompt), max_model_len=self._longest) is None:
+            step = self._network(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache, logits = step.past_key_values, step.logits[0, -1].float()
+            token = _choose(logits, prompt, outputs, params, uniform(params.seed, number, len(outputs)))
+            told.append(describe_token(logits.log_softmax(-1), token, params.logprobs or 0))
+            outputs.append(token)
+            new = [token]
+        return Decoded(tuple(outputs), tuple(told))
+
+    @torch.inference_mode()
+    def _search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+        options = params.beam_search
+        assert options is not None
+        config = GenerationConfig(
+            num_beams=params.num_beams, num_return_sequences=params.n, do_sample=False,
+            max_new_tokens=min(params.max_tokens, self._longest - len(prompt)), length_penalty=options.length_penalty,
+            early_stopping=options.early_stopping, eos_token_id=list(params.stop_token_ids) or None, pad_token_id=0,
+        )  # fmt: skip
+        ids = torch.tensor([list(prompt)])
+        self._network.generation_config = config
+        rows = self._network.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
+
+
+def describe_token(scores: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+    """Return what log probabilities `scores` [vocab_size] say of a token and of the `top` best."""
+    best = scores.topk(top) if top else None
+    return TokenLogprobs(
+        logprob=float(scores[token]),
+        rank=1 + int((scores > scores[token]).sum()),
+        top_ids=() if best is None else tuple(best.indices.tolist()),
+        top_logprobs=() if best is None else tuple(best.values.tolist()),
+    )
+
+
+def _choose(
+    logits: torch.Tensor, prompt: Sequence[int], outputs: Sequence[int], params: SamplingParams, draw: float
+) -> int:
+    """Return the next token: transformers' processors on the logits, then the best, or the draw's by inverse CDF."""
+    ids = torch.tensor([[*prompt, *outputs]])
+    scores = logits[None].clone()  # [1, vocab_size]
+    if params.repetition_penalty != 1.0:
+        scores = processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
+    for token, count in Counter(outputs).items():
+        scores[0, token] -= params.presence_penalty + params.frequency_penalty * count
+    for token, bias in params.logit_bias:
+        scores[0, token] += bias
+    for processor in _bans(params, len(outputs)):
+        scores = processor(ids, scores)
+    if params.temperature == 0:
+        return int(scores[0].argmax())
+    for warper in _warpers(params):
+        scores = warper(ids, scores)
+    cumulative = scores[0].double().softmax(-1).cumsum(-1)
+    return int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
+
+
+def _bans(params: SamplingParams, position: int) -> list[Any]:
+    bans: list[Any] = []
+    if params.bad_words:
+        words = [list(word) for word in params.bad_words]
+        bans.append(processors.NoBadWordsLogitsProcessor(words, eos_token_id=None))
+    if params.allowed_token_ids:
+        bans.append(_Allow(params.allowed_token_ids))
+    if position < params.min_tokens and params.stop_token_ids:
+        bans.append(processors.SuppressTokensLogitsProcessor(list(params.stop_token_ids)))
+    return bans
+
+
+def _warpers(params: SamplingParams) -> list[Any]:
+    """Return transformers' warpers in transformers' order."""
+    warpers: list[Any] = [processors.TemperatureLogitsWarper(float(params.temperature))]
+    if params.top_k > 0:
+        warpers.append(processors.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        warpers.append(processors.TopPLogitsWarper(params.top_p))
+    if params.min_p > 0.0:
+        warpers.append(processors.MinPLogitsWarper(params.min_p))
+    return warpers
+
+
+@dataclass(frozen=True, slots=True)
+class _Allow:
+    token_ids: Sequence[int]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        allowed = torch.full_like(scores, float("-inf"))
+        allowed[:, list(self.token_ids)] = 0
+        return scores + allowed
+
+
+def _until_stop(row: Sequence[int], stops: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids up to the stop token: transformers pads behind it."""
+    end = next((at + 1 for at, token in enumerate(row) if token in stops), len(row))
+    return tuple(row[:end])
