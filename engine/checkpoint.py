@@ -7,11 +7,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.refusals import refuse_unsupported
 from wire.errors import ConfigError
 from wire.model_identity import stored_tensors
 
-_REFUSED_ROPE_TYPES = ("dynamic", "longrope")  # their frequencies follow the longest position of the whole batch
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -42,7 +41,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors = stored_tensors(path)
     config = _read_config(path)
     network_class = _network_class(path, config)
-    _refuse_unsupported(path, config, network_class)
+    refuse_unsupported(path, config, network_class)
     stored = next((_STORED_DTYPES[t.dtype] for t in tensors if t.dtype in _STORED_DTYPES), None)
     if stored is None:
         raise ConfigError(f"{path}: its tensors are {tensors[0].dtype if tensors else 'none'}, not floats")
@@ -82,23 +81,3 @@ def _network_class(path: Path, config: Any) -> type[Any]:
     classes: tuple[type[Any], ...] = found if isinstance(found, tuple) else (found,)
     names = config.architectures or []
     return next((cls for cls in classes if cls.__name__ in names), classes[0])
-
-
-def _refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
-    text, kind = config.get_text_config(decoder=True), config.model_type
-    if config.is_encoder_decoder:
-        raise ConfigError(f"{path}: {kind} is an encoder-decoder model: not supported")
-    if not network_class._supports_attention_backend:
-        raise ConfigError(f"{path}: {kind} does not use transformers' attention interface: not supported")
-    other = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
-    if other:
-        raise ConfigError(f"{path}: {kind} has layers of type {', '.join(other)}: not supported")
-    for rope_type in _rope_types(getattr(text, "rope_parameters", None)):
-        if rope_type in _REFUSED_ROPE_TYPES:
-            raise ConfigError(f"{path}: rope type {rope_type} depends on the batch's longest position: not supported")
-
-
-def _rope_types(parameters: dict[str, Any] | None) -> set[str]:
-    """Return the rope types named: directly, or one level down where layer types have their own."""
-    values = [parameters or {}, *(value for value in (parameters or {}).values() if isinstance(value, dict))]
-    return {str(value["rope_type"]) for value in values if "rope_type" in value}

@@ -1,8 +1,17 @@
-"""Find a model's KV tensors by running one token through it with an attention that only looks."""
+"""Find a model's KV tensors, before its weights are read, by running one token with attention that only looks.
+
+What a layer does otherwise than paged attention would is refused here, so a model nobody has tried is served right or
+not at all.
+"""
+
+from typing import Any
 
 import torch
 
 from engine.attention.interface import AttentionOptions
+from engine.attention.registered import PROBE, Mask, attach, register
+from engine.checkpoint import Checkpoint
+from engine.network import build_network
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
 
@@ -10,8 +19,10 @@ from wire.kv_layout import KvTensor
 class KvProbe:
     """Stands in for paged attention during one forward pass and notes what each layer would write."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, *, max_length: int | None = None) -> None:
+        """`max_length`: the longest sequence; a window at least that long changes nothing."""
         self._dtype = dtype
+        self._max_length = max_length
         self._seen: dict[int, tuple[KvTensor, KvTensor]] = {}
 
     def run_layer(
@@ -25,9 +36,67 @@ class KvProbe:
         self._seen[layer] = (keys, values)
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
+    def see_mask(self, layer: int, mask: Mask | None, asked_window: int | None) -> None:
+        """See LayerObserver.see_mask. Paged attention has no masks: what it is not asked for, it does not do."""
+        if mask is not None and not mask.known:
+            raise ConfigError(f"layer {layer} masks neither the future alone nor a sliding window: not supported")
+        masked = self._effective(mask.window if mask is not None else None)
+        asked = self._effective(asked_window)
+        if masked != asked:
+            raise ConfigError(
+                f"layer {layer} asks its attention for a window of {asked or 'any length'} and masks one of "
+                f"{masked or 'any length'}: not supported"
+            )
+
     def tensors(self, num_layers: int) -> tuple[KvTensor, ...]:
         """Return the KV tensors of all layers. Raises ConfigError if a layer keeps its state elsewhere."""
         if sorted(self._seen) != list(range(num_layers)):
             seen = len(self._seen)
             raise ConfigError(f"{seen} of the model's {num_layers} layers use the attention interface: not supported")
         return tuple(tensor for layer in range(num_layers) for tensor in self._seen[layer])
+
+    def _effective(self, window: int | None) -> int | None:
+        return None if window is not None and self._max_length is not None and window >= self._max_length else window
+
+
+def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
+    """Return the KV tensors of the whole model from its shapes alone, or None where its layers look at their data.
+
+    Raises ConfigError, by name, for what cannot be paged.
+    """
+    register()
+    network = build_network(checkpoint, dtype=dtype, attention=PROBE).eval()
+    network.set_experts_implementation("batched_mm")  # the one that does not look which experts are chosen
+    try:
+        with torch.device("meta"):
+            return _run_one_token(network, checkpoint, dtype)
+    except RuntimeError:  # tensors on meta have no data to look at: the loaded network is probed
+        return None
+
+
+def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+    """Return what each layer of a loaded network, or of a rank's part of one, keeps of a token.
+
+    Raises ConfigError for what cannot be paged. The network's attention is as before on return.
+    """
+    before = network.config._attn_implementation
+    network.set_attn_implementation(PROBE)
+    try:
+        return _run_one_token(network, checkpoint, dtype)
+    finally:
+        network.set_attn_implementation(before)
+
+
+@torch.inference_mode()
+def _run_one_token(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+    text, kind = checkpoint.text_config, checkpoint.config.model_type
+    probe = KvProbe(dtype, max_length=getattr(text, "max_position_embeddings", None))
+    attach(network, probe)
+    zero, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
+    try:
+        network(input_ids=zero, position_ids=zero, attention_mask=one, use_cache=False)
+        return probe.tensors(text.num_hidden_layers)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: {kind}: {error}") from error
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{checkpoint.path}: {kind} cannot run on token ids and positions alone: {error}") from error

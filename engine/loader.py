@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.reference import ReferenceAttention
-from engine.attention.registered import NAME, attach, register
-from engine.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
+from engine.attention.registered import NAME, register
+from engine.checkpoint import eos_token_ids, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
-from engine.kv_probe import KvProbe
+from engine.kv_probe import find_kv_tensors, rehearse
 from engine.linear_layout import lay_out
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.network import load_network
@@ -24,7 +23,7 @@ from engine.quantization.load import plain_weights
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from wire.errors import ConfigError
-from wire.kv_layout import KvTensor, PoolLayout
+from wire.kv_layout import PoolLayout
 from wire.model_identity import identify
 
 _BACKENDS: dict[str, type[CpuAttention] | type[ReferenceAttention]] = {
@@ -59,7 +58,7 @@ def load_model(
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Sets
     torch's thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
-    backend = _make_backend(attention_backend)
+    backend = make_backend(attention_backend)
     checkpoint = open_checkpoint(path)
     layout_of_weights = find_quantization(path, quantization)
     length = model_length(checkpoint, max_model_len)
@@ -67,11 +66,12 @@ def load_model(
     identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()
+    foreseen = rehearse(checkpoint, choice.name)
     with StoredWeights(path) as stored:
         plain = plain_weights(stored, layout_of_weights, choice.name)
         loaded = load_network(checkpoint, plain.weights, dtype=choice.name, attention=NAME)
     network = loaded.network
-    tensors = find_kv_tensors(network, checkpoint, choice.name)
+    tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
     lay_out(network)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
@@ -92,17 +92,8 @@ def load_model(
     return LoadedModel(model, notes)
 
 
-@torch.inference_mode()
-def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
-    """Return what each layer keeps of a token, seen by running one. Raises ConfigError for what cannot be paged."""
-    probe = KvProbe(dtype)
-    attach(network, probe)
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    network(input_ids=zero, position_ids=zero, use_cache=False)
-    return probe.tensors(checkpoint.text_config.num_hidden_layers)
-
-
-def _make_backend(name: str) -> AttentionBackend:
+def make_backend(name: str) -> AttentionBackend:
+    """Return the attention backend of this name. Raises ConfigError."""
     if name not in _BACKENDS:
         raise ConfigError(f"attention backend {name!r} is not one of {', '.join(_BACKENDS)}")
     return _BACKENDS[name]()

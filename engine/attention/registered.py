@@ -1,15 +1,25 @@
-"""Our attention function as transformers calls it, and what a layer may ask of it."""
+"""Our attention functions as transformers calls them, and what a layer may ask of them.
 
+name          | masks                                   | for
+NAME          | none: the step's metadata says who sees | every step
+PROBE         | one that says what it would be          | one token of kv_probe.py, which compares it with what is asked
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine.attention.interface import AttentionOptions
 from wire.errors import ConfigError
 
 NAME = "pdserve_paged"
+PROBE = "pdserve_probe"
 _HANDLER = "pdserve_attention_handler"
+_MASK = "pdserve_mask"
 _NEUTRAL = frozenset(
     {
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "layer_idx", "logits_to_keep", "max_length_k",
@@ -29,9 +39,30 @@ class LayerHandler(Protocol):
         ...
 
 
+class LayerObserver(LayerHandler, Protocol):
+    """A handler that is told of the masks too."""
+
+    def see_mask(self, layer: int, mask: "Mask | None", asked_window: int | None) -> None:
+        """Take note of the layer's mask, None where it has none, and of the window it asks its attention for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What transformers would mask: all but keys in (p - window, p] for a query at p, or something else (`known`)."""
+
+    window: int | None
+    known: bool = True
+
+
 def register() -> None:
-    """Make NAME a valid `attn_implementation`. No mask function goes with it, so transformers builds no masks."""
+    """Make NAME and PROBE valid values of `attn_implementation`.
+
+    No mask function goes with NAME, so transformers builds no masks.
+    """
     AttentionInterface.register(NAME, _attention)
+    AttentionInterface.register(PROBE, _probed_attention)
+    AttentionMaskInterface.register(PROBE, _described_mask)
 
 
 def attach(network: torch.nn.Module, handler: LayerHandler) -> None:
@@ -57,6 +88,46 @@ def _attention(
     options = _options(module, scaling if scaling is not None else query.shape[-1] ** -0.5, kwargs)
     output = handler.run_layer(module.layer_idx, query[0], key[0], value[0], options)
     return output.unsqueeze(0), None
+
+
+def _probed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as `_attention` does, and tell the handler of the mask."""
+    asked_window = kwargs.get("sliding_window")
+    output = _attention(module, query, key, value, None, scaling, **kwargs)
+    mask = None if attention_mask is None else getattr(attention_mask, _MASK, Mask(None, known=False))
+    getattr(module, _HANDLER).see_mask(module.layer_idx, mask, asked_window)
+    return output
+
+
+def _described_mask(
+    *, mask_function: Callable[..., Any], device: torch.device, local_size: int | None = None, **_: Any
+) -> torch.Tensor:
+    """Return a mask of one element that carries its `Mask`; a model that changes it makes one that carries none."""
+    mask = torch.zeros(1, 1, 1, 1, device=device)
+    setattr(mask, _MASK, Mask(local_size, known=_is_causal_window(mask_function, local_size)))
+    return mask
+
+
+def _is_causal_window(mask_function: Callable[..., Any], window: int | None) -> bool:
+    """Whether the function lets the same keys through as causal attention in `window`, at and around its border."""
+    border = window or 8
+    places = sorted({0, 1, border - 1, border, border + 1, 2 * border, 2 * border + 1})
+    try:
+        return all(
+            bool(mask_function(0, 0, *(torch.tensor(place, device="cpu") for place in (query, key))))
+            == (key <= query and (window is None or key > query - window))
+            for query, key in product(places, places)
+        )
+    except (RuntimeError, IndexError, TypeError):  # it reads tensors of the step, whose length is one
+        return False
 
 
 def _options(module: torch.nn.Module, scaling: float, kwargs: dict[str, Any]) -> AttentionOptions:

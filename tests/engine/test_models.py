@@ -86,7 +86,7 @@ def _model(path: Path, backend: str, *, block_size: int = 16) -> Model:
         path,
         dtype="float32",
         block_size=block_size,
-        kv_cache_memory=2 << 20,
+        kv_cache_memory=4 << 20,
         num_threads=1,
         attention_backend=backend,
     ).model

@@ -1,0 +1,71 @@
+"""Which models are refused by their config alone, and in which words. What a config does not tell: kv_probe.py."""
+
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError
+
+_REFUSED_ROPE_TYPES = ("dynamic", "longrope")  # their frequencies follow the longest position of the whole batch
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_OTHER_LAYER_TYPES = {
+    "linear_attention": "keep a recurrent state instead of keys and values",
+    "mamba": "keep a recurrent state instead of keys and values",
+    "hybrid": "keep a recurrent state beside keys and values",
+    "conv": "keep the last inputs of a convolution",
+    "chunked_attention": "attend within chunks of fixed borders",
+    "indexed_attention": "choose their keys by an index of their own",
+}
+_OWN_ATTENTION = {
+    "bloom": "ALiBi, a bias by distance, in attention code of its own",
+    "falcon": "attention code of its own",
+    "mpt": "ALiBi, a bias by distance, in attention code of its own",
+    "stablelm": "attention code of its own",
+}
+_SPEECH = frozenset({"moshi", "musicgen", "musicgen_melody", "whisper"})
+
+
+def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
+    """Raise ConfigError, with the model's type, what it is and what runs instead, for what no backend can serve."""
+    kind, text = config.model_type, config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{path}: {kind} is an encoder-decoder model; only decoders run")
+    _refuse_layers(path, kind, text, network_class)
+    _refuse_other_input(path, kind, config, text)
+    if not network_class._supports_attention_backend:
+        what = _OWN_ATTENTION.get(kind, "attention code of its own")
+        raise ConfigError(f"{path}: {kind} has {what}; only models of transformers' attention interface run")
+    for rope_type in _rope_types(getattr(text, "rope_parameters", None)):
+        if rope_type in _REFUSED_ROPE_TYPES:
+            raise ConfigError(f"{path}: rope type {rope_type} depends on the batch's longest position: not supported")
+
+
+def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -> None:
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    other = sorted(layer_types - _LAYER_TYPES)
+    if other:
+        why = _OTHER_LAYER_TYPES.get(other[0], "are no attention over all keys or a sliding window")
+        raise ConfigError(
+            f"{path}: {kind} has layers of type {', '.join(other)}, which {why}; "
+            f"only {' and '.join(sorted(_LAYER_TYPES))} run"
+        )
+    if network_class._is_stateful and not layer_types:
+        raise ConfigError(
+            f"{path}: {kind} is a state-space or recurrent model, whose layers keep a state instead of keys and "
+            "values; only attention runs"
+        )
+
+
+def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
+    """A model of text and more has its text config inside, or one for images or sound beside it."""
+    if kind in _SPEECH:
+        raise ConfigError(f"{path}: {kind} is a model of sound; only text models run")
+    others = sorted(name for name in config.sub_configs if getattr(config, name, None) is not text)
+    if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):
+        has = f" (it has {', '.join(others)})" if others else ""
+        raise ConfigError(f"{path}: {kind} is a model of more than text{has}; only text models run")
+
+
+def _rope_types(parameters: dict[str, Any] | None) -> set[str]:
+    """Return the rope types named: directly, or one level down where layer types have their own."""
+    values = [parameters or {}, *(value for value in (parameters or {}).values() if isinstance(value, dict))]
+    return {str(value["rope_type"]) for value in values if "rope_type" in value}
