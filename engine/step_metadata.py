@@ -1,7 +1,9 @@
 """What one step's tensors and attention need, built once on the host from a StepBatch."""
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import torch
 
@@ -24,12 +26,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRun:
-    """Rows [row, row + count) go to pool slots [slot, slot + count)."""
+class PackedStep:
+    """The same for native kernels: int32 arrays on the host, one entry a sequence but for `blocks` and `slots`.
 
-    row: int
-    slot: int
-    count: int
+    Sequence i has rows query_ends[i - 1] to query_ends[i] and blocks[table_ends[i - 1]] to blocks[table_ends[i]].
+    """
+
+    query_ends: "array[int]"
+    kv_lengths: "array[int]"
+    table_ends: "array[int]"
+    blocks: "array[int]"
+    slots: "array[int]"  # [num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class StepMetadata:
 
     block_size: int
     spans: tuple[Span, ...]
-    slot_runs: tuple[SlotRun, ...]
+    packed: PackedStep
     token_ids: torch.Tensor  # [1, num_tokens] int64
     positions: torch.Tensor  # [1, num_tokens] int64
     slots: torch.Tensor  # [num_tokens] int64
@@ -47,17 +54,16 @@ class StepMetadata:
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:
     """Lay out `batch`. A block table too short for its sequence is a defect of the caller (ValueError)."""
-    spans = tuple(_spans(batch.sequences))
-    num_tokens = sum(span.count for span in spans)
-    if num_tokens != len(batch.token_ids):
+    sequences = batch.sequences
+    query_ends = list(accumulate([sequence.count for sequence in sequences]))
+    if (num_tokens := query_ends[-1] if query_ends else 0) != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_tokens} rows")
-    runs = tuple(_join(run for span in spans for run in _runs(span, block_size)))
-    positions = [position for span in spans for position in range(span.start, span.kv_length)]
-    slots = [slot for run in runs for slot in range(run.slot, run.slot + run.count)]
+    spans = tuple(map(_span, query_ends, sequences))
+    positions, slots = _positions(sequences), _slots(sequences, block_size)
     return StepMetadata(
         block_size=block_size,
         spans=spans,
-        slot_runs=runs,
+        packed=_pack(query_ends, sequences, slots),
         token_ids=_int64(batch.token_ids, device).unsqueeze(0),
         positions=_int64(positions, device).unsqueeze(0),
         slots=_int64(slots, device),
@@ -65,36 +71,48 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
     )
 
 
-def _spans(sequences: Sequence[BatchSequence]) -> Iterator[Span]:
-    row = 0
+def _span(end: int, sequence: BatchSequence) -> Span:
+    return Span(end - sequence.count, sequence.count, sequence.start, sequence.block_ids)
+
+
+def _pack(query_ends: Sequence[int], sequences: Sequence[BatchSequence], slots: Sequence[int]) -> PackedStep:
+    tables = [sequence.block_ids for sequence in sequences]
+    return PackedStep(
+        query_ends=array("i", query_ends),
+        kv_lengths=array("i", [sequence.start + sequence.count for sequence in sequences]),
+        table_ends=array("i", accumulate(map(len, tables))),
+        blocks=array("i", list(chain.from_iterable(tables))),
+        slots=array("i", slots),
+    )
+
+
+def _positions(sequences: Sequence[BatchSequence]) -> list[int]:
+    positions: list[int] = []
     for sequence in sequences:
-        yield Span(row, sequence.count, sequence.start, sequence.block_ids)
-        row += sequence.count
+        if sequence.count == 1:
+            positions.append(sequence.start)
+        else:
+            positions += range(sequence.start, sequence.start + sequence.count)
+    return positions
 
 
-def _runs(span: Span, block_size: int) -> Iterator[SlotRun]:
-    if span.kv_length > len(span.block_ids) * block_size:
-        raise ValueError(f"{len(span.block_ids)} blocks of {block_size} cannot hold {span.kv_length} tokens")
-    token = span.start
-    while token < span.kv_length:
-        offset = token % block_size
-        count = min(block_size - offset, span.kv_length - token)
-        yield SlotRun(span.row + token - span.start, span.block_ids[token // block_size] * block_size + offset, count)
-        token += count
-
-
-def _join(runs: Iterator[SlotRun]) -> Iterator[SlotRun]:
-    """Join neighbours in the pool; rows always follow each other."""
-    pending: SlotRun | None = None
-    for run in runs:
-        if pending is not None and pending.slot + pending.count == run.slot:
-            pending = SlotRun(pending.row, pending.slot, pending.count + run.count)
+def _slots(sequences: Sequence[BatchSequence], block_size: int) -> list[int]:
+    slots: list[int] = []
+    for sequence in sequences:
+        blocks, token = sequence.block_ids, sequence.start
+        end = token + sequence.count
+        if end > len(blocks) * block_size:
+            raise ValueError(f"{len(blocks)} blocks of {block_size} cannot hold {end} tokens")
+        if sequence.count == 1:  # decode: as little Python as can be
+            slots.append(blocks[token // block_size] * block_size + token % block_size)
             continue
-        if pending is not None:
-            yield pending
-        pending = run
-    if pending is not None:
-        yield pending
+        while token < end:
+            offset = token % block_size
+            count = min(block_size - offset, end - token)
+            first = blocks[token // block_size] * block_size + offset
+            slots += range(first, first + count)
+            token += count
+    return slots
 
 
 def _int64(values: Sequence[int], device: torch.device) -> torch.Tensor:

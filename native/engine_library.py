@@ -106,7 +106,16 @@ def _checked(path: Path) -> EngineLibrary:
 
 ENGINE = Recipe(
     "engine",
-    ("isa.c", "threads.c", "linear.c", "layer.c"),
+    (
+        "isa.c",
+        "threads.c",
+        "attention.c",
+        "attention_plan.c",
+        "attention_kernel.c",
+        "attention_write.c",
+        "linear.c",
+        "layer.c",
+    ),
     _checked,
     flags=(*FLAGS, "-fno-math-errno", "-pthread"),
     libraries=("-lm",),

@@ -1,6 +1,6 @@
 """What an attention backend is. All pass the same contract tests; `reference` is the truth.
 
-PagedAttention (paged.py) --plan once a step--> StepAttention --attend once a layer--> [num_tokens, heads, head_dim]
+PagedAttention (paged.py) --plan once a step--> StepAttention --write, attend once a layer--> [num_tokens, heads, dim]
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,10 @@ class AttentionOptions:
 
 class StepAttention(Protocol):
     """One step's attention; what layers share is computed once."""
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """Put the step's own tokens, [num_kv_heads, num_tokens, dim], into one layer's pool at the step's slots."""
+        ...
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions

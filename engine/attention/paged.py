@@ -8,8 +8,6 @@ import torch
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.step_metadata import StepMetadata
 
-_MAX_SLICE_COPIES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class LayerPool:
@@ -21,7 +19,6 @@ class LayerPool:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    metadata: StepMetadata
     attention: StepAttention
     layer_done: Callable[[int], None] | None
 
@@ -36,7 +33,7 @@ class PagedAttention:
 
     def begin(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> None:
         """Start a step: the layers that run until `end` belong to it."""
-        self._step = _Step(metadata, self._backend.plan(metadata), layer_done)
+        self._step = _Step(self._backend.plan(metadata), layer_done)
 
     def end(self) -> None:
         """Forget the step."""
@@ -51,18 +48,7 @@ class PagedAttention:
         """
         step, pool = self._step, self._pools[layer]
         assert step is not None, "a layer ran outside begin and end"
-        _write(pool.keys, key, step.metadata)
-        _write(pool.values, value, step.metadata)
+        step.attention.write(pool.keys, pool.values, key, value)
         if step.layer_done is not None:
             step.layer_done(layer)
         return step.attention.attend(query, pool.keys, pool.values, options)
-
-
-def _write(pool: torch.Tensor, new: torch.Tensor, metadata: StepMetadata) -> None:
-    """Copy `new` [heads, num_tokens, dim] to the step's slots: by slices when they are few, else by index."""
-    rows = new.transpose(0, 1)  # [num_tokens, heads, dim]
-    if len(metadata.slot_runs) > _MAX_SLICE_COPIES:
-        pool.index_copy_(0, metadata.slots, rows.to(pool.dtype))
-        return
-    for run in metadata.slot_runs:
-        pool[run.slot : run.slot + run.count].copy_(rows[run.row : run.row + run.count])

@@ -22,6 +22,11 @@ class ReferenceStep:
 
     metadata: StepMetadata
 
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self.metadata.slots)
+        write_rows(values, new_values, self.metadata.slots)
+
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
@@ -32,6 +37,11 @@ class ReferenceStep:
             span_query = query[:, span.row : span.row + span.count]
             outputs.append(_attend_span(span, span_query, keys[slots], values[slots], options))
         return torch.cat(outputs)
+
+
+def write_rows(pool: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> None:
+    """Copy `new` [heads, num_tokens, dim] to `slots` [num_tokens] of the pool [num_slots, heads, dim]."""
+    pool.index_copy_(0, slots, new.transpose(0, 1).to(pool.dtype))
 
 
 def slots_of(span: Span, block_size: int, device: torch.device) -> torch.Tensor:

@@ -1,17 +1,21 @@
 """One contract for every attention backend: paged attention equals dense attention over each whole sequence."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions
+from engine.attention.native import NativeAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.reference import ReferenceAttention
+from engine.attention.torch_cpu import TorchCpuAttention
 from engine.interface import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
+from native.cache import NoNative
+from native.engine_library import Threads, build_engine
 
 _HEAD_DIM = 8
 _NUM_BLOCKS = 40
@@ -39,9 +43,25 @@ class _Sequence:
     values: torch.Tensor
 
 
-@pytest.fixture(params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    return ReferenceAttention() if request.param == "reference" else CpuAttention()
+@pytest.fixture(scope="module", params=["reference", "torch", "native-plain", "native-avx2", "native-avx512"])
+def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
+    """Every backend; the native kernel with each instruction set this CPU has, in three threads."""
+    kind, _, isa = request.param.partition("-")
+    if kind == "native":
+        with native_threads(isa) as threads:
+            yield NativeAttention(threads)
+    else:
+        yield ReferenceAttention() if kind == "reference" else TorchCpuAttention()
+
+
+def native_threads(isa: str | None = None, count: int = 3) -> Threads:
+    try:
+        library = build_engine()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native kernels here: {error}")
+    if isa is not None and isa not in library.isas:
+        pytest.skip(f"this CPU has no {isa}")
+    return library.threads(count, isa=isa)
 
 
 def _dense(sequence: _Sequence, options: AttentionOptions) -> torch.Tensor:

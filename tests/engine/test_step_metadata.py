@@ -23,12 +23,24 @@ def test_tokens_get_their_positions_and_slots() -> None:
     assert [(span.row, span.count, span.kv_length) for span in metadata.spans] == [(0, 4, 18), (4, 1, 33)]
 
 
-def test_neighbouring_blocks_make_one_run() -> None:
-    batch = StepBatch((0,) * 40, (BatchSequence(0, 40, (6, 7, 3)),), ())
+def test_native_kernels_get_the_same_in_arrays() -> None:
+    sequences = (BatchSequence(14, 4, (9, 2)), BatchSequence(32, 1, (4, 5, 1)), BatchSequence(0, 3, (6,)))
 
-    runs = build(batch, block_size=16, device=_CPU).slot_runs
+    packed = build(StepBatch((1, 2, 3, 4, 5, 6, 7, 8), sequences, ()), block_size=16, device=_CPU).packed
 
-    assert [(run.row, run.slot, run.count) for run in runs] == [(0, 96, 32), (32, 48, 8)]
+    assert packed.query_ends.tolist() == [4, 5, 8]
+    assert packed.kv_lengths.tolist() == [18, 33, 3]
+    assert packed.table_ends.tolist() == [2, 5, 6]
+    assert packed.blocks.tolist() == [9, 2, 4, 5, 1, 6]
+    assert packed.slots.tolist() == [9 * 16 + 14, 9 * 16 + 15, 2 * 16, 2 * 16 + 1, 16, 96, 97, 98]
+    assert packed.slots.itemsize == 4
+
+
+def test_a_step_without_sequences_is_empty() -> None:
+    metadata = build(StepBatch((), (), ()), block_size=16, device=_CPU)
+
+    assert metadata.token_ids.shape == (1, 0)
+    assert metadata.packed.query_ends.tolist() == []
 
 
 def test_a_short_block_table_is_an_error() -> None:

@@ -1,0 +1,97 @@
+"""Attention on CPU by our own kernel (native/attention.h): blocks are read where they lie, nothing is gathered."""
+
+import ctypes
+
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.step_metadata import StepMetadata
+from native.attention import ATTEND, BF16, DIM_STEP, F32, MAX_DIM, WRITE, AttentionMemory, Layer, Rows, Step, step_of
+from native.engine_library import Threads
+
+_DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
+
+
+class NativeAttention:
+    """The native backend. Owns scratch memory for one team of threads; one thread calls it."""
+
+    def __init__(self, threads: Threads) -> None:
+        """`threads` stays open while this is used; it may run other work between two layers."""
+        self.memory = AttentionMemory(threads)
+
+    def plan(self, metadata: StepMetadata) -> "NativeStep":
+        """Nothing is computed before the first layer."""
+        return NativeStep(metadata, self.memory)
+
+
+def supports(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether the kernel takes these dtypes and dims; the pools must be contiguous."""
+    dims = (keys.shape[-1], values.shape[-1])
+    return (
+        query.dtype in _DTYPES
+        and keys.dtype in _DTYPES
+        and keys.dtype == values.dtype
+        and all(0 < dim <= MAX_DIM and dim % DIM_STEP == 0 for dim in dims)
+    )
+
+
+class NativeStep:
+    """One step: its int32 arrays are handed to each layer as they are."""
+
+    def __init__(self, metadata: StepMetadata, memory: AttentionMemory) -> None:
+        self._metadata = metadata
+        self._memory = memory
+        self._step: Step | None = None
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        new_keys, new_values = _dense(new_keys), _dense(new_values)
+        layer = self._layer(keys, values)
+        layer.new_keys, layer.new_values = _rows(new_keys), _rows(new_values)
+        layer.num_heads = keys.shape[1]
+        self._memory.run(layer, WRITE)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        num_heads, num_tokens, _ = query.shape
+        query = _dense(query)
+        sinks = None if options.sinks is None else options.sinks.detach().float().contiguous()
+        output = query.new_empty(num_tokens, num_heads, values.shape[-1])
+        layer = self._layer(keys, values)
+        layer.query, layer.output = _rows(query), _rows(output.transpose(0, 1))
+        layer.num_heads, layer.scale = num_heads, options.scaling
+        layer.window, layer.softcap = options.sliding_window or 0, options.softcap or 0.0
+        layer.sinks = None if sinks is None else sinks.data_ptr()
+        self._memory.run(layer, ATTEND)
+        return output
+
+    def _layer(self, keys: torch.Tensor, values: torch.Tensor) -> Layer:
+        assert keys.is_contiguous(), "the pool's keys are contiguous"
+        assert values.is_contiguous(), "the pool's values are contiguous"
+        step = self._packed_step(keys.shape[0])
+        layer = Layer()
+        layer.step, layer.keys, layer.values = ctypes.addressof(step), keys.data_ptr(), values.data_ptr()
+        layer.pool_dtype = _DTYPES[keys.dtype]
+        layer.num_kv_heads, layer.key_dim, layer.value_dim = keys.shape[1], keys.shape[2], values.shape[2]
+        return layer
+
+    def _packed_step(self, num_slots: int) -> Step:
+        if self._step is None:
+            metadata, packed = self._metadata, self._metadata.packed
+            self._step = step_of(
+                packed.query_ends, packed.kv_lengths, packed.table_ends, packed.blocks, packed.slots,
+                block_size=metadata.block_size, num_blocks=num_slots // metadata.block_size,
+            )  # fmt: skip
+        return self._step
+
+
+def _dense(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows whose numbers of one head and token follow each other."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _rows(rows: torch.Tensor) -> Rows:
+    """Return where [heads, num_tokens, dim] lies."""
+    return Rows(rows.data_ptr(), rows.stride(1), rows.stride(0), _DTYPES[rows.dtype])

@@ -1,0 +1,169 @@
+"""Attention on CPU by torch's fused kernel: views of the pool where blocks follow each other, else one gather a group.
+
+piece          | keys                       | one kernel call for
+chunk          | view or gather             | one sequence's prompt tokens
+single decode  | view                       | one sequence whose keys lie in one piece of the pool
+decode group   | gather, padded, masked     | sequences of like length whose blocks are scattered
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.reference import ReferenceAttention, slots_of, visible, write_rows
+from engine.step_metadata import Span, StepMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One kernel call: the rows it answers and where its keys lie, in slots.
+
+    `rows` is a slice for one sequence and an index tensor for a group. `slots` is a slice where no copy is needed.
+    """
+
+    rows: slice | torch.Tensor
+    batch: int
+    slots: slice | torch.Tensor
+    mask: torch.Tensor | None = None
+    is_causal: bool = False
+    is_chunk: bool = False
+
+
+class TorchCpuAttention:
+    """The backend of torch alone. Owns scratch memory for gathered keys and values: no step allocates it anew."""
+
+    def __init__(self) -> None:
+        self._scratch = (_Scratch(), _Scratch())
+        self._reference = ReferenceAttention()
+
+    def plan(self, metadata: StepMetadata) -> "TorchCpuStep":
+        """Plans are made on first use, one for each sliding window."""
+        return TorchCpuStep(metadata, self._scratch, self._reference)
+
+
+class TorchCpuStep:
+    """One step; keeps its pieces from layer to layer."""
+
+    def __init__(
+        self, metadata: StepMetadata, scratch: tuple["_Scratch", "_Scratch"], reference: ReferenceAttention
+    ) -> None:
+        self._metadata = metadata
+        self._scratch = scratch
+        self._reference = reference
+        self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._metadata.slots)
+        write_rows(values, new_values, self._metadata.slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend. What the fused kernel lacks (caps, sinks, mixed dtypes) goes to the reference."""
+        if options.softcap is not None or options.sinks is not None or query.dtype != keys.dtype:
+            return self._reference.plan(self._metadata).attend(query, keys, values, options)
+        pieces = self._pieces_for(options.sliding_window)
+        if len(pieces) == 1 and isinstance(pieces[0].rows, slice):
+            return self._run(pieces[0], query, keys, values, options.scaling)
+        output = query.new_empty(query.shape[1], query.shape[0], values.shape[-1])  # [num_tokens, num_heads, dim]
+        for piece in pieces:
+            output[piece.rows] = self._run(piece, query, keys, values, options.scaling)
+        return output
+
+    def _pieces_for(self, window: int | None) -> tuple[_Piece, ...]:
+        if window not in self._pieces:
+            self._pieces[window] = tuple(_plan_pieces(self._metadata, window))
+        return self._pieces[window]
+
+    def _run(
+        self, piece: _Piece, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Return the piece's rows: [num_rows, num_heads, dim]."""
+        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
+        group = num_heads // num_kv_heads
+        rows = query[:, piece.rows]  # [num_heads, num_rows, head_dim]
+        piece_keys = _take(keys, piece, self._scratch[0])  # [batch, num_kv_heads, length, head_dim]
+        piece_values = _take(values, piece, self._scratch[1])
+        if piece.is_chunk:  # a KV head is a batch entry; its group shares its keys without a copy
+            rows = rows.reshape(num_kv_heads, group, rows.shape[1], -1)
+            piece_keys = piece_keys[0][:, None].expand(-1, group, -1, -1)
+            piece_values = piece_values[0][:, None].expand(-1, group, -1, -1)
+        else:  # decode: the heads of a group are the queries of their one KV head
+            rows = rows.transpose(0, 1).reshape(piece.batch, num_kv_heads, group, -1)
+        out = scaled_dot_product_attention(
+            rows, piece_keys, piece_values, attn_mask=piece.mask, is_causal=piece.is_causal, scale=scaling
+        )
+        return out.flatten(0, 1).transpose(0, 1) if piece.is_chunk else out.flatten(1, 2)
+
+
+class _Scratch:
+    """A buffer that grows and is used again."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def gather(self, pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Return pool[slots] in this buffer; valid until the next gather."""
+        shape = (slots.shape[0], *pool.shape[1:])
+        needed = slots.shape[0] * pool.shape[1] * pool.shape[2]
+        if self._buffer is None or self._buffer.numel() < needed or self._buffer.dtype != pool.dtype:
+            self._buffer = torch.empty(needed + needed // 4, dtype=pool.dtype, device=pool.device)
+        gathered = self._buffer[:needed].view(shape)
+        torch.index_select(pool, 0, slots, out=gathered)
+        return gathered
+
+
+def _take(pool: torch.Tensor, piece: _Piece, scratch: _Scratch) -> torch.Tensor:
+    """Return [batch, heads, length, dim] of the piece's slots."""
+    taken = pool[piece.slots] if isinstance(piece.slots, slice) else scratch.gather(pool, piece.slots)
+    return taken.view(piece.batch, -1, *pool.shape[1:]).transpose(1, 2)
+
+
+def _plan_pieces(metadata: StepMetadata, window: int | None) -> Iterator[_Piece]:
+    device = metadata.slots.device
+    scattered: dict[int, list[tuple[Span, torch.Tensor]]] = defaultdict(list)
+    for span in metadata.spans:
+        first_key = 0 if window is None else max(0, span.start - window + 1)
+        slots = _key_slots(span, first_key, metadata.block_size, device)
+        if span.count == 1 and isinstance(slots, torch.Tensor):
+            scattered[slots.shape[0].bit_length()].append((span, slots))
+        else:
+            yield _alone(span, first_key, slots, window, device)
+    for group in scattered.values():
+        yield _together(group)
+
+
+def _key_slots(span: Span, first_key: int, block_size: int, device: torch.device) -> slice | torch.Tensor:
+    """Return the slots of keys [first_key, kv_length): a slice where their blocks follow each other in the pool."""
+    used = span.block_ids[first_key // block_size : -(-span.kv_length // block_size)]
+    if all(b == a + 1 for a, b in pairwise(used)):
+        start = used[0] * block_size + first_key % block_size
+        return slice(start, start + span.kv_length - first_key)
+    return slots_of(span, block_size, device)[first_key:]
+
+
+def _alone(span: Span, first_key: int, slots: slice | torch.Tensor, window: int | None, device: torch.device) -> _Piece:
+    rows = slice(span.row, span.row + span.count)
+    if span.count == 1:
+        return _Piece(rows, 1, slots)
+    if span.start == 0 and (window is None or window >= span.kv_length):
+        return _Piece(rows, 1, slots, is_causal=True, is_chunk=True)
+    return _Piece(rows, 1, slots, visible(span, first_key, window, device), is_chunk=True)
+
+
+def _together(group: Sequence[tuple[Span, torch.Tensor]]) -> _Piece:
+    """Pad each sequence's slots with its own first one: what is masked is never another request's memory."""
+    device = group[0][1].device
+    lengths = torch.tensor([slots.shape[0] for _, slots in group], device=device)
+    longest = int(lengths.max())
+    padded = torch.stack([torch.cat([slots, slots[:1].expand(longest - len(slots))]) for _, slots in group])
+    mask = (torch.arange(longest, device=device) < lengths[:, None])[:, None, None]  # [batch, 1, 1, longest]
+    rows = torch.tensor([span.row for span, _ in group], device=device)
+    whole = bool((lengths == longest).all())
+    return _Piece(rows, len(group), padded.flatten(), None if whole else mask)

@@ -1,0 +1,213 @@
+/* Attention's loops for one instruction set; included once for each, after these are defined:
+ *
+ *     ISA, TARGET             a suffix for names, the function attribute that allows the instructions
+ *     vec, LANES              a vector of floats, how many it has
+ *     WIDE                    how many vectors of columns `product` keeps in registers for each of six rows
+ *     LOAD STORE SET FMA MAX SUM LARGEST
+ *     WIDEN                   LANES bf16 numbers in memory as floats
+ *     LOW_HALVES HIGH_HALVES  of each 32-bit word the first and the second bf16 number as floats
+ *     TRANSPOSE               out[4] = word 0..3 of the four words that LANES keys have at base + offsets[key]
+ *     SHIFT_EXPONENT(v, n)    v * 2^n, n in the low bits of a float's
+ *     ZERO_BELOW(v, x, least) v, 0 where x < least
+ */
+
+/* exp(x) for x <= 20, within 2 units of the last place; 0 below -86.6; exp(0) is 1. */
+TARGET INLINE vec NAME(exp)(vec x) {
+    const vec magic = SET(12582912.0f), least = SET(-86.6f); /* 1.5 * 2^23: its low bits take a rounded integer */
+    vec bounded = MAX(least, x);
+    vec shifted = FMA(bounded, SET(1.44269504f), magic), n = shifted - magic;
+    vec rest = FMA(n, SET(-0.693359375f), bounded); /* ln 2 in two parts */
+    rest = FMA(n, SET(2.12194440e-4f), rest);
+    vec sum = FMA(rest, SET(1.0f / 5040), SET(1.0f / 720)); /* the power series: |rest| is at most 0.347 */
+    sum = FMA(sum, rest, SET(1.0f / 120));
+    sum = FMA(sum, rest, SET(1.0f / 24));
+    sum = FMA(sum, rest, SET(1.0f / 6));
+    sum = FMA(sum, rest, SET(0.5f));
+    sum = FMA(sum, rest, SET(1.0f));
+    sum = FMA(sum, rest, SET(1.0f));
+    return ZERO_BELOW(SHIFT_EXPONENT(sum, shifted), x, least);
+}
+
+TARGET INLINE float NAME(exp_one)(float x) {
+    float lanes[LANES];
+    STORE(lanes, NAME(exp)(SET(x)));
+    return lanes[0];
+}
+
+/* cap * tanh(x / cap) */
+TARGET INLINE vec NAME(cap)(vec x, float cap) {
+    vec twice = x * SET(2.0f / cap), bound = SET(20.0f);
+    twice = MAX(twice, SET(-20.0f));
+    twice = SET(0.0f) - MAX(SET(0.0f) - twice, SET(0.0f) - bound);
+    vec power = NAME(exp)(twice), one = SET(1.0f);
+    return SET(cap) * ((power - one) / (power + one));
+}
+
+TARGET static void NAME(pack_keys)(float *to, const char *base, const int64_t *offsets, int count, int dim, int dtype) {
+    const int halves = dtype == ATTENTION_BF16, words = halves ? dim / 2 : dim;
+    for (int key = 0; key < count; key += LANES) {
+        for (int word = 0; word < words; word += 4) {
+            const char *at = base + 4 * word;
+            vec out[4];
+            TRANSPOSE(out, at, offsets + key)
+            float *row = to + (halves ? 2 : 1) * word * TILE + key;
+            for (int i = 0; i < 4; i++) {
+                if (halves) {
+                    STORE(row + 2 * i * TILE, LOW_HALVES(out[i]));
+                    STORE(row + (2 * i + 1) * TILE, HIGH_HALVES(out[i]));
+                } else {
+                    STORE(row + i * TILE, out[i]);
+                }
+            }
+        }
+    }
+}
+
+TARGET static void NAME(expand_values)(float *to, const char *base, const int64_t *offsets, int count, int dim,
+                                       int padded, int dtype) {
+    const int whole = dim / LANES * LANES;
+    for (int key = 0; key < count; key++, to += padded) {
+        const char *from = base + offsets[key];
+        const float *floats = (const float *)from;
+        const uint16_t *halves = (const uint16_t *)from;
+        if (dtype == ATTENTION_BF16)
+            for (int i = 0; i < whole; i += LANES) STORE(to + i, WIDEN(halves + i));
+        else
+            for (int i = 0; i < whole; i += LANES) STORE(to + i, LOAD(floats + i));
+        for (int i = whole; i < dim; i++) to[i] = dtype == ATTENTION_BF16 ? widen_bf16(halves[i]) : floats[i];
+        for (int i = dim; i < padded; i++) to[i] = 0.0f;
+    }
+}
+
+/* `rows` and `width` are constants where this is called: everything stays in registers. */
+TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
+                               const int rows, const int width, int depth, int add) {
+    vec sums[6][WIDE];
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) sums[r][w] = add ? LOAD(c + r * c_stride + w * LANES) : SET(0.0f);
+    for (int k = 0; k < depth; k++) {
+        vec column[WIDE];
+        for (int w = 0; w < width; w++) column[w] = LOAD(b + k * b_stride + w * LANES);
+        for (int r = 0; r < rows; r++) {
+            const float scalar = a[r * a_stride + k];
+            for (int w = 0; w < width; w++) sums[r][w] = FMA(SET(scalar), column[w], sums[r][w]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) STORE(c + r * c_stride + w * LANES, sums[r][w]);
+}
+
+TARGET INLINE void NAME(panel)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
+                               int rows, const int width, int depth, int add) {
+    for (; rows > 6; rows -= 6, a += 6 * a_stride, c += 6 * c_stride)
+        NAME(block)(c, c_stride, a, a_stride, b, b_stride, 6, width, depth, add);
+    switch (rows) {
+        case 1: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 1, width, depth, add); break;
+        case 2: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 2, width, depth, add); break;
+        case 3: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 3, width, depth, add); break;
+        case 4: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 4, width, depth, add); break;
+        case 5: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 5, width, depth, add); break;
+        case 6: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 6, width, depth, add); break;
+    }
+}
+
+TARGET static void NAME(product)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
+                                 int rows, int columns, int depth, int add) {
+    for (; columns >= WIDE * LANES; columns -= WIDE * LANES, b += WIDE * LANES, c += WIDE * LANES)
+        NAME(panel)(c, c_stride, a, a_stride, b, b_stride, rows, WIDE, depth, add);
+    for (; columns > 0; columns -= LANES, b += LANES, c += LANES)
+        NAME(panel)(c, c_stride, a, a_stride, b, b_stride, rows, 1, depth, add);
+}
+
+TARGET INLINE void NAME(scale_row)(float *row, int length, float factor) {
+    for (int i = 0; i < length; i += LANES) STORE(row + i, LOAD(row + i) * SET(factor));
+}
+
+/* The largest score of a row, minus infinity where it sees nothing; what it does not see becomes that too. */
+TARGET INLINE float NAME(largest_seen)(float *scores, int low, int high, float softcap) {
+    if (softcap > 0.0f)
+        for (int i = 0; i < TILE; i += LANES) STORE(scores + i, NAME(cap)(LOAD(scores + i), softcap));
+    for (int i = 0; i < low; i++) scores[i] = -INFINITY;
+    for (int i = high < 0 ? 0 : high; i < TILE; i++) scores[i] = -INFINITY;
+    vec largest = LOAD(scores);
+    for (int i = LANES; i < TILE; i += LANES) largest = MAX(largest, LOAD(scores + i));
+    return LARGEST(largest);
+}
+
+TARGET static void NAME(soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded,
+                                float softcap, int first) {
+    for (int r = 0; r < rows; r++, scores += TILE) {
+        float largest = NAME(largest_seen)(scores, sight.low[r], sight.high[r], softcap);
+        float before = first ? -INFINITY : state->max[r];
+        if (before > largest) largest = before;
+        vec sums = SET(0.0f), zero = sums;
+        for (int i = 0; i < TILE; i += LANES) {
+            vec weight = largest == -INFINITY ? zero : NAME(exp)(LOAD(scores + i) - SET(largest));
+            STORE(scores + i, weight);
+            sums = sums + weight;
+        }
+        float sum = SUM(sums), factor = 1.0f;
+        if (!first && before != largest) factor = NAME(exp_one)(before - largest);
+        state->max[r] = largest;
+        state->sum[r] = first ? sum : state->sum[r] * factor + sum;
+        if (factor != 1.0f) NAME(scale_row)(state->output + r * padded, padded, factor);
+    }
+}
+
+TARGET static void NAME(merge)(const struct softmax *state, const struct softmax *part, int rows, int padded) {
+    for (int r = 0; r < rows; r++) {
+        float ours = state->max[r], theirs = part->max[r];
+        if (theirs == -INFINITY) continue;
+        float largest = theirs > ours ? theirs : ours;
+        float keep = NAME(exp_one)(ours - largest), take = NAME(exp_one)(theirs - largest);
+        float *output = state->output + r * padded;
+        const float *more = part->output + r * padded;
+        state->max[r] = largest, state->sum[r] = state->sum[r] * keep + part->sum[r] * take;
+        for (int i = 0; i < padded; i += LANES)
+            STORE(output + i, FMA(LOAD(more + i), SET(take), LOAD(output + i) * SET(keep)));
+    }
+}
+
+TARGET static void NAME(finish)(void *to, int dtype, const struct softmax *state, int row, int dim, int padded,
+                                const float *sink) {
+    float sum = state->sum[row], factor = 1.0f, *output = state->output + row * padded;
+    if (sink != NULL) {
+        float largest = *sink > state->max[row] ? *sink : state->max[row];
+        factor = NAME(exp_one)(state->max[row] - largest);
+        sum = sum * factor + NAME(exp_one)(*sink - largest);
+    }
+    NAME(scale_row)(output, padded, factor / sum);
+    if (dtype == ATTENTION_BF16)
+        for (int i = 0; i < dim; i++) ((uint16_t *)to)[i] = round_to_bf16(output[i]);
+    else
+        memcpy(to, output, dim * sizeof *output);
+}
+
+TARGET static void NAME(load_query)(float *to, const void *from, int dtype, int dim, float scale) {
+    for (int i = 0; i < dim; i++)
+        to[i] = scale * (dtype == ATTENTION_BF16 ? widen_bf16(((const uint16_t *)from)[i]) : ((const float *)from)[i]);
+}
+
+static const struct attention_kernel NAME(kernel) = {
+    LANES,        NAME(pack_keys), NAME(expand_values), NAME(product), NAME(soften),
+    NAME(merge),  NAME(finish),    NAME(load_query),
+};
+
+#undef ISA
+#undef TARGET
+#undef vec
+#undef LANES
+#undef WIDE
+#undef LOAD
+#undef STORE
+#undef SET
+#undef WIDEN
+#undef FMA
+#undef MAX
+#undef SHIFT_EXPONENT
+#undef ZERO_BELOW
+#undef SUM
+#undef LARGEST
+#undef LOW_HALVES
+#undef HIGH_HALVES
+#undef TRANSPOSE
