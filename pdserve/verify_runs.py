@@ -41,6 +41,36 @@ class Served:
     kv_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The instance processes to start, and the cluster they are to the scheduler's parts in this process."""
+
+    instances: tuple[ProcessPlan, ...]
+    cluster: Cluster
+
+
+def pair(folder: Path, flags: Sequence[str], transport: str) -> Deployment:
+    """Return one prefill and one decode instance with `flags`, their KV hop over `transport`; tables in `folder`."""
+    (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
+    shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport))
+    *instances, scheduler = lay_out(shape, folder / "tables")
+    environ = environment(scheduler, {})
+    plan = resolve(environ)
+    return Deployment(tuple(instances), cluster_of(plan, trust_of(plan, environ)))
+
+
+def alone(flags: Sequence[str]) -> Deployment:
+    """Return one combined instance with `flags`."""
+    (port,) = free_ports(1)
+    address = f"{combined.HOST}:{port}"
+    where = ("--host", combined.HOST, "--port", str(port))
+    command = (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags)
+    expected = ExpectedInstance(0, Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
+    return Deployment(
+        (ProcessPlan("combined", "combined", address, command, {}),), Cluster((expected,), GrpcConnection)
+    )
+
+
 def through_pd(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, prompts: Sequence[Sequence[int]], n: int
 ) -> Served:
@@ -48,13 +78,7 @@ def through_pd(
 
     Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
     """
-    (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
-    shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport))
-    *instances, scheduler = lay_out(shape, folder / "tables")
-    environ = environment(scheduler, {})
-    plan = resolve(environ)
-    cluster = cluster_of(plan, trust_of(plan, environ))
-    served, done = _run(runner, folder, instances, cluster, prompts, n)
+    served, done = runner.run(_serve(folder, pair(folder, flags, transport), prompts, n))
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:
             raise HandoffFailed(f"a prompt went by {prompt.path} over {prompt.times.transport!r}, not over {transport}")
@@ -65,37 +89,26 @@ def through_combined(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int
 ) -> Served:
     """Serve prompts by one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
-    (port,) = free_ports(1)
-    address = f"{combined.HOST}:{port}"
-    where = ("--host", combined.HOST, "--port", str(port))
-    plan = ProcessPlan(
-        "combined", "combined", address, (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags), {}
-    )
-    expected = ExpectedInstance(0, Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
-    return _run(runner, folder, [plan], Cluster((expected,), GrpcConnection), prompts, n)[0]
+    return runner.run(_serve(folder, alone(flags), prompts, n))[0]
 
 
-def _run(
-    runner: asyncio.Runner,
-    folder: Path,
-    plans: Sequence[ProcessPlan],
-    cluster: Cluster,
-    prompts: Sequence[Sequence[int]],
-    n: int,
-) -> tuple[Served, list[PromptDone]]:
-    children = [Child(plan, folder / f"{plan.name}.log", os.environ) for plan in plans]
+@contextlib.asynccontextmanager
+async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control]:
+    """Start the instances, wait until they are ready, and stop them in the end. Raises Unavailable when one dies."""
+    children = [Child(plan, folder / f"{plan.name}.log", os.environ) for plan in deployment.instances]
     try:
-        return runner.run(_serve(children, cluster, prompts, n))
+        control = build_control(deployment.cluster, ControlLimits())
+        async with _running(control):
+            await _until_ready(control, children)
+            yield control
     finally:
-        stop([child.record for child in children])
+        await asyncio.to_thread(stop, [child.record for child in children])
 
 
 async def _serve(
-    children: Sequence[Child], cluster: Cluster, prompts: Sequence[Sequence[int]], n: int
+    folder: Path, deployment: Deployment, prompts: Sequence[Sequence[int]], n: int
 ) -> tuple[Served, list[PromptDone]]:
-    control = build_control(cluster, ControlLimits())
-    async with _running(control):
-        await _until_ready(control, children)
+    async with serving(folder, deployment) as control:
         pairs = await asyncio.gather(*(_one(control, number, prompt, n) for number, prompt in enumerate(prompts)))
     done = [one for _, one in pairs]
     return Served([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
