@@ -1,6 +1,7 @@
 """The decode half: reserve blocks under a ticket, admit what arrives, generate, free on every ending.
 
 reserve --> Reserved(ticket) --> frames arrive (receiver's threads) --> committed --> engine.admit --> Step ...
+ the prefix held here is pinned                                          the prompt's blocks are found by name from here
                                                                     \\-> ended     --> blocks freed, Failed
 generate --> engine.add --> Step ...                     the whole prompt on this instance
 """
@@ -64,7 +65,7 @@ class DecodeWorker:
             self._refuse_a_second(state.prompt_id)
             if not state.probe:  # which is gone at once
                 self._refuse_while_others_wait()
-            blocks = self._engine.blocks.allocate(layout.num_blocks_for(len(state.token_ids)), probe=state.probe)
+            block_ids, num_held = self._take_blocks(state)
         except PdserveError as error:
             self._emit(Refused(state.prompt_id, to_name(error), str(error)))
             return
@@ -72,7 +73,7 @@ class DecodeWorker:
         with self._lock:
             self._reservations[state.prompt_id] = reservation
             self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
-        ticket = self._open(reservation, blocks)
+        ticket = self._open(reservation, block_ids, first_token=num_held * layout.block_size)
         self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
     def generate(self, state: PromptState) -> None:
@@ -92,7 +93,7 @@ class DecodeWorker:
             reservation = self._reservations.get(prompt_id) if prompt_id is not None else None
             if prompt_id is None or reservation is None:
                 raise HandoffFailed(f"ticket {ticket_id} is not waited for here any more")
-            if state.prompt_id != prompt_id or state.token_ids != reservation.state.token_ids or not state.outputs:
+            if not _is_same(state, reservation.state) or not state.outputs:
                 raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
@@ -177,10 +178,16 @@ class DecodeWorker:
         if waiting:
             raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
 
-    def _open(self, reservation: _Reservation, block_ids: tuple[int, ...]) -> Ticket:
-        num_tokens = len(reservation.state.token_ids)
+    def _take_blocks(self, state: PromptState) -> tuple[tuple[int, ...], int]:
+        """Take the prompt's blocks; return them and how many, the first ones, hold its KV already."""
+        blocks, num_tokens = self._engine.blocks, len(state.token_ids)
+        prefix = blocks.chain(state).names(state.token_ids, num_tokens)
+        return blocks.take(self._engine.info.layout.num_blocks_for(num_tokens), prefix, probe=state.probe)
+
+    def _open(self, reservation: _Reservation, block_ids: tuple[int, ...], first_token: int) -> Ticket:
+        ticket_id, num_tokens = reservation.ticket_id, len(reservation.state.token_ids)
         try:
-            return self.receiver.open(reservation.ticket_id, num_tokens=num_tokens, first_token=0, block_ids=block_ids)
+            return self.receiver.open(ticket_id, num_tokens=num_tokens, first_token=first_token, block_ids=block_ids)
         except BaseException:
             with self._lock:
                 del self._reservations[reservation.state.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
@@ -228,6 +235,14 @@ def _read(ticket_id: str, description: bytes) -> PromptState:
         return read_prompt(description)
     except InvalidRequest as error:
         raise HandoffFailed(f"the commit of {ticket_id} cannot be read: {error}") from error
+
+
+def _is_same(described: PromptState, reserved: PromptState) -> bool:
+    """Whether P describes the prompt reserved: its KV will be found under these tokens, by this tenant."""
+    mine, theirs = (
+        (state.prompt_id, state.token_ids, state.cache_salt, state.probe) for state in (reserved, described)
+    )
+    return mine == theirs
 
 
 def _cancel_each(engine: Engine, prompt_ids: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.core import EngineCore
 from engine.interface import Model
+from engine.prefix import why_no_names
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
@@ -35,9 +36,10 @@ def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens(max_model_len),
         prefill_chunk_size=options.prefill_chunk_size,
+        prefix_caching=options.enable_prefix_caching,
         clock=time.monotonic,
     )
-    return core, notes
+    return core, (*notes, *_cache_notes(options.enable_prefix_caching, model.info.layout.block_size))
 
 
 def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identity, host: InstanceHost) -> None:
@@ -83,6 +85,11 @@ def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identi
 def _kv_host(config: InstanceConfig) -> str:
     """KV listeners take the table's address where --host is a wildcard: it is the one told to peers."""
     return config.server_ip if config.options.host in ("", "0.0.0.0", "::") else config.options.host  # noqa: S104
+
+
+def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:
+    reason = why_no_names(block_size) if wanted else None
+    return () if reason is None else (f"the prefix cache is off: {reason}",)
 
 
 def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:

@@ -28,8 +28,9 @@ class Workers:
 
     def on_step(self, result: StepResult) -> None:
         """Send one message with all new tokens, then commit what was prefilled. Engine thread."""
-        times = tuple((prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps)
-        self.send_tokens(result.tokens, times)
+        times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
+        times += [(prompt_id, StageTimes(cached_tokens=count)) for prompt_id, count in result.cached]
+        self.send_tokens(result.tokens, tuple(times))
         for prefilled in result.prefilled:
             self.prefill.on_prefilled(prefilled)
         for pooled in result.pooled:

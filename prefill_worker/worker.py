@@ -33,6 +33,7 @@ class _Handing:
     ticket: Ticket
     blocks: int
     prefill_s: float | None = None
+    cached_tokens: int = 0
     committed_at: float | None = None
 
 
@@ -74,7 +75,7 @@ class PrefillWorker:
         self._post(lambda engine: self._add(engine, state, handing))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
-        """Announce a layer's KV of this step's chunks. Engine thread."""
+        """Announce a layer's KV of this step's chunks, but for what the receiver holds. Engine thread."""
         for chunk in chunks:
             handing = self._handing.get(chunk.prompt_id)
             if handing is not None:
@@ -91,10 +92,12 @@ class PrefillWorker:
             if handing is None:
                 return
             handing.prefill_s, handing.committed_at = prefilled.seconds, self._clock()
+            handing.cached_tokens = prefilled.cached_tokens
         if prefilled.finished:
             self._forget(prompt_id)
             self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
-            self._emit(HandedOff(prompt_id, StageTimes(prefill_s=prefilled.seconds)))
+            times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
+            self._emit(HandedOff(prompt_id, times))
         else:
             self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
 
@@ -122,6 +125,7 @@ class PrefillWorker:
             kv_bytes=stats.kv_bytes,
             transport=stats.transport,
             kv_bytes_early=stats.early_bytes,
+            cached_tokens=handing.cached_tokens,
         )
         self._emit(HandedOff(prompt_id, times))
 

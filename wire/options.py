@@ -70,6 +70,7 @@ class EngineOptions:
     block_size: int = flag(16, "tokens in one KV block (128 on NPUs)", parse=int)
     kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
+    enable_prefix_caching: bool = flag(True, "compute and send no prefix a second time while its KV is there")
     attention_backend: str = flag("auto", "how attention is computed", choices=("auto", "reference", "cpu"))
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)
     kv_links: int = flag(2, "most links to one peer at once, where the transport gains by several (tcp)", parse=int)

@@ -72,7 +72,7 @@ def test_a_prompt_crosses_there_and_back_between_two_and_four_ranks(tmp_path: Pa
     async def run() -> list[tuple[int | None, ...]]:
         async with running(one) as (_, two_ranks), running(other) as (_, four_ranks):
             there = await hand_off(two_ranks, four_ranks, PromptState("r/0", "r", PROMPT, params))
-            back = await hand_off(four_ranks, two_ranks, PromptState("r/1", "r", PROMPT, params))
+            back = await hand_off(four_ranks, two_ranks, PromptState("r/1", "r", PROMPT, params, cache_salt="other"))
             await wait_empty(two_ranks, four_ranks)
             return [tuple(token.token_id for token in tokens) for tokens in (there, back)]
 

@@ -1,0 +1,65 @@
+"""The prefill half and the prefix it holds: sent from there without computing, and told in the hand-off's times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.engine.fake_engines import CONFIG, engine, prompt
+from tests.prefill_worker.test_worker import STATS, Half, ScriptedSender, ticket_for
+from wire.messages import HandedOff
+
+CACHED = replace(CONFIG, block_size=16, num_blocks=16)
+STATE = prompt("p", 60)
+LAYERS = 2
+
+
+@dataclass
+class Recording(ScriptedSender):
+    """Keeps what was put: (layer, start, end)."""
+
+    puts: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
+        assert len(block_ids) * 16 >= end
+        self.puts.append((layer, start, end))
+
+
+@pytest.mark.parametrize(
+    ("first_token", "ranges"),
+    [
+        (0, [(0, 58), (58, 60)]),
+        (16, [(16, 58), (58, 60)]),
+        (48, [(48, 58), (58, 60)]),
+        (60, []),
+    ],
+)
+def test_the_held_prefix_goes_out_with_the_first_chunk_as_far_as_it_is_wanted(
+    first_token: int, ranges: list[tuple[int, int]]
+) -> None:
+    with engine(CACHED, chunk=10) as (core, _):
+        it = Half(core, sender=Recording())
+        it.core.add(replace(STATE, prompt_id="before"))
+        while it.core.has_work():
+            it.core.step()
+        it.worker.accept(STATE, replace(ticket_for(STATE), first_token=first_token))
+        it.turn_until_idle()
+        it.worker.acked(ticket_for(STATE).ticket_id, STATS)
+        it.turn_until_idle()
+
+        assert isinstance(it.sender, Recording)
+        assert it.sender.puts == [(layer, *piece) for piece in ranges for layer in range(LAYERS)]
+        (handed_off,) = it.events
+        assert isinstance(handed_off, HandedOff)
+        assert handed_off.times.cached_tokens == 48
+
+
+def test_a_first_token_that_ends_all_tells_what_was_cached() -> None:
+    with engine(CACHED) as (core, _):
+        it = Half(core)
+        state = prompt("p", 60, max_tokens=1)
+        for number in (1, 2):
+            it.worker.accept(state, ticket_for(state, number))
+            it.turn_until_idle()
+
+        assert [event.times.cached_tokens for event in it.events if isinstance(event, HandedOff)] == [0, 48]
