@@ -1,21 +1,39 @@
 """Turn the pieces of one step into what the model computes and what the senders of held prompts are told."""
 
+from collections.abc import Iterator
+
 from engine.ending import banned_tokens
-from engine.interface import Chunk, OnLayer, SampleRow, StepBatch
+from engine.interface import Chunk, OnLayer, SampleRow, ScoreRow, StepBatch
 from engine.prompt import Prompt
 from engine.roster import Piece
 
 
 def batch_of(pieces: list[Piece]) -> StepBatch:
-    """Return the flattened step: all tokens, each piece's part, and the rows that are sampled."""
+    """Return the flattened step: all tokens, each piece's part, and the rows that are sampled and scored."""
     token_ids: list[int] = []
     samples: list[SampleRow] = []
+    scores: list[ScoreRow] = []
     for piece in pieces:
+        scores.extend(_score_rows(piece, len(token_ids)))
         token_ids.extend(piece.sequence.next_tokens(piece.count))
         if piece.reaches_end:
             samples.extend(_sample_row(piece.prompt, index, len(token_ids) - 1) for index in piece.sampled)
     parts = tuple(piece.sequence.part(piece.count) for piece in pieces)
-    return StepBatch(tuple(token_ids), parts, tuple(samples))
+    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores))
+
+
+def scored_positions(piece: Piece) -> range:
+    """Return the prompt positions whose likelihood this piece tells: they follow its tokens.
+
+    Empty where nobody asked, and where an output token is there: whoever knows it has heard of the prompt.
+    """
+    prompt, sequence = piece.prompt, piece.sequence
+    if prompt.state.params.prompt_logprobs is None or sequence is not prompt.stem:
+        return range(0)
+    if any(other.num_outputs for other in prompt.sequences):
+        return range(0)
+    first = sequence.num_computed + 1
+    return range(first, min(first + piece.count, len(sequence.token_ids)))
 
 
 class Announcer:
@@ -42,10 +60,16 @@ class Announcer:
 
 def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
     sequence, params = prompt.sequences[index], prompt.state.params
-    position = sequence.num_outputs
-    return SampleRow(
-        row, params, index, position, banned_tokens(params, position), sequence.token_ids, sequence.prompt_length
-    )
+    position, history = sequence.num_outputs, sequence.token_ids
+    banned = banned_tokens(params, position, history)
+    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length)
+
+
+def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:
+    """Yield the scored rows of a piece whose first token is flattened row `row`."""
+    top = piece.prompt.state.params.prompt_logprobs or 0
+    for place, position in enumerate(scored_positions(piece)):
+        yield ScoreRow(row + place, piece.sequence.token_ids[position], top)
 
 
 def _chunk_of(piece: Piece) -> Chunk:

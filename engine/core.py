@@ -25,10 +25,11 @@ from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_runnable
 from engine.roster import Piece, Roster
+from engine.step_reader import Chosen, PieceOutput, read_output
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest
 from wire.failpoints import failpoint
-from wire.types import PromptState, TokenOutput
+from wire.types import PromptLogprobs, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 
@@ -42,6 +43,7 @@ class _Outcome:
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[tuple[str, float]] = field(default_factory=list)
     cached: list[tuple[str, int]] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
 class EngineCore:
@@ -63,7 +65,9 @@ class EngineCore:
         self._clock = clock
         layout = model.info.layout
         caches = prefix_caching and why_no_names(layout.block_size) is None
-        self._blocks = BlockPool(layout.num_blocks, cached_block_size=layout.block_size if caches else None)
+        self._blocks = BlockPool(
+            layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
+        )
         self._roster = Roster(model, self._blocks, self._limits)
         self._accepted = 0
 
@@ -163,41 +167,43 @@ class EngineCore:
             first_steps=tuple(outcome.first_steps),
             cached=tuple(outcome.cached),
             seconds=self._clock() - started,
+            prompt_logprobs=tuple(outcome.prompt_logprobs),
         )
 
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
         try:
             output = self._model.launch(batch, announcer if announcer.wanted else None).collect()
-            if len(output.token_ids) != len(batch.samples):
-                raise InternalError(f"the model returned {len(output.token_ids)} tokens for {len(batch.samples)} rows")
+            parts = read_output(output, batch, pieces)
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
             for prompt in {id(piece.prompt): piece.prompt for piece in pieces}.values():
                 self._fail(prompt, error, outcome)
             return
-        token_ids = iter(output.token_ids)
-        for piece in pieces:
-            own = [next(token_ids) for _ in piece.sampled] if piece.reaches_end else []
+        for piece, part in zip(pieces, parts, strict=True):
             if announcer.error is not None and piece.prompt.hold:
                 self._fail(piece.prompt, announcer.error, outcome)
             elif self._roster.runs(piece.prompt):
-                self._try_to_advance(piece, own, outcome)
+                self._try_to_advance(piece, part, outcome)
 
-    def _try_to_advance(self, piece: Piece, token_ids: list[int], outcome: _Outcome) -> None:
+    def _try_to_advance(self, piece: Piece, part: PieceOutput, outcome: _Outcome) -> None:
         try:
-            self._advance(piece, token_ids, outcome)
+            self._advance(piece, part, outcome)
         except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
             self._fail(piece.prompt, error, outcome)
 
-    def _advance(self, piece: Piece, token_ids: list[int], outcome: _Outcome) -> None:
+    def _advance(self, piece: Piece, part: PieceOutput, outcome: _Outcome) -> None:
         prompt, ends = piece.prompt, piece.reaches_end
+        for failure in (chosen.failure for chosen in part.chosen if chosen.failure is not None):
+            raise failure
         piece.sequence.advance(piece.count, self._blocks)
+        if part.prompt_logprobs is not None:
+            outcome.prompt_logprobs.append(part.prompt_logprobs)
         if not ends:
             if prompt.hold:
                 failpoint("prefill.between_chunks")
             return
-        for index, token_id in zip(piece.sampled, token_ids, strict=True):
-            self._append(prompt, index, token_id, outcome)
+        for index, chosen in zip(piece.sampled, part.chosen, strict=True):
+            self._append(prompt, index, chosen, outcome)
         if piece.sequence is prompt.stem and prompt.num_cached and not prompt.hold:
             outcome.cached.append((prompt.state.prompt_id, prompt.num_cached))
         if prompt.hold:
@@ -207,19 +213,21 @@ class EngineCore:
         elif piece.sequence is prompt.stem:
             prompt.fork(self._blocks)
 
-    def _append(self, prompt: Prompt, index: int, token_id: int, outcome: _Outcome) -> None:
+    def _append(self, prompt: Prompt, index: int, chosen: Chosen, outcome: _Outcome) -> None:
         sequence, params = prompt.sequences[index], prompt.state.params
         if not prompt.hold:
             failpoint("decode.token")
-        sequence.token_ids.append(token_id)
+        sequence.token_ids.append(chosen.token_id)
         if sequence.finish is not None:
             return
         ending = finish_of(
             sequence.outputs, params, prompt_length=sequence.prompt_length, max_model_len=self.info.max_model_len
         )
         finish, stop_token_id = ending or (None, None)
-        position = sequence.num_outputs - 1
-        outcome.tokens.append(TokenOutput(prompt.state.prompt_id, index, position, token_id, finish, stop_token_id))
+        prompt_id, position = prompt.state.prompt_id, sequence.num_outputs - 1
+        outcome.tokens.append(
+            TokenOutput(prompt_id, index, position, chosen.token_id, finish, stop_token_id, chosen.logprobs)
+        )
         if finish is not None:
             sequence.finish = finish
             sequence.drop(self._blocks)
@@ -247,6 +255,8 @@ class EngineCore:
         prompt_id = prompt.state.prompt_id
         _log.error("prompt_failed", error, prompt_id=prompt_id, request_id=prompt.state.request_id)
         self._roster.remove(prompt)
-        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        outcome.failed.append((prompt_id, failure))
+        if not isinstance(error, InvalidRequest):  # which is the request's own fault, in its own words
+            failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            error = failure
+        outcome.failed.append((prompt_id, error))

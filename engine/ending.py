@@ -24,6 +24,15 @@ def finish_of(
     return None
 
 
-def banned_tokens(params: SamplingParams, position: int) -> tuple[int, ...]:
-    """Return the token ids that may not be output `position`: every stop id before `min_tokens` are reached."""
-    return params.stop_token_ids if position < params.min_tokens else ()
+def banned_tokens(params: SamplingParams, position: int, history: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the token ids that may not be output `position`, which follows `history` (prompt and outputs).
+
+    They are every stop id before `min_tokens` are reached, and each token that would complete a bad word.
+    """
+    stops = params.stop_token_ids if position < params.min_tokens else ()
+    if not params.bad_words:
+        return stops
+    longest = max(map(len, params.bad_words)) - 1
+    end = tuple(history[-longest:]) if longest else ()
+    completing = (word[-1] for word in params.bad_words if end[len(end) - len(word) + 1 :] == word[:-1])
+    return (*stops, *completing)

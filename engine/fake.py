@@ -8,12 +8,12 @@ says what it must be. With several ranks each has a pool of its heads; where hea
 
 import itertools
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.counter_hash import hash64, uniform
+from engine.counter_hash import hash64
 from engine.ending import banned_tokens
+from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
 from engine.host_pool import HostPool
 from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch, StepOutput
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
@@ -114,8 +114,9 @@ class FakeModel:
                     self._write(pool, tensor, batch)
             if layer_done is not None:
                 layer_done(layer)
-        ends = _parts_by_last_row(batch.sequences)
-        return Computed(StepOutput([self._sample(ends[sample.row], sample) for sample in batch.samples]))
+        return Computed(
+            answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
+        )
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor."""
@@ -143,10 +144,11 @@ class FakeModel:
                 written += run.length
             row += part.count
 
-    def _sample(self, part: BatchSequence, sample: SampleRow) -> int:
+    def _checksum_at(self, batch: StepBatch, row: int) -> int:
+        part = part_until(batch, row)
         tensor = tensor_read_at(part.kv_length, len(self._info.layout.tensors))
         read = self._read_whole if len(self._pools) == 1 else self._read_ranks
-        return choose_token(_checksum(read(tensor, part)), sample, self._config.vocab_size)
+        return checksum_of(read(tensor, part))
 
     def _read_whole(self, tensor: int, part: BatchSequence) -> Iterator[memoryview]:
         buffer = self._pools[0].buffer
@@ -194,14 +196,6 @@ def tensor_read_at(kv_length: int, num_tensors: int) -> int:
     return kv_length % num_tensors
 
 
-def choose_token(checksum: int, sample: SampleRow, vocab_size: int) -> int:
-    """Return the token: greedy by the checksum alone, else also by the draw; banned ids are stepped over."""
-    params = sample.params
-    draw = 0 if params.temperature == 0 else int(uniform(params.seed, sample.sequence, sample.position) * (1 << 24))
-    first, banned = hash64(checksum, draw), set(sample.banned)
-    return next((first + i) % vocab_size for i in range(vocab_size) if (first + i) % vocab_size not in banned)
-
-
 def expected_tokens(
     config: FakeConfig,
     prompt: Sequence[int],
@@ -220,25 +214,12 @@ def expected_tokens(
     for position in range(count):
         tensor = tensor_read_at(len(token_ids), len(tensors))
         size, heads = tensors[tensor].head_bytes, Heads(0, tensors[tensor].heads)
-        checksum = _checksum(
+        checksum = checksum_of(
             kv_bytes(token_id, i, tensor, salts[min(i, len(salts) - 1)], size, heads)
             for i, token_id in enumerate(token_ids)
         )
-        sample = SampleRow(0, params, sequence, position, banned_tokens(params, position))
-        token_ids.append(choose_token(checksum, sample, config.vocab_size))
+        sample = SampleRow(0, params, sequence, position, banned_tokens(params, position, token_ids))
+        token_id = choose_token(checksum, sample, config.vocab_size)
+        assert token_id is not None, "a token is left to choose"
+        token_ids.append(token_id)
     return tuple(token_ids[len(prompt) :])
-
-
-def _checksum(parts: Iterable[bytes | memoryview]) -> int:
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return checksum
-
-
-def _parts_by_last_row(parts: Iterable[BatchSequence]) -> dict[int, BatchSequence]:
-    by_row, row = {}, 0
-    for part in parts:
-        row += part.count
-        by_row[row - 1] = part
-    return by_row

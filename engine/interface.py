@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.prefix import BlockName, PrefixChain
+from engine.rope_lengths import RopeLengths
+from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
 from wire.types import (
     ModelIdentity,
@@ -35,6 +37,7 @@ class EngineInfo:
     device: str
     layout: PoolLayout
     eos_token_ids: tuple[int, ...]
+    rope: RopeLengths | None = None
 
 
 class Memory(Protocol):
@@ -264,11 +267,15 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchSequence:
-    """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks."""
+    """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks.
+
+    `prompt_length`: how many of the sequence's tokens are its prompt's, which some rotations depend on (rope_lengths.py).
+    """
 
     start: int
     count: int
     block_ids: tuple[int, ...]
+    prompt_length: int = 0
 
     @property
     def kv_length(self) -> int:
@@ -306,7 +313,7 @@ class StepOutput:
     logprobs: Sequence[TokenLogprobs | None] = ()
     candidates: Sequence[Candidates | None] = ()
     scores: Sequence[TokenLogprobs] = ()
-    failures: Sequence[tuple[int, str]] = ()
+    failures: Sequence[tuple[int, PdserveError]] = ()
 
 
 class Pending(Protocol):

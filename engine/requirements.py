@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.ending import finish_of
 from engine.interface import EngineInfo
+from engine.logits_check import check_token_params
 from wire.errors import InvalidRequest, NeverFits, PromptTooLong
 from wire.types import PromptState
 
@@ -28,6 +29,7 @@ def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, p
     _check_ids("prompt", state.token_ids, info.vocab_size)
     for outputs in state.outputs:
         _check_ids("outputs", outputs, info.vocab_size)
+    check_token_params(state.params, info.vocab_size)
     _check_sequences(state, max_num_seqs, info.max_model_len)
     _check_blocks(state, info, prompt_only)
 

@@ -1,32 +1,54 @@
 """Choose one token for each sampled row. A row's result depends on nothing but that row.
 
-Filters follow transformers' order: temperature, top_k, top_p, min_p. The choice is the inverse CDF, in token id order,
+Logits are shaped first where a row asks for it (engine/logits.py: penalties, biases, bans). Filters follow
+transformers' order: temperature, top_k, top_p, min_p. The choice is the inverse CDF, in token id order,
 of one uniform number from the counter hash. Every operation below works row by row: weights are computed in float64
 and rounded to float32, so that neither vector width nor neighbours show in them; sums are running sums along a row.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.counter_hash import uniform
 from engine.interface import SampleRow
+from engine.logits import is_shaped, shape
+from wire.errors import InternalError, InvalidRequest, PdserveError
 
 _NUCLEUS_GUESS = 1024
 _COLDEST = 1e-30  # of temperatures above 0: what float32 can still divide by
 _OFF = float("-inf")
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Return one token id for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks."""
-    if not rows:
-        return []
-    scores = _ban(logits, rows)
-    tokens = scores.argmax(dim=-1)
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
-    return [int(token) for token in tokens.tolist()]
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token id a row. `failures` are (row, reason) of those where none could be chosen: their ids mean nothing."""
+
+    token_ids: list[int]
+    failures: tuple[tuple[int, PdserveError], ...] = ()
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    """Choose a token for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks.
+
+    Rows whose logits are to be shaped are chosen apart, so that the others cost nothing more.
+    """
+    shaped = [i for i, row in enumerate(rows) if is_shaped(row)]
+    if not shaped:
+        return _choose(logits, rows)
+    if len(shaped) == len(rows):
+        return _choose(shape(logits.to(torch.float32, copy=True), rows), rows)
+    apart = set(shaped)
+    plain = [i for i in range(len(rows)) if i not in apart]
+    token_ids, failures = [0] * len(rows), []
+    for group in (plain, shaped):
+        own = sample(logits[group], [rows[i] for i in group])
+        for place, token_id in zip(group, own.token_ids, strict=True):
+            token_ids[place] = token_id
+        failures += [(group[place], reason) for place, reason in own.failures]
+    return Sampled(token_ids, tuple(failures))
 
 
 def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -38,14 +60,40 @@ def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tenso
     return _weights(scores)
 
 
-def _ban(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    pairs = [(i, token) for i, row in enumerate(rows) for token in row.banned if token < logits.shape[-1]]
-    if not pairs:
-        return logits
-    banned = torch.tensor(pairs, device=logits.device)
-    scores = logits.clone()
-    scores[banned[:, 0], banned[:, 1]] = _OFF
-    return scores
+def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    if not rows:
+        return Sampled([])
+    best = scores.max(dim=-1)
+    tokens = best.indices
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
+    return Sampled(tokens.tolist(), _failures(best.values.tolist(), rows))
+
+
+def _failures(best: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
+    """Say of each row without a best token why there is none."""
+    return tuple((i, _failure(value, rows[i])) for i, value in enumerate(best) if not value > _OFF)
+
+
+def _failure(best: float, row: SampleRow) -> PdserveError:
+    if math.isnan(best):
+        return InternalError(f"the model's logits of output token {row.position} are not numbers")
+    return no_token(row)
+
+
+def no_token(row: SampleRow) -> InvalidRequest:
+    """Return the error that nothing is left to choose from."""
+    asked = (
+        ("allowed_token_ids", row.params.allowed_token_ids),
+        ("bad_words", row.params.bad_words),
+        ("min_tokens", row.position < row.params.min_tokens),
+        ("the grammar", row.mask is not None),
+    )
+    why = ", ".join(name for name, is_asked in asked if is_asked)
+    return InvalidRequest(
+        f"no token is left to choose for output token {row.position}: all are banned by {why or 'the model itself'}"
+    )
 
 
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The engine's Model on torch and transformers: weights, paged pool, attention and sampler of one rank."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,10 @@ from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
-from engine.sampler import sample
+from engine.rope import StepRope
+from engine.row_head import RowHead
 from engine.step_metadata import StepMetadata, build
+from engine.step_output import make_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,29 @@ class TorchModel:
     """Runs steps on the CPU. Owns the pool and the tensors over it; one thread calls it."""
 
     def __init__(
-        self, network: Any, *, info: EngineInfo, memory: HostPool, backend: AttentionBackend, keeps_logits: bool
+        self,
+        network: Any,
+        *,
+        info: EngineInfo,
+        memory: HostPool,
+        backend: AttentionBackend,
+        keeps_logits: bool,
+        rope: StepRope | None = None,
     ) -> None:
-        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`."""
+        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
+
+        `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
+        """
         self._network = network
         self._info = info
         self._memory = memory
         self._keeps_logits = keeps_logits
+        self._rope = rope
         self._device = torch.device(info.device)
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
         attach(network, self._attention)
+        self._head = RowHead(network)
 
     @property
     def info(self) -> EngineInfo:
@@ -65,8 +79,9 @@ class TorchModel:
     @torch.inference_mode()
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
-        logits = self.logits(batch, layer_done)
-        return DoneStep(StepOutput(sample(logits, batch.samples)))
+        with self._head.keeping(wanted=bool(batch.scores)):
+            logits = self.logits(batch, layer_done)
+        return DoneStep(make_output(logits, batch, self._scored(batch)))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -83,6 +98,11 @@ class TorchModel:
             for tensor in (pool.keys, pool.values):
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
 
+    def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
+        """Return slices of the logits of the batch's score rows, computed as they are read."""
+        rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
+        return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
+
     def _forward(self, metadata: StepMetadata) -> torch.Tensor:
         inputs: dict[str, Any] = {"input_ids": metadata.token_ids, "position_ids": metadata.positions}
         if self._keeps_logits:
@@ -92,6 +112,8 @@ class TorchModel:
 
     @contextmanager
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
+        if self._rope is not None:
+            self._rope.begin(metadata.spans, self._device)
         self._attention.begin(metadata, layer_done)
         try:
             yield

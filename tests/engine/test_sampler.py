@@ -11,7 +11,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from engine import sampler
 from engine.interface import SampleRow
-from engine.sampler import kept_weights, sample
+from engine.sampler import kept_weights
 from wire.types import SamplingParams
 
 _PARAMS = [
@@ -31,6 +31,10 @@ def _row(
     index: int = 0, *, sequence: int = 0, position: int = 0, banned: tuple[int, ...] = (), **params: Any
 ) -> SampleRow:
     return SampleRow(index, SamplingParams(max_tokens=1, **params), sequence, position, banned)
+
+
+def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    return sampler.sample(logits, rows).token_ids
 
 
 def _logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:

@@ -1,0 +1,100 @@
+"""What the arithmetic model says once it has read its KV: tokens and likelihoods made of a checksum. No torch.
+
+The checksum names the likeliest token; the token d places after it (round the vocabulary) has the log probability
+-(d + 1) / 64. A draw moves the choice elsewhere, as a temperature would; banned tokens are stepped over.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from engine.counter_hash import hash64, uniform
+from engine.interface import BatchSequence, Candidates, SampleRow, StepBatch, StepOutput
+from wire.errors import InvalidRequest, PdserveError
+from wire.types import TokenLogprobs
+
+_UNIT = 64.0
+
+
+def rows_read(batch: StepBatch) -> list[int]:
+    """Return the flattened rows that `answer` wants checksums of: the sampled ones, then the scored ones."""
+    return [*(sample.row for sample in batch.samples), *(score.row for score in batch.scores)]
+
+
+def part_until(batch: StepBatch, row: int) -> BatchSequence:
+    """Return the part of the step's sequence that ends with flattened row `row`."""
+    first = 0
+    for part in batch.sequences:
+        if row < first + part.count:
+            return BatchSequence(part.start, row - first + 1, part.block_ids)
+        first += part.count
+    raise IndexError(f"row {row} is not one of the step's {first}")
+
+
+def checksum_of(parts: Iterable[bytes | memoryview]) -> int:
+    """Return 32 bits that depend on every byte of the parts."""
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepOutput:
+    """Return what the step made; `checksums` are those of the `rows_read`."""
+    chosen = [choose_token(c, row, vocab_size) for row, c in zip(batch.samples, checksums, strict=False)]
+    failures: list[tuple[int, PdserveError]] = [
+        (i, InvalidRequest("no token is left to choose")) for i, token_id in enumerate(chosen) if token_id is None
+    ]
+    token_ids = [token_id or 0 for token_id in chosen]
+    rows = list(zip(batch.samples, token_ids, checksums, strict=False))
+    logprobs = [
+        None if row.params.logprobs is None else likelihood(c, token_id, row.params.logprobs, vocab_size)
+        for row, token_id, c in rows
+    ]
+    candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
+    scores = [
+        likelihood(c, score.token_id, score.top, vocab_size)
+        for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=True)
+    ]
+    return StepOutput(token_ids, logprobs, candidates, scores, failures)
+
+
+def choose_token(checksum: int, sample: SampleRow, vocab_size: int) -> int | None:
+    """Return the token: greedy by the checksum alone, else also by the draw; None if all are banned."""
+    params = sample.params
+    draw = 0 if params.temperature == 0 else int(uniform(params.seed, sample.sequence, sample.position) * (1 << 24))
+    return next(_choices(hash64(checksum, draw), sample, vocab_size), None)
+
+
+def likelihood(checksum: int, token_id: int, top: int, vocab_size: int) -> TokenLogprobs:
+    """Return how likely `token_id` is, and the `top` likeliest."""
+    best = hash64(checksum, 0)
+    distance = (token_id - best) % vocab_size
+    tops = range(min(top, vocab_size))
+    return TokenLogprobs(
+        -(distance + 1) / _UNIT,
+        distance + 1,
+        tuple((best + i) % vocab_size for i in tops),
+        tuple(-(i + 1) / _UNIT for i in tops),
+    )
+
+
+def _candidates(checksum: int, sample: SampleRow, vocab_size: int) -> Candidates:
+    token_ids = tuple(islice(_choices(hash64(checksum, 0), sample, vocab_size), sample.candidates))
+    return Candidates(token_ids, tuple(likelihood(checksum, token_id, 0, vocab_size).logprob for token_id in token_ids))
+
+
+def _choices(first: int, sample: SampleRow, vocab_size: int) -> Iterator[int]:
+    """Yield the tokens that may be chosen, from `first` on."""
+    banned, allowed = set(sample.banned), set(sample.params.allowed_token_ids)
+    for i in range(vocab_size):
+        token_id = (first + i) % vocab_size
+        if token_id not in banned and (not allowed or token_id in allowed) and _is_in_mask(token_id, sample.mask):
+            yield token_id
+
+
+def _is_in_mask(token_id: int, mask: memoryview | None) -> bool:
+    if mask is None:
+        return True
+    octets = mask.cast("B")
+    return token_id // 8 < len(octets) and bool(octets[token_id // 8] >> token_id % 8 & 1)

@@ -1,0 +1,24 @@
+"""Check that the token ids in sampling parameters are tokens of the model. Pure."""
+
+from collections.abc import Iterable
+
+from wire.errors import InvalidRequest
+from wire.types import SamplingParams
+
+
+def check_token_params(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest naming an id of logit_bias, allowed_token_ids or bad_words that the model does not have.
+
+    Stop ids may lie past the vocabulary (tokenizers name some that a model never gives): they are never chosen.
+    """
+    _check("logit_bias", (token for token, _ in params.logit_bias), vocab_size)
+    _check("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    _check("bad_words", (token for word in params.bad_words for token in word), vocab_size)
+
+
+def _check(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param} has token id {token_id}, which is outside the vocabulary [0, {vocab_size})", param
+            )

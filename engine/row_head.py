@@ -1,0 +1,55 @@
+"""A network's way from its last hidden states to logits, gone again for chosen rows, a slice at a time.
+
+A long prompt's logits do not fit in memory at once, and what follows the output matrix (soft caps, scales) is each
+model's own. So the network's own forward runs on rows of the hidden states that its decoder has just returned.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from engine.logprobs import rows_at_once
+from wire.errors import InternalError
+
+
+class RowHead:
+    """Keeps the hidden states of one step and computes logits of their rows. `network`: of transformers."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._decoder: Any = network.get_decoder()
+        self._output: Any = None
+
+    @contextmanager
+    def keeping(self, *, wanted: bool) -> Iterator[None]:
+        """Keep what the decoder returns in this block, where `wanted`."""
+        hook = self._decoder.register_forward_hook(self._keep) if wanted else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def slices(self, rows: torch.Tensor, vocab_size: int) -> Iterator[torch.Tensor]:
+        """Yield the logits of `rows` (of the last step) in order, [rows of a slice, vocab_size]; then let it go."""
+        output, self._output = self._output, None
+        if output is None:
+            raise InternalError(f"{type(self._network).__name__} did not run {type(self._decoder).__name__}")
+        size = rows_at_once(vocab_size)
+        for start in range(0, len(rows), size):
+            yield self._run(output, rows[start : start + size])
+
+    def _keep(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self._output = output
+
+    def _run(self, output: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Run the network with a decoder that returns these rows of what it returned before."""
+        chosen = type(output)(last_hidden_state=output.last_hidden_state[:, rows])
+        self._decoder.forward = lambda *_, **__: chosen
+        try:
+            logits: torch.Tensor = self._network(input_ids=torch.zeros_like(rows)[None], use_cache=False).logits[0]
+        finally:
+            del self._decoder.forward
+        return logits

@@ -1,0 +1,83 @@
+"""Turn a step's logits into what the step made: tokens, how likely they are, and candidates for beam search."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from engine.interface import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
+from engine.logits import shape
+from engine.logprobs import token_logprobs
+from engine.sampler import Sampled, no_token, sample
+from wire.types import TokenLogprobs
+
+_OFF = float("-inf")
+
+
+def make_output(logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = ()) -> StepOutput:
+    """Return the step's output.
+
+    `logits` [num_samples, vocab_size] are those of the sampled rows. `scored` yields those of the score rows in order,
+    [any number of rows, vocab_size] at a time, so that no more of them than one slice is there at once.
+    """
+    rows = batch.samples
+    searching = [i for i, row in enumerate(rows) if row.candidates]
+    candidates: Sequence[Candidates | None] = ()
+    if searching:
+        sampled, candidates = _search(logits, rows, searching)
+    else:
+        sampled = sample(logits, rows)
+    return StepOutput(
+        sampled.token_ids,
+        _logprobs(logits, rows, sampled.token_ids),
+        candidates,
+        _scores(batch.scores, scored),
+        sampled.failures,
+    )
+
+
+def _search(
+    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int]
+) -> tuple[Sampled, list[Candidates | None]]:
+    """Sample the rows that do not search and rank candidates of those that do: processors see log probabilities."""
+    others = [i for i in range(len(rows)) if not rows[i].candidates]
+    drawn = sample(logits[others], [rows[i] for i in others])
+    token_ids = [0] * len(rows)
+    found: list[Candidates | None] = [None] * len(rows)
+    for i, token_id in zip(others, drawn.token_ids, strict=True):
+        token_ids[i] = token_id
+    failures = [(others[place], reason) for place, reason in drawn.failures]
+    scores = shape(logits[searching].float().log_softmax(dim=-1), [rows[i] for i in searching])
+    for place, i in enumerate(searching):
+        found[i] = best = _candidates(scores[place], rows[i].candidates)
+        if best.token_ids:
+            token_ids[i] = best.token_ids[0]
+        else:
+            failures.append((i, no_token(rows[i])))
+    return Sampled(token_ids, tuple(failures)), found
+
+
+def _candidates(scores: torch.Tensor, count: int) -> Candidates:
+    best = scores.topk(min(count, len(scores)))
+    pairs = [(t, s) for t, s in zip(best.indices.tolist(), best.values.tolist(), strict=True) if s > _OFF]
+    return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+) -> Sequence[TokenLogprobs | None]:
+    """Return how likely the chosen tokens are by the raw logits; empty where no row asked."""
+    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not asked:
+        return ()
+    picked = logits if len(asked) == len(rows) else logits[asked]
+    tops = [rows[i].params.logprobs or 0 for i in asked]
+    told = dict(zip(asked, token_logprobs(picked, [token_ids[i] for i in asked], tops), strict=True))
+    return [told.get(i) for i in range(len(rows))]
+
+
+def _scores(rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]) -> list[TokenLogprobs]:
+    told: list[TokenLogprobs] = []
+    for logits in scored:
+        part = rows[len(told) : len(told) + len(logits)]
+        told += token_logprobs(logits, [row.token_id for row in part], [row.top for row in part])
+    return told

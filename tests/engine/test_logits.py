@@ -1,0 +1,220 @@
+"""Penalties, biases and bans against transformers' own logits processors and plain counting."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from engine.ending import banned_tokens
+from engine.interface import SampleRow
+from engine.logits import is_shaped, shape
+from engine.sampler import sample
+from wire.errors import InternalError, InvalidRequest
+from wire.types import SamplingParams
+
+_VOCAB = 40
+_OFF = float("-inf")
+_MIXED: dict[str, Any] = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": -0.7,
+    "logit_bias": ((3, 4.0), (5, -100.0)),
+    "bad_words": ((7,), (1, 2)),
+    "allowed_token_ids": tuple(range(30)),
+    "stop_token_ids": (11, 12),
+    "min_tokens": 5,
+}
+
+
+def _row(
+    prompt: Sequence[int] = (), outputs: Sequence[int] = (), *, index: int = 0, mask: memoryview | None = None,
+    **params: Any,
+) -> SampleRow:  # fmt: skip
+    given = SamplingParams(**{"max_tokens": 100, "temperature": 0.0, **params})
+    history, position = [*prompt, *outputs], len(outputs)
+    return SampleRow(
+        index, given, 0, position, banned_tokens(given, position, history), history, len(prompt), mask
+    )  # fmt: skip
+
+
+def _logits(num_rows: int, seed: int = 0, vocab_size: int = _VOCAB) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def _shaped(logits: torch.Tensor, *rows: SampleRow) -> torch.Tensor:
+    return shape(logits.clone(), rows)
+
+
+def _ids(*token_ids: int) -> torch.Tensor:
+    return torch.tensor([list(token_ids)])
+
+
+@settings(max_examples=60)
+@given(
+    prompt=st.lists(st.integers(0, _VOCAB - 1), min_size=1, max_size=12),
+    outputs=st.lists(st.integers(0, _VOCAB - 1), max_size=12),
+    penalty=st.floats(0.1, 3.0),
+    seed=st.integers(0, 999),
+)
+def test_repetition_penalty_is_that_of_transformers(
+    prompt: list[int], outputs: list[int], penalty: float, seed: int
+) -> None:
+    logits = _logits(1, seed)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(_ids(*prompt, *outputs), logits.clone())
+
+    assert torch.equal(_shaped(logits, _row(prompt, outputs, repetition_penalty=penalty)), expected)
+
+
+@settings(max_examples=60)
+@given(
+    prompt=st.lists(st.integers(0, _VOCAB - 1), min_size=1, max_size=12),
+    outputs=st.lists(st.integers(0, 9), max_size=30),
+    frequency=st.floats(-2, 2),
+    presence=st.floats(-2, 2),
+)
+def test_counts_are_of_outputs_alone(prompt: list[int], outputs: list[int], frequency: float, presence: float) -> None:
+    logits, counts = _logits(1), Counter(outputs)
+    expected = [x - counts[i] * frequency - (presence if counts[i] else 0.0) for i, x in enumerate(logits[0].tolist())]
+
+    shaped = _shaped(logits, _row(prompt, outputs, frequency_penalty=frequency, presence_penalty=presence))
+
+    torch.testing.assert_close(shaped[0], torch.tensor(expected), rtol=1e-6, atol=1e-5)
+
+
+def test_logit_bias_is_a_sequence_bias_of_single_tokens() -> None:
+    logits, bias = _logits(1), {(3,): 2.5, (17,): -100.0}
+    expected = SequenceBiasLogitsProcessor(bias)(_ids(1), logits)
+
+    assert torch.equal(_shaped(logits, _row([1], logit_bias=((3, 2.5), (17, -100.0)))), expected)
+
+
+@settings(max_examples=80)
+@given(
+    words=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8, unique=True),
+    history=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+)
+def test_bad_words_are_those_of_transformers(words: list[tuple[int, ...]], history: list[int]) -> None:
+    logits = _logits(1)
+    expected = NoBadWordsLogitsProcessor([list(word) for word in words])(_ids(*history), logits)
+
+    assert torch.equal(_shaped(logits, _row(history, bad_words=tuple(words))), expected)
+
+
+@pytest.mark.parametrize("num_outputs", [0, 2, 3])
+def test_stop_ids_before_min_tokens_are_banned_as_transformers_does(num_outputs: int) -> None:
+    logits, prompt, outputs = _logits(1), [1, 2], [4] * num_outputs
+    process = MinNewTokensLengthLogitsProcessor(len(prompt), 3, [11, 12], device="cpu")
+
+    shaped = _shaped(logits, _row(prompt, outputs, stop_token_ids=(11, 12), min_tokens=3))
+
+    assert torch.equal(shaped, process(_ids(*prompt, *outputs), logits))
+
+
+def test_allowed_tokens_suppress_all_others_as_transformers_does() -> None:
+    logits, allowed = _logits(1), (0, 8, 31)
+    others = [token for token in range(_VOCAB) if token not in allowed]
+    expected = SuppressTokensLogitsProcessor(others, device="cpu")(_ids(1), logits)
+
+    assert torch.equal(_shaped(logits, _row([1], allowed_token_ids=allowed)), expected)
+
+
+@pytest.mark.parametrize(("vocab_size", "words"), [(_VOCAB, 2), (70, 2), (70, 3)])
+def test_a_mask_allows_the_tokens_whose_bits_are_set(vocab_size: int, words: int) -> None:
+    allowed = {0, 1, 31, 32, 39, 63}
+    bits = np.zeros(words, np.uint32)
+    for token in allowed:
+        bits[token // 32] |= np.uint32(1 << token % 32)
+    logits = _logits(1, vocab_size=vocab_size)
+
+    shaped = _shaped(logits, _row([1], mask=bits.view(np.int32).data))
+
+    for token in range(vocab_size):
+        assert shaped[0, token] == (logits[0, token] if token in allowed else _OFF)
+
+
+def test_order_is_bias_then_repetition_then_counts() -> None:
+    """As transformers puts its sequence bias before the repetition penalty, and vLLM the counts after both."""
+    logits, prompt, outputs = _logits(1), [3, 9], [3, 3, 20]
+    expected = SequenceBiasLogitsProcessor({(3,): 5.0})(_ids(1), logits)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(_ids(*prompt, *outputs), expected)
+    for token, count in Counter(outputs).items():
+        expected[0, token] -= count * 0.5 + 0.25
+    row = _row(
+        prompt, outputs, logit_bias=((3, 5.0),), repetition_penalty=1.7, frequency_penalty=0.5, presence_penalty=0.25
+    )
+
+    torch.testing.assert_close(_shaped(logits, row), expected, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), chosen=st.lists(st.sampled_from(sorted(_MIXED)), max_size=8, unique=True))
+def test_a_row_is_shaped_the_same_alone_and_among_others(seed: int, chosen: list[str]) -> None:
+    numbers = random.Random(seed)
+    params = {name: _MIXED[name] for name in chosen}
+    rows = [
+        _row(numbers.choices(range(_VOCAB), k=5), numbers.choices(range(_VOCAB), k=i), **own)
+        for i, own in enumerate([params, _MIXED, {}, {"repetition_penalty": 2.0}, {"logit_bias": ((1, 1.0),)}])
+    ]
+    logits = _logits(len(rows), seed)
+
+    together = _shaped(logits, *rows)
+
+    for i, row in enumerate(rows):
+        assert torch.equal(together[i : i + 1], _shaped(logits[i : i + 1], row))
+    assert torch.equal(together[2], logits[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_ask_for_nothing_are_chosen_beside_those_that_do(dtype: torch.dtype) -> None:
+    logits = _logits(4).to(dtype)
+    best = logits.argmax(dim=-1).tolist()
+    rows = [_row([1]), _row([1], logit_bias=((6, 100.0),)), _row([1]), _row([1], allowed_token_ids=(9,))]
+
+    assert sample(logits, rows).token_ids == [best[0], 6, best[2], 9]
+
+
+def test_a_row_that_asks_for_nothing_is_not_shaped() -> None:
+    assert not is_shaped(_row([1, 2], [3], temperature=0.7, top_k=3, logprobs=4, bad_words=((1, 2, 30),)))
+    assert all(
+        is_shaped(_row([1], **{name: value, "min_tokens": 1, "stop_token_ids": (2,)})) for name, value in _MIXED.items()
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_tokens_are_all_banned_fails_in_words_and_alone(temperature: float) -> None:
+    logits = _logits(3)
+    alone = sample(logits[:1], [_row([1], temperature=temperature, seed=3)]).token_ids
+    impossible = _row([1], temperature=temperature, allowed_token_ids=(4, 5), bad_words=((4,), (5,)))
+
+    sampled = sample(logits, [_row([1], temperature=temperature, seed=3), impossible, _row([1])])
+
+    ((index, error),) = sampled.failures
+    assert index == 1
+    assert isinstance(error, InvalidRequest)
+    assert "no token is left to choose for output token 0: all are banned by allowed_token_ids, bad_words" in str(error)
+    assert sampled.token_ids[0] == alone[0]
+    assert sampled.token_ids[2] == int(logits[2].argmax())
+
+
+def test_logits_that_are_not_numbers_are_the_models_failure() -> None:
+    logits = _logits(2)
+    logits[1] = float("nan")
+
+    ((index, error),) = sample(logits, [_row([1]), _row([1])]).failures
+
+    assert index == 1
+    assert isinstance(error, InternalError)
+    assert "not numbers" in str(error)

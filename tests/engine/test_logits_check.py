@@ -1,0 +1,27 @@
+"""Token ids in parameters have to be tokens of the model."""
+
+from typing import Any
+
+import pytest
+
+from engine.logits_check import check_token_params
+from wire.errors import InvalidRequest
+from wire.types import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", ((3, 1.0), (100, 1.0))), ("allowed_token_ids", (0, 100)), ("bad_words", ((1,), (2, 100)))],
+)
+def test_an_id_outside_the_vocabulary_is_refused_by_name(name: str, value: Any) -> None:
+    params = SamplingParams(max_tokens=1, **{name: value})
+
+    check_token_params(params, 101)
+    with pytest.raises(InvalidRequest, match=rf"{name} has token id 100, .* \[0, 100\)") as refused:
+        check_token_params(params, 100)
+
+    assert refused.value.param == name
+
+
+def test_stop_ids_may_lie_past_the_vocabulary() -> None:
+    check_token_params(SamplingParams(max_tokens=1, stop_token_ids=(5000,)), 100)

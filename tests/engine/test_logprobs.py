@@ -1,0 +1,61 @@
+"""Log probabilities and ranks against transformers' log_softmax arithmetic done plainly, row by row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import logprobs
+from engine.logprobs import rows_at_once, token_logprobs
+
+
+def _logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@settings(max_examples=40)
+@given(
+    vocab_size=st.sampled_from([3, 40, 1000]),
+    seed=st.integers(0, 999),
+    tops=st.lists(st.sampled_from([0, 1, 2, 5, 2000]), min_size=1, max_size=6),
+)
+def test_they_are_the_log_softmax_in_plain_arithmetic(vocab_size: int, seed: int, tops: list[int]) -> None:
+    logits = _logits(len(tops), vocab_size, seed)
+    token_ids = [(seed + i) % vocab_size for i in range(len(tops))]
+
+    told = token_logprobs(logits, token_ids, tops)
+
+    for row, token_id, top, one in zip(logits.tolist(), token_ids, tops, told, strict=True):
+        total = math.log(math.fsum(map(math.exp, row)))
+        best = sorted(range(vocab_size), key=lambda token: -row[token])[:top]
+        assert one.logprob == pytest.approx(row[token_id] - total, abs=1e-5)
+        assert one.rank == 1 + sum(value > row[token_id] for value in row)
+        assert list(one.top_ids) == best
+        assert list(one.top_logprobs) == pytest.approx([row[token] - total for token in best], abs=1e-5)
+
+
+def test_slices_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, token_ids, tops = _logits(11, 50), list(range(11)), [i % 3 for i in range(11)]
+    whole = token_logprobs(logits, token_ids, tops)
+
+    monkeypatch.setattr(logprobs, "SLICE_BYTES", 4 * 4 * 50)
+
+    assert rows_at_once(50) == 4
+    assert token_logprobs(logits, token_ids, tops) == whole
+
+
+def test_equal_logits_are_told_the_same_whatever_the_neighbours_ask() -> None:
+    logits = torch.zeros(2, 300).bfloat16()
+    logits[:, 100:] = 1.0
+
+    (alone,) = token_logprobs(logits[:1], [3], [4])
+    among, _ = token_logprobs(logits, [3, 5], [4, 90])
+
+    assert among == alone
+    assert alone.rank == 201
+
+
+def test_a_slice_has_at_least_one_row() -> None:
+    assert rows_at_once(10**9) == 1
