@@ -12,7 +12,6 @@ from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
-from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -33,24 +32,13 @@ class TorchModel:
     """Runs steps on the CPU. Owns the pool and the tensors over it; one thread calls it."""
 
     def __init__(
-        self,
-        network: Any,
-        *,
-        info: EngineInfo,
-        memory: HostPool,
-        backend: AttentionBackend,
-        keeps_logits: bool,
-        rope: StepRope | None = None,
+        self, network: Any, *, info: EngineInfo, memory: HostPool, backend: AttentionBackend, keeps_logits: bool
     ) -> None:
-        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
-
-        `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
-        """
+        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`."""
         self._network = network
         self._info = info
         self._memory = memory
         self._keeps_logits = keeps_logits
-        self._rope = rope
         self._device = torch.device(info.device)
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
@@ -112,8 +100,6 @@ class TorchModel:
 
     @contextmanager
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
-        if self._rope is not None:
-            self._rope.begin(metadata.spans, self._device)
         self._attention.begin(metadata, layer_done)
         try:
             yield
