@@ -3,6 +3,7 @@
 PdserveError
 ├── InvalidRequest          the caller's input is wrong               400  INVALID_ARGUMENT
 │   ├── PromptTooLong       prompt (+ output) exceeds the model       400
+│   ├── InvalidGrammar      structured output that cannot be had      400
 │   └── NeverFits           more KV than the whole pool can hold      400
 ├── UnknownModel            no such model is served                   404  NOT_FOUND
 ├── Overloaded              the queue is full; come back later        429  RESOURCE_EXHAUSTED
@@ -35,6 +36,10 @@ class InvalidRequest(PdserveError):
 
 class PromptTooLong(InvalidRequest):
     """Prompt plus output exceeds the model's length."""
+
+
+class InvalidGrammar(InvalidRequest):
+    """The structured output asked for is wrong, not supported, or costs more than the limit in the message."""
 
 
 class NeverFits(InvalidRequest):
@@ -128,8 +133,8 @@ def appearance(error: BaseException) -> Appearance:
 _BY_NAME: dict[str, type[PdserveError]] = {
     cls.__name__: cls
     for cls in (
-        InvalidRequest, PromptTooLong, NeverFits, UnknownModel, Overloaded, NoCapacity, Unavailable, InstanceLost,
-        Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError, InternalError,
+        InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, UnknownModel, Overloaded, NoCapacity, Unavailable,
+        InstanceLost, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError, InternalError,
     )
 }  # fmt: skip
 

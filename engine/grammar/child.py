@@ -1,0 +1,115 @@
+"""The process that compiles first: `python -P -m engine.grammar.child FD PARENT_PID`. What kills it, kills no instance.
+
+    parent {"backend", "tokenizer", "limits"} --> {"ready": true} | {"refused": words}
+    parent {"kind", "text", "backend", "whitespace"} --> {"form", "cost_bytes"} | {"refused": words}   ... until EOF
+
+The system ends it: SIGPROF past the CPU time of one compile, a failed allocation past the memory, a kill by the parent
+past its wait, SIGKILL when the parent's thread ends.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from engine.grammar.backends import make_backend
+from engine.grammar.frames import Message, receive, send
+from engine.grammar.interface import Backend
+from engine.grammar.limits import MIB, GrammarLimits
+from engine.grammar.source import Kind, Source
+from engine.grammar.tokenizer_file import TokenizerFile
+from wire.errors import InvalidGrammar
+
+_PR_SET_PDEATHSIG = 1
+_STACK_BYTES = MIB  # so that what does not overflow here does not in a thread of the parent
+
+
+def main(descriptor: int) -> None:
+    """Serve the connection on `descriptor` until the parent closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the parent's to answer
+    sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it, for nothing
+    with socket.socket(fileno=descriptor) as connection:
+        hello = receive(connection)
+        if hello is None:
+            return
+        limits = GrammarLimits(**hello["limits"])
+        try:
+            backend = make_backend(hello["backend"], TokenizerFile.from_json(hello["tokenizer"]), limits)
+        except InvalidGrammar as error:
+            send(connection, {"refused": str(error)})
+            return
+        _bound_memory(limits)
+        send(connection, {"ready": True})
+        while (request := receive(connection)) is not None:
+            send(connection, _answer(backend, request, limits))
+
+
+def _answer(backend: Backend, request: Message, limits: GrammarLimits) -> Message:
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF, unhandled, ends the process
+    try:
+        source = Source(Kind(request["kind"]), request["text"], request["backend"], request["whitespace"])
+        form, cost_bytes = _measured(backend, source)
+    except InvalidGrammar as error:
+        return {"refused": str(error)}
+    except MemoryError:
+        return {"refused": f"compiling it takes more than {limits.memory_bytes // MIB} MB of memory, the limit"}
+    except RecursionError:
+        return {"refused": "it is nested too deep to be compiled"}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    for what, size, limit in (
+        ("compiled text", len(form), limits.form_bytes),
+        ("compiled form in memory", cost_bytes, limits.cache_bytes),
+    ):
+        if size > limit:
+            return {"refused": f"its {what} has {size} bytes, the limit is {limit}"}
+    return {"form": form, "cost_bytes": cost_bytes}
+
+
+def _measured(backend: Backend, source: Source) -> tuple[str, int]:
+    """Compile and build; return the form, and how much memory what was built holds."""
+    _give_back_memory()
+    before = _status_bytes("RssAnon")
+    form = backend.compile(source)
+    built = backend.build(form)
+    _give_back_memory()
+    cost = max(_status_bytes("RssAnon") - before, 0) + len(form)
+    del built
+    return form, cost
+
+
+def _give_back_memory() -> None:
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; elsewhere the cost is a little off
+    if trim is not None:
+        trim(0)
+
+
+def _bound_memory(limits: GrammarLimits) -> None:
+    most = _status_bytes("VmSize") + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def _die_with(parent: int) -> None:
+    """Ask for SIGKILL when the thread that started us ends; it may have ended before we asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _die_with(int(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -1,0 +1,180 @@
+"""The serving process's end of the compiling child: start it, ask it, kill it, and have the next one warm at once."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from engine.grammar.frames import Message, receive, send
+from engine.grammar.limits import MIB, GrammarLimits
+from engine.grammar.source import Source
+from engine.grammar.tokenizer_file import TokenizerFile
+from telemetry.logs import EventLogger
+from wire.errors import DeadlineExceeded, InvalidGrammar, Unavailable
+
+log = EventLogger("grammar")
+_KILL_WAIT_S = 10.0
+_OUT_OF_MEMORY = (b"memory allocation", b"bad_alloc", b"MemoryError")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the child made: the form to build from, and about how much memory what is built from it holds."""
+
+    form: str
+    cost_bytes: int
+
+
+class _Died(Exception):
+    """The child ended without an answer."""
+
+    def __init__(self, by_signal: int, stderr: bytes) -> None:
+        super().__init__(by_signal)
+        self.by_signal, self.stderr = by_signal, stderr
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    popen: "subprocess.Popen[bytes]"
+    connection: socket.socket
+    stderr: BinaryIO
+
+
+class CompilingChild:
+    """Owns one child process at a time, of one backend. One thread uses it, and outlives each child (see child.py)."""
+
+    def __init__(self, backend: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
+        self._backend, self._tokenizer, self._limits = backend, tokenizer, limits
+        self._process: _Process | None = None
+        self._ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child that is warm or warming up, None where there is none."""
+        return None if self._process is None else self._process.popen.pid
+
+    def start(self) -> None:
+        """Start a child where there is none; it warms up while we go on."""
+        if self._process is None:
+            self._process = self._spawn()
+            self._ready = False
+            hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
+            self._say(hello)
+
+    def compile(self, source: Source) -> Compiled:
+        """Return what the child makes of `source`.
+
+        Raises InvalidGrammar where it refuses or does not survive, Unavailable where no child comes up, and
+        DeadlineExceeded where it does not answer in time. A child killed from outside is asked once more.
+        """
+        try:
+            return self._ask(source)
+        except _Died as death:
+            if death.by_signal != signal.SIGKILL:
+                raise InvalidGrammar(self._words(death)) from death
+            log.warning("grammar_child_killed", backend=self._backend)
+        try:
+            return self._ask(source)
+        except _Died as death:
+            raise InvalidGrammar(self._words(death)) from death
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.connection.close()
+            process.popen.kill()
+            process.popen.wait(_KILL_WAIT_S)
+            process.stderr.close()
+
+    def _ask(self, source: Source) -> Compiled:
+        self.start()
+        if not self._ready:
+            self._await_ready()
+        request = {"kind": source.kind, "text": source.text, "backend": source.backend, "whitespace": source.whitespace}
+        self._say(request)
+        answer = self._hear(self._limits.compile_s, "compiling the grammar")
+        if "refused" in answer:
+            raise InvalidGrammar(str(answer["refused"]))
+        return Compiled(str(answer["form"]), int(answer["cost_bytes"]))
+
+    def _await_ready(self) -> None:
+        answer = self._hear(self._limits.start_s, "starting the grammar compiler")
+        if "refused" in answer:
+            self.close()
+            raise InvalidGrammar(str(answer["refused"]))
+        self._ready = True
+
+    def _say(self, message: Message) -> None:
+        """A child that has died is noticed where its answer is awaited."""
+        assert self._process is not None
+        self._process.connection.settimeout(self._limits.compile_s)
+        try:
+            send(self._process.connection, message)
+        except BrokenPipeError:
+            return
+
+    def _hear(self, timeout_s: float, what: str) -> Message:
+        assert self._process is not None
+        self._process.connection.settimeout(timeout_s)
+        try:
+            answer = receive(self._process.connection)
+        except TimeoutError as error:
+            self._replace()
+            raise DeadlineExceeded(f"{what} took longer than {timeout_s:g} s, the limit") from error
+        except ConnectionResetError:
+            answer = None
+        if answer is None:
+            raise self._buried()
+        return answer
+
+    def _buried(self) -> Exception:
+        """Take leave of a child that has closed its end, and start the next."""
+        assert self._process is not None
+        process = self._process
+        try:
+            code = process.popen.wait(_KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return Unavailable("the grammar compiler closed its connection and does not end")
+        finally:
+            process.stderr.seek(0)
+            stderr = process.stderr.read()[-2000:]
+            was_ready = self._ready
+            self._replace()
+        if not was_ready:
+            return Unavailable(f"the grammar compiler does not start: {stderr.decode(errors='replace').strip()}")
+        return _Died(-code, stderr)
+
+    def _replace(self) -> None:
+        """End the child and start the next at once, so that it is warm before it is asked."""
+        self.close()
+        self.start()
+
+    def _words(self, death: _Died) -> str:
+        if death.by_signal == signal.SIGPROF:
+            return f"compiling it takes more than {self._limits.cpu_s:g} s of CPU time, the limit"
+        if any(words in death.stderr for words in _OUT_OF_MEMORY):
+            return f"compiling it takes more than {self._limits.memory_bytes // MIB} MB of memory, the limit"
+        try:
+            name = signal.Signals(death.by_signal).name
+        except ValueError:
+            name = f"exit status {-death.by_signal}"
+        return f"compiling it crashes the {self._backend} compiler ({name})"
+
+    def _spawn(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        stderr = os.fdopen(os.memfd_create("grammar-child-stderr"), "w+b")
+        command = [sys.executable, "-P", "-m", "engine.grammar.child", str(theirs.fileno()), str(os.getpid())]
+        with theirs:
+            popen = subprocess.Popen(  # noqa: S603 - a fixed argument list
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # another arena would take 64 MB of the limit
+            )
+        return _Process(popen, ours, stderr)

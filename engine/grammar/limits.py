@@ -1,0 +1,45 @@
+"""Every limit of structured output, in one place: what a request may ask, a compile may use, a step may cost."""
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """Bounds of a request's text, of one compile, and of what is kept.
+
+    `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
+    answer, `wait_s` the longest in the queue of `queue_length`. `cache_bytes` bounds what is kept for later, and so
+    also one grammar; `fill_s` is what one step of a backend without limits of its own may take.
+    """
+
+    source_bytes: int = 64 * KIB
+    nesting: int = 64
+    choices: int = 4096
+    repetitions: int = 100_000
+    form_bytes: int = 64 * MIB
+    cpu_s: float = 2.0
+    memory_bytes: int = 512 * MIB
+    start_s: float = 60.0
+    compile_s: float = 20.0
+    wait_s: float = 30.0
+    queue_length: int = 64
+    cache_bytes: int = 64 * MIB
+    fill_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What llguidance may spend on one step: set so that no fill takes more than about 50 ms (docs say how measured).
+
+    Time grows with the square of `items`, linearly with `lexer_fuel`; each of `lexer_states` takes 1 to 2 kB.
+    """
+
+    items: int = 4000
+    items_in_row: int = 2000
+    lexer_fuel: int = 50_000
+    lexer_states: int = 20_000
+    initial_lexer_fuel: int = 1_000_000
+    grammar_symbols: int = 200_000

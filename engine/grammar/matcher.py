@@ -1,0 +1,93 @@
+"""A sequence's place in a grammar, endings included: which ids may follow, in the model's own width."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.grammar.interface import Bits, TextGrammar, TextMatcher
+from engine.grammar.tokenizer_file import TokenizerFile
+from wire.errors import InvalidGrammar
+
+
+class CompiledGrammar:
+    """The Grammar over any backend's text grammar. `cost_bytes` is about what it keeps in memory."""
+
+    def __init__(self, text: TextGrammar, tokenizer: TokenizerFile, cost_bytes: int) -> None:
+        self._text, self._tokenizer = text, tokenizer
+        self.cost_bytes = cost_bytes
+
+    def matcher(self, stop_token_ids: Sequence[int] = ()) -> "SequenceMatcher":
+        """Return a matcher at the beginning for a request with these stop ids. Any thread."""
+        return SequenceMatcher(self._text.start(), self._tokenizer, stop_token_ids)
+
+
+class SequenceMatcher:
+    """The Matcher over any backend's. Mutable, of one sequence, one thread at a time.
+
+    The model's end-of-sequence ids are allowed exactly where the text is whole, a request's other stop ids there and
+    where their text may follow. After an ending only endings follow, so that a request that ignores them runs on.
+    """
+
+    def __init__(self, text: TextMatcher, tokenizer: TokenizerFile, stop_token_ids: Sequence[int]) -> None:
+        self._text, self._vocab_size = text, tokenizer.vocab_size
+        self._eos = frozenset(_in_vocabulary(tokenizer.eos_token_ids, tokenizer.vocab_size))
+        self._enders = self._eos | set(_in_vocabulary(stop_token_ids, tokenizer.vocab_size))
+        self._ended = False
+        self._length = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is whole and only ids that end the sequence may follow."""
+        return self._ended or (self._text.accepting and not self._text_row().any())
+
+    def advance(self, token_id: int) -> bool:
+        """Take the chosen token; False, unchanged, if it is not allowed. Raises InvalidGrammar at a limit."""
+        taken = self._take(token_id)
+        self._length += taken
+        return taken
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Take the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
+        for token_id in token_ids:
+            if not self.advance(token_id):
+                raise InvalidGrammar(f"output token {self._length} is {token_id}, which its grammar does not allow")
+
+    def fill(self, row: Bits) -> None:
+        """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32; at least one is, or InvalidGrammar."""
+        row[:] = 0 if self._ended else self._text_row()
+        if self._ended or self._text.accepting:
+            _set(row, self._enders)
+        if not row.any():
+            raise InvalidGrammar(f"the grammar allows no token after {self._length} output tokens")
+
+    def _take(self, token_id: int) -> bool:
+        is_text = token_id not in self._eos and 0 <= token_id < self._vocab_size
+        if is_text and not self._ended and self._text.advance(token_id):
+            return True
+        if token_id in self._enders and (self._ended or self._text.accepting):
+            self._ended = True
+        return self._ended and token_id in self._enders
+
+    def _text_row(self) -> Bits:
+        """Return the text tokens that may follow, as wide as the model's logits: ids on either side only are out."""
+        row = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
+        allowed = self._text.allowed()[: len(row)]
+        row[: len(allowed)] = allowed
+        if self._vocab_size % 32:
+            row[-1] &= (1 << (self._vocab_size % 32)) - 1
+        for token_id in self._eos:
+            row[token_id // 32] &= ~_bit(token_id)
+        return row
+
+
+def _in_vocabulary(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    return [token_id for token_id in token_ids if 0 <= token_id < vocab_size]
+
+
+def _set(row: Bits, token_ids: frozenset[int]) -> None:
+    for token_id in token_ids:
+        row[token_id // 32] |= _bit(token_id)
+
+
+def _bit(token_id: int) -> np.int32:
+    return np.int32(np.uint32(1 << (token_id % 32)).astype(np.int32))

@@ -1,0 +1,32 @@
+"""Bring a regex as Python writes it into the form of Rust's regex library, which llguidance reads. Pure.
+
+The classes mean the same to both afterwards, or less: what matches here, `re.fullmatch` matches too. `\\d \\w \\s` are
+ASCII; their negations leave out what either library counts to the class.
+"""
+
+import re
+
+_CLASSES = {
+    "d": "[0-9]",
+    "w": "[0-9A-Za-z_]",
+    "s": r"[ \t\n\r\x0b\x0c]",
+    "D": r"[^\p{Nd}]",
+    "W": r"[^\w\p{N}]",
+    "S": r"[^\s\x1c-\x1f]",
+}
+_PIECE = re.compile(r"\\(?P<escaped>.)|(?P<upto>\{,(?P<most>\d+)\})|(?P<sign>[\[\]])|.", re.DOTALL)
+
+
+def to_rust(pattern: str) -> str:
+    """Return `pattern` with its classes, and `{,n}` outside of classes, in Rust's form."""
+    written, in_class = [], False
+    for found in _PIECE.finditer(pattern):
+        piece = found.group()
+        if found["escaped"] is not None:
+            piece = _CLASSES.get(found["escaped"], piece)
+        elif found["upto"] is not None and not in_class:
+            piece = f"{{0,{found['most']}}}"
+        elif found["sign"] is not None:
+            in_class = piece == "["
+        written.append(piece)
+    return "".join(written)

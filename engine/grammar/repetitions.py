@@ -1,0 +1,16 @@
+"""Bound the counts in `{n,m}`, which cost more than their few characters say. Pure."""
+
+import re
+
+from engine.grammar.limits import GrammarLimits
+from wire.errors import InvalidGrammar
+
+_BRACES = re.compile(r"(?<!\\)\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+
+
+def check_repetitions(text: str, limits: GrammarLimits) -> None:
+    """Raise InvalidGrammar where a regex or grammar repeats something oftener than the limit."""
+    for found in _BRACES.finditer(text):
+        for bound in found.groups():
+            if len(bound) > 9 or int(bound or 0) > limits.repetitions:
+                raise InvalidGrammar(f"{bound[:20]} repetitions, the limit is {limits.repetitions}")

@@ -1,0 +1,153 @@
+"""Check what a request asks its output to be, and bring it into one form. Pure: nothing is compiled here."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+
+from engine.grammar.limits import GrammarLimits
+from wire.errors import InvalidGrammar
+from wire.types import StructuredOutput
+
+LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
+_OLD_NAMES = ("outlines", "lm-format-enforcer", "guidance")
+BACKENDS = ("auto", LLGUIDANCE, XGRAMMAR, *_OLD_NAMES)
+_JSON_KINDS = ("json", "choice", "structural_tag")
+
+
+class Kind(StrEnum):
+    """What the text of a Source is."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checked wish: `text` is a JSON schema, a regex, a JSON list of texts, EBNF or Lark, or a structural tag.
+
+    `whitespace` is the regex of what may stand between JSON's parts, None the usual.
+    """
+
+    kind: Kind
+    text: str
+    backend: str = LLGUIDANCE
+    whitespace: str | None = None
+
+    @property
+    def key(self) -> bytes:
+        """Digest of all of it: equal sources compile to the same."""
+        return sha256(json.dumps([self.kind, self.text, self.backend, self.whitespace]).encode()).digest()
+
+
+def read_source(wish: StructuredOutput, limits: GrammarLimits) -> Source:
+    """Return `wish` checked. Raises InvalidGrammar, saying the value and the limit."""
+    text = wish.value
+    _check_size(wish.kind, text, limits)
+    _check_size("whitespace_pattern", wish.whitespace_pattern or "", limits)
+    kind = _kind(wish.kind)
+    if wish.kind == "json_object":
+        text = '{"type":"object"}'
+    elif not text.strip():
+        raise InvalidGrammar(f"{wish.kind} is empty")
+    elif kind in _JSON_KINDS:
+        text = _read_json(kind, text, limits)
+    return Source(kind, text, _backend(wish.backend, kind, text), wish.whitespace_pattern)
+
+
+def is_old_name(backend: str) -> bool:
+    """Whether another engine once served this name; llguidance does now."""
+    return backend in _OLD_NAMES
+
+
+def _kind(name: str) -> Kind:
+    if name == "json_object":
+        return Kind.JSON
+    try:
+        return Kind(name)
+    except ValueError as error:
+        known = ", ".join([*Kind, "json_object"])
+        raise InvalidGrammar(f"{name!r} is no kind of structured output; there are {known}") from error
+
+
+def _backend(name: str, kind: Kind, text: str) -> str:
+    if name not in BACKENDS:
+        raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; there are {', '.join(BACKENDS)}")
+    needs_xgrammar = kind is Kind.STRUCTURAL_TAG and "format" in json.loads(text)
+    if name == XGRAMMAR or (name == "auto" and needs_xgrammar):
+        return XGRAMMAR
+    return LLGUIDANCE
+
+
+def _check_size(name: str, text: str, limits: GrammarLimits) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidGrammar(f"{name} is no text: {error}") from error
+    if size > limits.source_bytes:
+        raise InvalidGrammar(f"{name} has {size} bytes, the limit is {limits.source_bytes}")
+
+
+def _read_json(kind: Kind, text: str, limits: GrammarLimits) -> str:
+    depth = nesting(text, "[{", "]}")
+    if depth > limits.nesting:
+        raise InvalidGrammar(f"{kind} is nested {depth} deep, the limit is {limits.nesting}")
+    try:
+        value = json.loads(text)
+        clean = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        clean.encode()  # an escaped half of a surrogate pair is no text
+    except ValueError as error:
+        raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
+    if kind is Kind.CHOICE:
+        _check_choices(value, limits)
+    elif not isinstance(value, dict):
+        raise InvalidGrammar(f"{kind} is {clean[:40]}, must be an object")
+    elif not value:
+        raise InvalidGrammar(f"{kind} is {{}}, which says nothing; json_object asks for any object")
+    _check_references(value)
+    return clean
+
+
+def _check_references(value: object) -> None:
+    """Nothing is ever fetched; one backend would take what it cannot fetch for anything at all."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            reference = part.get("$ref")
+            if isinstance(reference, str) and not reference.startswith("#"):
+                raise InvalidGrammar(f"$ref is {reference[:100]!r}, must be within the schema, as #/$defs/name")
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)
+
+
+def _check_choices(value: object, limits: GrammarLimits) -> None:
+    if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
+        raise InvalidGrammar("choice must be a list of texts")
+    if not 1 <= len(value) <= limits.choices:
+        raise InvalidGrammar(f"choice has {len(value)} texts, must have 1 to {limits.choices}")
+
+
+def nesting(text: str, opening: str, closing: str, quotes: str = '"') -> int:
+    """Return how deep brackets are nested in `text`, those between quotes left out."""
+    depth = deepest = 0
+    quote, skip = "", False
+    for char in text:
+        if skip:
+            skip = False
+        elif char == "\\":
+            skip = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in quotes:
+            quote = char
+        elif char in opening:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in closing:
+            depth -= 1
+    return deepest

@@ -1,0 +1,201 @@
+"""The instance's grammars: compiled in the child first, built here, kept, and told to all who wait for the same.
+
+prepare --> known: a done future
+        --> in the making: the same future
+        --> new: queue --> compiler thread: child compiles --> backend builds --> cache --> future
+"""
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from engine.grammar.backends import make_backend
+from engine.grammar.cache import Outcome, OutcomeCache
+from engine.grammar.compiling_child import CompilingChild
+from engine.grammar.interface import Backend, Grammar
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.source import LLGUIDANCE, Source, is_old_name, read_source
+from engine.grammar.tokenizer_file import TokenizerFile
+from telemetry.logs import EventLogger
+from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded, PdserveError
+from wire.types import StructuredOutput
+
+log = EventLogger("grammar")
+_CLOSE_WAIT_S = 30.0
+
+
+@dataclass(slots=True)
+class _Job:
+    """A source that is to be compiled; nobody can cancel its future, which many may share."""
+
+    source: Source
+    expires_at: float
+    future: "Future[Grammar]" = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()
+
+
+class GrammarStore:
+    """Compiles what requests ask for. `prepare` and `get` may be called from any thread; one thread of its own works.
+
+    Use it as a context or call `close`. Starting costs the caller nothing: tokenizer and child come up on that thread.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerFile,
+        limits: GrammarLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer, self._limits, self._clock = tokenizer, limits or GrammarLimits(), clock
+        self._lock = threading.Lock()
+        self._cache = OutcomeCache(self._limits.cache_bytes)
+        self._in_use: weakref.WeakValueDictionary[bytes, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._jobs: dict[bytes, _Job] = {}
+        self._queue: queue.Queue[_Job | None] = queue.Queue()
+        self._closed = False
+        self._told_old_name = False
+        self._backends: dict[str, Backend] = {}
+        self._children: dict[str, CompilingChild] = {}
+        self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
+        self._thread.start()
+
+    def prepare(self, wish: StructuredOutput) -> "Future[Grammar]":
+        """Return the future of the compiled grammar. Its error is InvalidGrammar, or tells that it cannot be had now:
+
+        Overloaded where too many wait, DeadlineExceeded, Unavailable, Draining after `close`.
+        """
+        try:
+            source = read_source(wish, self._limits)
+        except InvalidGrammar as error:
+            return _done(error)
+        self._tell_of_old_name(wish.backend)
+        with self._lock:
+            known = self._known(source.key)
+            if known is not None:
+                return _done(InvalidGrammar(known) if isinstance(known, str) else known)
+            job = self._jobs.get(source.key)
+            return self._queued(source) if job is None else job.future
+
+    def get(self, wish: StructuredOutput) -> Grammar:
+        """Return a grammar that was prepared and is still held by someone, or kept. Raises InternalError otherwise."""
+        source = read_source(wish, self._limits)
+        with self._lock:
+            known = self._known(source.key)
+        if not isinstance(known, CompiledGrammar):
+            raise InternalError(f"the {wish.kind} of this request was not prepared here")
+        return known
+
+    def child_pid(self, backend: str = LLGUIDANCE) -> int | None:
+        """Return the process that compiles for a backend, None before it is started."""
+        child = self._children.get(backend)
+        return None if child is None else child.pid
+
+    def close(self) -> None:
+        """End the child and the thread; what waits is refused. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._queue.put(None)
+        self._thread.join(_CLOSE_WAIT_S)
+
+    def __enter__(self) -> "GrammarStore":
+        """Return itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close."""
+        self.close()
+
+    def _known(self, key: bytes) -> Outcome | None:
+        found = self._cache.find(key)
+        return self._in_use.get(key) if found is None else found
+
+    def _queued(self, source: Source) -> "Future[Grammar]":
+        if self._closed:
+            return _done(Draining("this instance is shutting down"))
+        if len(self._jobs) >= self._limits.queue_length:
+            return _done(Overloaded(f"{len(self._jobs)} grammars wait to be compiled, the limit"))
+        job = self._jobs[source.key] = _Job(source, self._clock() + self._limits.wait_s)
+        self._queue.put(job)
+        return job.future
+
+    def _tell_of_old_name(self, backend: str) -> None:
+        if is_old_name(backend) and not self._told_old_name:
+            self._told_old_name = True
+            log.warning("guided_decoding_backend_served_by_llguidance", asked=backend)
+
+    def _run(self) -> None:
+        """The compiler thread. Children die with it, so it lives as long as the store."""
+        try:
+            self._warm()
+            while (job := self._queue.get()) is not None:
+                self._settle(job, self._outcome(job))
+        finally:
+            for child in self._children.values():
+                child.close()
+            with self._lock:
+                self._closed = True
+                left, self._jobs = list(self._jobs.values()), {}
+            for job in left:
+                job.future.set_exception(Draining("this instance is shutting down"))
+
+    def _warm(self) -> None:
+        try:
+            self._child(LLGUIDANCE)
+            self._backend(LLGUIDANCE)
+        except InvalidGrammar as error:
+            log.warning("structured_output_unavailable", error=error)
+
+    def _outcome(self, job: _Job) -> CompiledGrammar | PdserveError:
+        if self._clock() > job.expires_at:
+            return Overloaded(f"the grammar waited {self._limits.wait_s:g} s to be compiled, the limit")
+        try:
+            backend = self._backend(job.source.backend)  # one that is not installed is told before a child tries
+            compiled = self._child(job.source.backend).compile(job.source)
+            text = backend.build(compiled.form)
+            return CompiledGrammar(text, self._tokenizer, compiled.cost_bytes)
+        except PdserveError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a compile: answered and logged
+            log.error("grammar_compile_failed", error, error=error)
+            return InternalError(f"compiling the grammar failed: {error}")
+
+    def _settle(self, job: _Job, outcome: CompiledGrammar | PdserveError) -> None:
+        with self._lock:
+            del self._jobs[job.source.key]
+            if isinstance(outcome, CompiledGrammar):
+                self._in_use[job.source.key] = outcome
+                self._cache.keep(job.source.key, outcome)
+            elif isinstance(outcome, InvalidGrammar):
+                self._cache.keep(job.source.key, str(outcome))
+        if isinstance(outcome, PdserveError):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)
+
+    def _child(self, backend: str) -> CompilingChild:
+        child = self._children.get(backend)
+        if child is None:
+            child = self._children[backend] = CompilingChild(backend, self._tokenizer, self._limits)
+        child.start()
+        return child
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            self._backends[name] = make_backend(name, self._tokenizer, self._limits)
+        return self._backends[name]
+
+
+def _done(outcome: CompiledGrammar | PdserveError) -> "Future[Grammar]":
+    future: Future[Grammar] = Future()
+    if isinstance(outcome, PdserveError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+    return future

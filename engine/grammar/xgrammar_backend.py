@@ -1,0 +1,193 @@
+"""The second backend: xgrammar. It compiles to masks, takes structural tags, and has no limits of its own at a step.
+
+So each grammar is walked for a while in the child, and refused where a step takes too long; one that becomes slow
+only later is not found.
+"""
+
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.grammar.interface import Bits
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.repetitions import check_repetitions
+from engine.grammar.source import Kind, Source
+from engine.grammar.tokenizer_file import TokenizerFile
+from engine.grammar.xgrammar_binding import load_binding
+from wire.errors import InvalidGrammar
+
+_RAW = 0  # the vocabulary is bytes already
+_NO_LIMIT = -1
+_MOST_BLANKS = 8  # each more makes the compiled form larger
+_CONTROLS = frozenset(range(0x20)) - {0x0A, 0x0D}  # allowed by mistake in JSON strings that have a maxLength
+_WALK_STEPS = 64
+_WORDS = 500
+
+
+class XgrammarBackend:
+    """Compiles for one tokenizer, given as each token's bytes."""
+
+    def __init__(self, tokenizer: TokenizerFile, limits: GrammarLimits, token_bytes: Sequence[bytes]) -> None:
+        """Load the library. Raises ModuleNotFoundError where it is not installed."""
+        self._limits = limits
+        self._library = load_binding()
+        eos = [token_id for token_id in tokenizer.eos_token_ids if token_id < len(token_bytes)]
+        without = [b"" if _CONTROLS.intersection(token) else token for token in token_bytes]
+        self._info, self._json_info = (
+            self._library.tokenizer_info(tokens, _RAW, len(tokens), eos, False)
+            for tokens in (list(token_bytes), without)
+        )
+        self._compiler, self._json_compiler = (
+            self._library.grammar_compiler(info, 1, False, _NO_LIMIT) for info in (self._info, self._json_info)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids of the tokenizer."""
+        return int(self._info.vocab_size())
+
+    def compile(self, source: Source) -> str:
+        """Return the kind and the compiled grammar as JSON. Raises InvalidGrammar."""
+        try:
+            compiled = self._compiled(source)
+        except RuntimeError as error:
+            raise InvalidGrammar(_words(error)) from error
+        self._walk(XgrammarGrammar(self, compiled).start())
+        return source.kind + " " + str(compiled.serialize_json())
+
+    def build(self, form: str) -> "XgrammarGrammar":
+        """Build what `compile` made. Raises InvalidGrammar."""
+        kind, _, compiled = form.partition(" ")
+        info = self._json_info if kind == Kind.JSON else self._info
+        try:
+            return XgrammarGrammar(self, self._library.compiled_grammar.deserialize_json(compiled, info))
+        except RuntimeError as error:
+            raise InvalidGrammar(_words(error)) from error
+
+    def new_matcher(self, compiled: Any) -> Any:
+        """Return the library's matcher of `compiled`; endings are ours, so it never sees one."""
+        return self._library.grammar_matcher(compiled, None, False, _NO_LIMIT, None)
+
+    def stop_token_ids(self) -> list[int]:
+        """Ids that the library takes for endings, as it is told or finds in the vocabulary."""
+        return [int(token_id) for token_id in self._info.stop_token_ids()]
+
+    def _compiled(self, source: Source) -> Any:
+        compiler, text = self._compiler, source.text
+        if source.kind is Kind.REGEX:
+            check_repetitions(text, self._limits)
+            return compiler.compile_regex(text)
+        if source.kind is Kind.CHOICE:
+            texts = " | ".join(json.dumps(choice) for choice in sorted(set(json.loads(text))))
+            return compiler.compile_grammar_from_strings(f"root ::= {texts}", "root")
+        if source.kind is Kind.GRAMMAR:
+            check_repetitions(text, self._limits)
+            return self._grammar(text)
+        if source.kind is Kind.STRUCTURAL_TAG:
+            return compiler.compile_structural_tag(_with_format(json.loads(text)))
+        if source.whitespace not in (None, ""):
+            raise InvalidGrammar(f'xgrammar has no whitespace pattern but ""; {source.whitespace!r} needs llguidance')
+        blanks = source.whitespace is None
+        separators, most = (None, _MOST_BLANKS) if blanks else ((",", ":"), None)
+        return self._json_compiler.compile_json_schema(text, blanks, None, separators, False, most, False)
+
+    def _grammar(self, text: str) -> Any:
+        def ebnf() -> Any:
+            return self._compiler.compile_grammar_from_strings(text, "root")
+
+        def lark() -> Any:
+            return self._compiler.compile_lark(text, [], [])
+
+        first, second = (ebnf, lark) if "::=" in text else (lark, ebnf)
+        try:
+            return first()
+        except RuntimeError as error:
+            try:
+                return second()
+            except RuntimeError as other:
+                words = f"as {first.__name__}: {_words(error)}; as {second.__name__}: {_words(other)}"
+                raise InvalidGrammar(f"the grammar is neither: {words}") from other
+
+    def _walk(self, matcher: "XgrammarMatcher") -> None:
+        """Generate a text at random. Raises InvalidGrammar where a step is slow, or the first allows nothing."""
+        chooser = random.Random(0)  # noqa: S311 - no secret
+        for step in range(_WALK_STEPS):
+            began = time.thread_time()
+            allowed = np.flatnonzero(np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little"))
+            if not len(allowed):
+                if step == 0 and not matcher.accepting:
+                    raise InvalidGrammar("no text satisfies it")
+                return
+            matcher.advance(int(chooser.choice(allowed)))
+            took = time.thread_time() - began
+            if took > self._limits.fill_s:
+                raise InvalidGrammar(f"step {step} takes {took:.3f} s of CPU time, the limit is {self._limits.fill_s}")
+
+
+class XgrammarGrammar:
+    """A compiled grammar in this process."""
+
+    def __init__(self, backend: XgrammarBackend, compiled: Any) -> None:
+        self._backend, self._compiled = backend, compiled
+
+    def start(self) -> "XgrammarMatcher":
+        """Return a matcher at the beginning. Any thread."""
+        matcher = self._backend.new_matcher(self._compiled)
+        return XgrammarMatcher(matcher, self._backend.num_tokens, self._backend.stop_token_ids())
+
+
+class XgrammarMatcher:
+    """One sequence's place in the text."""
+
+    def __init__(self, matcher: Any, num_tokens: int, stop_token_ids: list[int]) -> None:
+        self._matcher, self._stops, self._num_tokens = matcher, stop_token_ids, num_tokens
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far is whole."""
+        return bool(self._matcher.is_completed())
+
+    def advance(self, token_id: int) -> bool:
+        """Take the text of `token_id`; False, unchanged, if it may not follow."""
+        if token_id in self._stops or token_id >= self._num_tokens:
+            return False
+        return bool(self._matcher.accept_token(token_id, False))
+
+    def allowed(self) -> Bits:
+        """Return which text tokens may follow."""
+        row = np.zeros((1, (self._num_tokens + 31) // 32), dtype=np.int32)
+        if not self._matcher.fill_next_token_bitmask(row, 0, False):
+            row[:] = -1  # all of them
+            row[0, -1] = (1 << (self._num_tokens % 32)) - 1 if self._num_tokens % 32 else -1
+        for token_id in self._stops:
+            row[0, token_id // 32] &= ~np.int32(np.uint32(1 << (token_id % 32)).astype(np.int32))
+        bits: Bits = row[0]
+        return bits
+
+
+def _with_format(tag: dict[str, Any]) -> str:
+    """Return a structural tag in the form with `format`; the older one has structures and triggers."""
+    if "format" in tag:
+        return json.dumps(tag)
+    tags = [
+        {
+            "type": "tag",
+            "begin": structure.get("begin"),
+            "content": {"type": "json_schema", "json_schema": structure.get("schema", {})},
+            "end": structure.get("end"),
+        }
+        for structure in tag.get("structures", ())
+    ]
+    formatted = {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
+    return json.dumps({"type": "structural_tag", "format": formatted})
+
+
+def _words(error: Exception) -> str:
+    """What it says comes first, behind its time and source line where it names one."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[\d:]+\] \S+\.cc:\d+: ", "", first)[:_WORDS]

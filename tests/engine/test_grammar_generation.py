@@ -1,0 +1,151 @@
+"""What a random model writes under a grammar is of that grammar: 50 texts a kind, checked by someone else's parser."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from tests.conftest import MISSING
+from tests.engine.grammar_tools import compiled, random_texts, takes, tokenizer_of
+from tests.engine.tiny_models import make_tiny_model
+from wire.types import StructuredOutput
+
+_SCHEMA: dict[str, Any] = {
+    "$defs": {"size": {"type": "string", "enum": ["small", "large é"]}},
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "size": {"$ref": "#/$defs/size"},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "size", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny random checkpoint."""
+    return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["llguidance", "xgrammar"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend that is installed."""
+    if request.param == "xgrammar":
+        pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
+    return str(request.param)
+
+
+def _schema(backend: str) -> dict[str, Any]:
+    """xgrammar counts some bytes that are no UTF-8 as one character, so its texts are of letters."""
+    letters = {"type": "string", "pattern": "^[a-zé]{0,5}$"}
+    return _SCHEMA if backend == "llguidance" else {**_SCHEMA, "properties": {**_SCHEMA["properties"], "name": letters}}
+
+
+def _texts(folder: Path, kind: str, value: str, backend: str, **more: Any) -> list[str]:
+    return random_texts(folder, compiled(tokenizer_of(folder), StructuredOutput(kind, value, backend=backend, **more)))
+
+
+def test_json_is_of_its_schema(folder: Path, backend: str) -> None:
+    schema = _schema(backend)
+
+    texts = _texts(folder, "json", json.dumps(schema), backend)
+
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_json_without_whitespace_has_none_outside_strings(folder: Path, backend: str) -> None:
+    texts = _texts(folder, "json", json.dumps(_schema(backend)), backend, whitespace_pattern="")
+
+    for text in texts:
+        json.loads(text)
+        assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", text))
+
+
+def test_json_with_one_blank_has_at_most_one(folder: Path) -> None:
+    texts = _texts(folder, "json", json.dumps(_SCHEMA), "llguidance", whitespace_pattern="[ ]?")
+
+    outside = [re.sub(r'"(?:[^"\\]|\\.)*"', '""', text) for text in texts]
+    assert not any(re.search(r"\s\s|[^\S ]", text) for text in outside)
+    assert any(" " in text for text in outside)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[a-z]{2,5}-\d{1,3}(\.[A-F]{1,4})?", r"(yes|no|möglich)( sehr){0,3}!", r"\w{1,4}\s\S"]
+)
+def test_a_regex_matches_in_full(folder: Path, backend: str, pattern: str) -> None:
+    texts = _texts(folder, "regex", pattern, backend)
+
+    assert all(re.fullmatch(pattern, text) for text in texts)
+
+
+def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path, backend: str) -> None:
+    choices = ["a", "ab", "abc(", 'q"\\\n.*', "日本"]
+
+    texts = _texts(folder, "choice", json.dumps(choices), backend)
+
+    assert set(texts) <= set(choices)
+    assert {"a", "ab"} <= set(texts)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= expr\nexpr ::= term (" + " term){0,2}\nterm ::= digit | "(" expr ")"\ndigit ::= [0-9]{1,3}',
+        'start: expr\nexpr: term (" + " term)~0..2\nterm: NUMBER | "(" expr ")"\nNUMBER: /[0-9]{1,3}/',
+    ],
+    ids=["EBNF", "Lark"],
+)
+def test_a_sum_of_a_grammar_can_be_added_up(folder: Path, grammar: str) -> None:
+    texts = _texts(folder, "grammar", grammar, "llguidance")
+
+    for text in texts:
+        tree = ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval")
+        assert all(isinstance(node, _SUM) for node in ast.walk(tree))
+
+
+_SUM = (ast.Expression, ast.BinOp, ast.Add, ast.Constant, ast.Load)
+
+
+def test_a_toy_sql_is_of_its_form(folder: Path, backend: str) -> None:
+    grammar = (
+        'root ::= "SELECT " columns " FROM " name (" WHERE " name " = " value)?\n'
+        'columns ::= name (", " name){0,2}\n'
+        "name ::= [a-z] [a-z0-9]{0,4}  # short\n"
+        'value ::= [0-9]{1,3}\n  | "\'" [^\'\\n]{0,3} "\'"\n'
+    )
+
+    texts = _texts(folder, "grammar", grammar, backend)
+
+    name = "[a-z][a-z0-9]{0,4}"
+    form = rf"SELECT {name}(, {name}){{0,2}} FROM {name}( WHERE {name} = (\d{{1,3}}|'[^'\n]{{0,3}}'))?"
+    assert all(re.fullmatch(form, text) for text in texts)
+
+
+def test_a_json_object_parses(folder: Path, backend: str) -> None:
+    grammar = compiled(tokenizer_of(folder), StructuredOutput("json_object", "", backend=backend))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    assert takes(grammar, tokenizer, '{"a": [1, {"b": null}], "é": "\\u00e9 \\" x"}')
+    assert not takes(grammar, tokenizer, "[1]")
+    assert not takes(grammar, tokenizer, '{"a": 01}')
+
+
+def test_a_structural_tag_opens_json_of_its_schema(folder: Path, backend: str) -> None:
+    schema = {"type": "object", "properties": {"q": {"enum": ["x"]}}, "required": ["q"], "additionalProperties": False}
+    tags = {"structures": [{"begin": "<f=x>", "schema": schema, "end": "</f>"}], "triggers": ["<f="]}
+    grammar = compiled(tokenizer_of(folder), StructuredOutput("structural_tag", json.dumps(tags), backend=backend))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    assert takes(grammar, tokenizer, "free text")
+    assert takes(grammar, tokenizer, 'free <f=x>{"q":"x"}</f> more')
+    assert not takes(grammar, tokenizer, "free <f=y>")
+    assert not takes(grammar, tokenizer, 'free <f=x>{"q":"y"}')
