@@ -62,7 +62,8 @@ class Layer(ctypes.Structure):
         ("qkv", Linear), ("out", Linear), ("gate_up", Linear), ("down", Linear),
         ("input_norm", ctypes.c_void_p), ("post_norm", ctypes.c_void_p),
         ("query_norm", ctypes.c_void_p), ("key_norm", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p), ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float), ("window", ctypes.c_int32), ("padding", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ class Decoder(ctypes.Structure):
         ("num_layers", ctypes.c_uint32), ("hidden", ctypes.c_uint32), ("num_heads", ctypes.c_uint32),
         ("num_kv_heads", ctypes.c_uint32), ("head_dim", ctypes.c_uint32), ("key_column", ctypes.c_uint32),
         ("value_column", ctypes.c_uint32), ("rounded", ctypes.c_uint32), ("partial", ctypes.c_uint32),
-        ("pool_format", ctypes.c_uint32), ("epsilon", ctypes.c_float),
+        ("pool_format", ctypes.c_uint32), ("num_slots", ctypes.c_uint32), ("epsilon", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -82,14 +83,14 @@ class Step(ctypes.Structure):
     """struct step."""
 
     _fields_ = (
-        ("num_rows", ctypes.c_uint32), ("num_samples", ctypes.c_uint32),
+        ("num_rows", ctypes.c_uint32), ("num_samples", ctypes.c_uint32), ("num_positions", ctypes.c_uint32),
         ("hidden_stride", ctypes.c_uint32), ("qkv_stride", ctypes.c_uint32), ("attended_stride", ctypes.c_uint32),
-        ("inner_stride", ctypes.c_uint32), ("logits_stride", ctypes.c_uint32), ("padding", ctypes.c_uint32),
+        ("inner_stride", ctypes.c_uint32), ("logits_stride", ctypes.c_uint32),
         ("x", ctypes.c_void_p), ("scratch", ctypes.c_void_p), ("qkv", ctypes.c_void_p),
         ("attended", ctypes.c_void_p), ("inner", ctypes.c_void_p), ("partial", ctypes.c_void_p),
         ("logits", ctypes.c_void_p), ("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p),
         ("positions", ctypes.c_void_p), ("slots", ctypes.c_void_p), ("sample_rows", ctypes.c_void_p),
-        ("notify", Notify),
+        ("attention", ctypes.c_void_p), ("sequences", ctypes.c_void_p), ("notify", Notify),
     )  # fmt: skip
 
 
@@ -97,6 +98,15 @@ class Instruction(ctypes.Structure):
     """struct instruction."""
 
     _fields_ = (("operation", ctypes.c_uint32), ("layer", ctypes.c_uint32))
+
+
+class Fault(IntEnum):
+    """enum decoder_error; what is above is what attention refused."""
+
+    NONE = 0
+    PROGRAM = 1
+    INDEX = 2
+    ATTENTION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def declare(library: EngineLibrary) -> Functions:
     native.decoder_pack.argtypes = (pointer, pointer)
     native.decoder_pack.restype = None
     native.decoder_embed.argtypes = (pointer, pointer, pointer, size, pointer, size)
-    native.decoder_embed.restype = None
+    native.decoder_embed.restype = ctypes.c_int
     return Functions(native.decoder_run, native.decoder_pack, native.decoder_embed)
 
 

@@ -2,21 +2,24 @@
 
 #include <string.h>
 
-/* One thread's view of a running program. */
-struct worker_view {
-    struct threads *threads;
-    const struct decoder *decoder;
-    const struct step *step;
-    const struct linear_kernel *kernel;
-    unsigned thread, count;
-};
-
 struct program {
     struct threads *threads;
     const struct decoder *decoder;
     const struct step *step;
     const struct instruction *instructions;
     size_t count;
+    struct attention_layer attention; /* of the layer in hand; written by thread 0 */
+    int refused;                      /* enum attention_error */
+};
+
+/* One thread's view of a running program. */
+struct worker_view {
+    struct program *program;
+    struct threads *threads;
+    const struct decoder *decoder;
+    const struct step *step;
+    const struct linear_kernel *kernel;
+    unsigned thread, count;
 };
 
 static inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -93,18 +96,54 @@ static void enter(const struct worker_view *view, const struct layer *layer) {
     barrier(view);
 }
 
-static void out(const struct worker_view *view, const struct layer *layer) {
+static struct attention_rows heads_of(float *base, uint32_t stride, uint32_t head_dim) {
+    return (struct attention_rows){base, stride, head_dim, ATTENTION_F32, 0};
+}
+
+static void plan_attention(const struct worker_view *view, const struct layer *layer) {
+    const struct decoder *decoder = view->decoder;
     const struct step *step = view->step;
+    int32_t pool_dtype = decoder->pool_format == FORMAT_BFLOAT16 ? ATTENTION_BF16 : ATTENTION_F32;
+    struct program *program = view->program;
+    program->attention = (struct attention_layer){
+        .step = step->sequences, .keys = layer->keys, .values = layer->values,
+        .query = heads_of(step->qkv, step->qkv_stride, decoder->head_dim),
+        .output = heads_of(step->attended, step->attended_stride, decoder->head_dim),
+        .pool_dtype = pool_dtype, .num_heads = (int32_t)decoder->num_heads,
+        .num_kv_heads = (int32_t)decoder->num_kv_heads, .key_dim = (int32_t)decoder->head_dim,
+        .value_dim = (int32_t)decoder->head_dim, .window = layer->window, .scale = layer->scale,
+        .softcap = layer->softcap,
+    };
+    if (program->refused == ATTENTION_OK)
+        program->refused = attention_prepare(step->attention, &program->attention);
+}
+
+static void attend(const struct worker_view *view, const struct layer *layer) {
+    if (view->thread == 0) plan_attention(view, layer);
+    barrier(view);
+    if (view->program->refused == ATTENTION_OK) attention_work(view->step->attention, (int)view->thread);
+    barrier(view);
+}
+
+/* Add a product to x, or leave it for the sum over ranks. */
+static void multiply_into_x(const struct worker_view *view, const struct linear *linear, const float *rows,
+                            size_t stride) {
+    const struct step *step = view->step;
+    struct linear product = *linear;
+    if (view->decoder->partial) product.finish = FINISH_STORE;
     float *to = view->decoder->partial ? step->partial : step->x;
-    multiply(view, &layer->out, step->attended, step->attended_stride, step->num_rows, to, step->hidden_stride);
+    multiply(view, &product, rows, stride, step->num_rows, to, step->hidden_stride);
+}
+
+static void out(const struct worker_view *view, const struct layer *layer) {
+    multiply_into_x(view, &layer->out, view->step->attended, view->step->attended_stride);
 }
 
 static void mlp(const struct worker_view *view, const struct layer *layer) {
     const struct step *step = view->step;
-    float *to = view->decoder->partial ? step->partial : step->x;
     const float *normed = normalise(view, step->x, NULL, step->num_rows, layer->post_norm);
     multiply(view, &layer->gate_up, normed, step->hidden_stride, step->num_rows, step->inner, step->inner_stride);
-    multiply(view, &layer->down, step->inner, step->inner_stride, step->num_rows, to, step->hidden_stride);
+    multiply_into_x(view, &layer->down, step->inner, step->inner_stride);
 }
 
 static void add(const struct worker_view *view) {
@@ -132,6 +171,7 @@ static void run_one(const struct worker_view *view, const struct instruction *in
     switch (instruction->operation) {
         case OP_ENTER: enter(view, layer); break;
         case OP_NOTIFY: notify(view, instruction->layer); break;
+        case OP_ATTEND: attend(view, layer); break;
         case OP_OUT: out(view, layer); break;
         case OP_MLP: mlp(view, layer); break;
         case OP_ADD: add(view); break;
@@ -140,22 +180,45 @@ static void run_one(const struct worker_view *view, const struct instruction *in
 }
 
 static void run_program(void *context, int thread, int count) {
-    const struct program *program = context;
+    struct program *program = context;
     struct worker_view view = {
-        program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads)),
+        program, program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads)),
         (unsigned)thread, (unsigned)count,
     };
     for (size_t i = 0; i < program->count; i++) run_one(&view, &program->instructions[i]);
 }
 
+static int all_below(const int64_t *values, size_t count, uint64_t limit) {
+    for (size_t i = 0; i < count; i++)
+        if ((uint64_t)values[i] >= limit) return 0;
+    return 1;
+}
+
+static enum decoder_error check(const struct program *program) {
+    const struct decoder *decoder = program->decoder;
+    const struct step *step = program->step;
+    int entered = 0; /* all layers take the same positions and slots */
+    for (size_t i = 0; i < program->count; i++) {
+        const struct instruction *instruction = &program->instructions[i];
+        if (instruction->operation >= NUM_OPERATIONS || instruction->layer >= decoder->num_layers)
+            return DECODER_BAD_PROGRAM;
+        if (instruction->operation == OP_HEAD && !all_below(step->sample_rows, step->num_samples, step->num_rows))
+            return DECODER_BAD_INDEX;
+        if (instruction->operation == OP_ENTER && !entered++ &&
+            !(all_below(step->slots, step->num_rows, decoder->num_slots) &&
+              all_below(step->positions, step->num_rows, step->num_positions)))
+            return DECODER_BAD_INDEX;
+    }
+    return DECODER_OK;
+}
+
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (instructions[i].operation >= NUM_OPERATIONS || instructions[i].layer >= decoder->num_layers)
-            return (int)instructions[i].operation;
-    struct program program = {threads, decoder, step, instructions, count};
+    struct program program = {threads, decoder, step, instructions, count, {0}, ATTENTION_OK};
+    enum decoder_error error = check(&program);
+    if (error != DECODER_OK) return (int)error;
     threads_run(threads, run_program, &program);
-    return NUM_OPERATIONS;
+    return program.refused == ATTENTION_OK ? DECODER_OK : DECODER_ATTENTION + program.refused;
 }
 
 static void pack_part(void *context, int thread, int count) {
@@ -183,8 +246,10 @@ static void embed_part(void *context, int thread, int count) {
         linear_unpack_row(embedding->head, (size_t)embedding->tokens[row], embedding->x + row * embedding->stride);
 }
 
-void decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
+int decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
                    size_t stride) {
     struct embedding embedding = {head, tokens, num_rows, stride, x};
+    if (!all_below(tokens, num_rows, head->n)) return DECODER_BAD_INDEX;
     threads_run(threads, embed_part, &embedding);
+    return DECODER_OK;
 }

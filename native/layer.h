@@ -11,6 +11,7 @@
 #ifndef NATIVE_LAYER_H
 #define NATIVE_LAYER_H
 
+#include "attention.h"
 #include "linear.h"
 #include "threads.h"
 
@@ -25,6 +26,8 @@ struct layer {
     struct linear qkv, out, gate_up, down;
     const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
     void *keys, *values; /* [num_slots][kv_heads][head_dim] */
+    float scale, softcap; /* of attention.h, as are these */
+    int32_t window, padding;
 };
 
 /* What all layers share. Queries begin at column 0 of a row of `qkv`, keys and values where it is said. */
@@ -33,31 +36,36 @@ struct decoder {
     const float *final_norm;
     struct linear head;
     uint32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, key_column, value_column;
-    uint32_t rounded, partial, pool_format;
+    uint32_t rounded, partial, pool_format, num_slots;
     float epsilon;
 };
 
 /* One step's memory; strides in floats. `scratch` has count * SCRATCH_ROWS or `num_rows` rows, whichever is more. */
 struct step {
-    uint32_t num_rows, num_samples;
-    uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride, padding;
+    uint32_t num_rows, num_samples, num_positions; /* of the tables of angles */
+    uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride;
     float *x, *scratch, *qkv, *attended, *inner, *partial, *logits;
     const float *cosine, *sine; /* [positions][head_dim / 2] */
     const int64_t *positions, *slots, *sample_rows;
+    struct attention *attention;             /* these two only for ATTEND */
+    const struct attention_step *sequences;
     void (*notify)(uint32_t layer); /* called by the caller's thread, between the layer's KV write and its attention */
 };
 
 enum { SCRATCH_ROWS = 16 };
 
-/* Run `count` instructions in order. Returns the first operation that is not known, or NUM_OPERATIONS. */
+enum decoder_error { DECODER_OK, DECODER_BAD_PROGRAM, DECODER_BAD_INDEX, DECODER_ATTENTION };
+
+/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a slot, position
+ * or row outside its table, or what attention_prepare refused, added to DECODER_ATTENTION. */
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count);
 
 /* Pack weights with all threads. */
 void decoder_pack(struct threads *threads, const struct packing *packing);
 
-/* Write the embeddings of `tokens` from the packed `head` into rows of x. */
-void decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
+/* Write the embeddings of `tokens` from the packed `head` into rows of x. Returns enum decoder_error. */
+int decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
                    size_t stride);
 
 #endif

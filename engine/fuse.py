@@ -1,0 +1,182 @@
+"""Replace a network of the Llama family by ours, built from its weights; what we do not know stays as it is.
+
+find the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
+
+Nothing is freed before the first layer agrees. Other networks get the faster layout of linear_layout.py.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.fuse_check import Disagreement, LayerCheck
+from engine.fused_decoder import FusedWeights
+from engine.fused_memory import RowSizes
+from engine.fused_structs import FORMATS, PANEL, Decoder, Finish, Layer, Linear, address, declare, padded
+from engine.fused_weights import PackedMemory, free, num_panels, packed_bytes
+from engine.linear_layout import lay_out
+from engine.rope_table import RopeTable
+from native.engine_library import Threads
+
+_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles follow the position alone
+
+_log = logging.getLogger("pdserve.engine")
+
+
+def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
+    """Return what a FusedDecoder needs; `network` has then lost its weights. None where it stays, laid out for CPUs.
+
+    `threads` run the kernels and stay open; None where there are none. Raises RuntimeError for a layer that differs
+    from the original after others were freed.
+    """
+    reason = why_not(network)
+    if reason is None and (threads is None or threads.isa == "plain"):
+        reason = "there are no native kernels"  # plain C is no faster than torch
+    if reason is None and threads is not None:
+        try:
+            with _one_thread():  # of torch's: its tensors are small here, and its threads are slow to call
+                return _Fusion(network, threads).weights()
+        except Disagreement as error:
+            reason = str(error)
+            _log.warning("fuse_refused model=%s reason=%s", type(network).__name__, json.dumps(reason))
+    _log.info("not_fused model=%s reason=%s", type(network).__name__, json.dumps(reason))
+    lay_out(network)
+    return None
+
+
+def why_not(network: Any) -> str | None:
+    """Return why a network is none that we know, in words; None for one that is."""
+    layers = getattr(getattr(network, "model", None), "layers", None)
+    if not layers or not hasattr(network, "lm_head"):
+        return "it has no layers and output layer where Llama has them"
+    kinds = {type(layer).__name__ for layer in layers}
+    if not kinds <= _LAYERS:
+        return f"its layers are {', '.join(sorted(kinds))}"
+    config = network.config
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if config.rope_parameters.get("rope_type", "default") not in _ROPE_TYPES:
+        return f"its rope type is {config.rope_parameters.get('rope_type')}"
+    return _why_not_shapes(network)
+
+
+def _why_not_shapes(network: Any) -> str | None:
+    linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    dtypes = {linear.weight.dtype for linear in linears}
+    if len(dtypes) != 1 or not dtypes <= set(FORMATS):
+        return f"its dtypes are {', '.join(sorted(map(str, dtypes)))}"
+    if any(type(linear) is not nn.Linear or linear.weight.device.type != "cpu" for linear in linears):
+        return "its linear layers are not plain ones on CPU"
+    attention = network.model.layers[0].self_attn
+    if attention.head_dim % PANEL or any(linear.in_features % 2 for linear in linears):
+        return f"its head dim {attention.head_dim} is no multiple of {PANEL}, or a width is odd"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The linear layers of one decoder layer, as they are joined."""
+
+    qkv: tuple[nn.Linear, ...]
+    out: nn.Linear
+    gate_up: tuple[nn.Linear, ...]
+    down: nn.Linear
+
+    def all(self) -> tuple[tuple[nn.Linear, ...], ...]:
+        return self.qkv, (self.out,), self.gate_up, (self.down,)
+
+
+class _Fusion:
+    """One network on its way."""
+
+    def __init__(self, network: Any, threads: Threads) -> None:
+        self._network, self._threads = network, threads
+        self._functions = declare(threads.library)
+        self._parts = [_parts(layer) for layer in network.model.layers]
+        num_bytes = sum(packed_bytes(joined) for parts in self._parts for joined in parts.all())
+        self._memory = PackedMemory(num_bytes + packed_bytes([network.lm_head]), self._functions, threads)
+        self._tied = network.lm_head.weight is network.model.embed_tokens.weight
+        self._layers = (Layer * len(self._parts))()
+
+    @torch.inference_mode()
+    def weights(self) -> FusedWeights:
+        """Pack, check and free, layer by layer."""
+        model, dtype = self._network.model, self._network.lm_head.weight.dtype
+        weights = FusedWeights(
+            layers=self._layers, decoder=self._decoder(), options=[], sizes=self._sizes(), dtype=dtype,
+            vocab_size=self._network.lm_head.out_features,
+            embedding=None if self._tied else model.embed_tokens.weight.detach(),
+            rope=RopeTable(model.rotary_emb, dtype), memory=self._memory, functions=self._functions,
+            threads=self._threads,
+        )  # fmt: skip
+        check = LayerCheck(self._network, weights)
+        for index, layer in enumerate(model.layers):
+            self._pack_layer(index, layer)
+            check.layer(index)
+            for joined in self._parts[index].all():
+                for linear in joined:
+                    free(linear)
+        weights.decoder.head = self._memory.pack([self._network.lm_head], Finish.STORE)
+        check.head()
+        free(self._network.lm_head)
+        if self._tied:
+            free(model.embed_tokens)
+        return weights
+
+    def _pack_layer(self, index: int, layer: Any) -> None:
+        parts, memory, native = self._parts[index], self._memory, self._layers[index]
+        native.qkv = memory.pack(parts.qkv, Finish.STORE)
+        native.out = memory.pack([parts.out], Finish.ADD)
+        native.gate_up = memory.pack(parts.gate_up, Finish.GATED_SILU)
+        native.down = memory.pack([parts.down], Finish.ADD)
+        native.input_norm = memory.keep(layer.input_layernorm.weight)
+        native.post_norm = memory.keep(layer.post_attention_layernorm.weight)
+        attention = layer.self_attn
+        if hasattr(attention, "q_norm"):
+            native.query_norm, native.key_norm = (memory.keep(n.weight) for n in (attention.q_norm, attention.k_norm))
+
+    def _decoder(self) -> Decoder:
+        """The head dim, the number of heads and the columns come from the weights: a rank has its own."""
+        model, attention, parts = self._network.model, self._network.model.layers[0].self_attn, self._parts[0]
+        query, key, _ = (linear.out_features for linear in parts.qkv)
+        key_column = padded(query, PANEL)
+        return Decoder(
+            layers=address(self._layers), final_norm=self._memory.keep(model.norm.weight), head=Linear(),
+            num_layers=len(self._parts), hidden=parts.qkv[0].in_features, num_heads=query // attention.head_dim,
+            num_kv_heads=key // attention.head_dim, head_dim=attention.head_dim, key_column=key_column,
+            value_column=key_column + padded(key, PANEL),
+            rounded=int(self._network.lm_head.weight.dtype != torch.float32), epsilon=model.norm.variance_epsilon,
+        )  # fmt: skip
+
+    def _sizes(self) -> RowSizes:
+        parts = self._parts[0]
+        return RowSizes(
+            hidden=parts.qkv[0].in_features,
+            qkv=sum(num_panels(linear.out_features) for linear in parts.qkv) * PANEL,
+            attended=parts.out.in_features,
+            inner=max(one.down.in_features for one in self._parts),
+            logits=self._network.lm_head.out_features,
+        )
+
+
+def _parts(layer: Any) -> _Parts:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return _Parts(qkv, attention.o_proj, (mlp.gate_proj, mlp.up_proj), mlp.down_proj)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,103 @@
+"""Is a fused layer the original? Both run on the same random rows, over a pool of their own."""
+
+from typing import Any
+
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.paged import LayerPool
+from engine.attention.reference import ReferenceAttention
+from engine.attention.registered import attach
+from engine.fused_decoder import FusedDecoder, FusedWeights
+from engine.interface import BatchSequence, StepBatch
+from engine.step_metadata import StepMetadata, build
+
+_ROWS = (23, 1, 9)  # of sequences that are prefilled together
+_BLOCK_SIZE = 16
+_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Of the difference's norm over that of what the layer adds; roundings to bfloat16 fall on either side of a tie."""
+
+
+class Disagreement(Exception):
+    """A fused part computes something else than the original; nothing was freed yet."""
+
+
+class LayerCheck:
+    """Runs the layers of `network` and ours one by one, and records what attention each layer asks for."""
+
+    def __init__(self, network: Any, weights: FusedWeights) -> None:
+        self._network, self._weights = network, weights
+        decoder = weights.decoder
+        self._metadata = build(_batch(), block_size=_BLOCK_SIZE, device=torch.device("cpu"))
+        shape = (2 * len(_ROWS) * _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
+        original, ours = (_pool(shape, weights.dtype) for _ in range(2))
+        self._recorder = _Recorder(original, self._metadata)
+        attach(network, self._recorder)
+        self._fused = FusedDecoder(weights, [ours] * decoder.num_layers, ReferenceAttention())
+        numbers = torch.Generator().manual_seed(0)
+        rows = torch.randn(sum(_ROWS), weights.sizes.hidden, generator=numbers)
+        self._rows = rows.to(weights.dtype)
+
+    def layer(self, index: int) -> None:
+        """Compare one layer. Raises Disagreement for the first, RuntimeError for later ones."""
+        angles = self._network.model.rotary_emb(self._rows, position_ids=self._metadata.positions)
+        expected = self._network.model.layers[index](
+            self._rows[None], position_embeddings=angles, position_ids=self._metadata.positions, attention_mask=None,
+            use_cache=False,
+        )[0]  # fmt: skip
+        self._take(index, self._recorder.options)
+        got = self._fused.run_layer(index, self._metadata, self._rows)
+        self._compare(f"layer {index}", got - self._rows.float(), expected.float() - self._rows.float(), index == 0)
+
+    def _take(self, index: int, options: AttentionOptions) -> None:
+        native = self._weights.layers[index]
+        assert options.sinks is None, "no layer that is fused has sinks"
+        native.scale, native.softcap, native.window = options.scaling, options.softcap or 0, options.sliding_window or 0
+        self._weights.options.append(options)
+
+    def head(self) -> None:
+        """Compare the last norm and the output layer. Raises RuntimeError."""
+        expected = self._network.lm_head(self._network.model.norm(self._rows))
+        self._fused.load_rows(self._rows)
+        got = self._fused.logits(torch.arange(len(self._rows)))
+        self._compare("the output layer", got, expected.float(), False)
+
+    def _compare(self, what: str, got: torch.Tensor, expected: torch.Tensor, is_first: bool) -> None:
+        difference = float((got - expected).norm() / expected.norm())
+        limit = _TOLERANCE[self._weights.dtype]
+        if difference <= limit:  # false for NaN too
+            return
+        words = f"{what} differs from the original by {difference:.2g} of its norm, the limit is {limit:.2g}"
+        if is_first:
+            raise Disagreement(words)
+        raise RuntimeError(f"{words}: set PDSERVE_NATIVE=off")
+
+
+class _Recorder:
+    """Attention over one pool for whichever layer runs; keeps what that layer asked for."""
+
+    def __init__(self, pool: LayerPool, metadata: StepMetadata) -> None:
+        self._pool, self._metadata = pool, metadata
+        self._attention = ReferenceAttention().plan(metadata)
+        self.options = AttentionOptions(1.0)
+
+    def run_layer(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See PagedAttention.run_layer."""
+        self.options = options
+        self._pool.keys[self._metadata.slots] = key.transpose(0, 1)
+        self._pool.values[self._metadata.slots] = value.transpose(0, 1)
+        return self._attention.attend(query, self._pool.keys, self._pool.values, options)
+
+
+def _pool(shape: tuple[int, ...], dtype: torch.dtype) -> LayerPool:
+    return LayerPool(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+
+
+def _batch() -> StepBatch:
+    """Prompts of random tokens; their blocks lie apart."""
+    sequences, blocks = [], iter(range(2 * len(_ROWS) - 1, -1, -1))
+    for count in _ROWS:
+        sequences.append(BatchSequence(0, count, (next(blocks), next(blocks))))
+    return StepBatch((0,) * sum(_ROWS), tuple(sequences), ())

@@ -1,0 +1,178 @@
+"""A whole network of the Llama family on native kernels: embedding, layers, logits of the rows that are sampled.
+
+One native call runs a program (native/layer.h), the whole step where attention is native too. Where attention, or the
+sum over ranks, is done here, the program is cut into segments:
+
+    native    [ENTER 0, NOTIFY 0, ATTEND 0, OUT 0, MLP 0, ENTER 1, ... MLP n]                              then [HEAD]
+    else      [ENTER 0] -> attend -> [OUT 0, MLP 0, ENTER 1] -> attend -> ... -> [OUT n, MLP n]            then [HEAD]
+    ranks     [ENTER 0 ... OUT 0] -> reduce -> [ADD, MLP 0] -> reduce -> [ADD, ENTER 1 ... OUT 1] -> ...
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding
+
+from engine.attention.cpu import CpuAttention
+from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
+from engine.attention.paged import LayerPool
+from engine.fused_memory import RowSizes, StepMemory
+from engine.fused_program import instructions, segments
+from engine.fused_structs import FORMATS, Decoder, Fault, Functions, Instruction, Layer, Operation, address
+from engine.fused_weights import PackedMemory
+from engine.rope_table import RopeTable
+from engine.step_metadata import StepMetadata
+from native.attention import AttentionMemory, step_of
+from native.engine_library import Threads
+
+Reduce = Callable[[torch.Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+LayerDone = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    """Everything a fused network is made of. `embedding` is None where the packed output layer serves as one."""
+
+    layers: ctypes.Array[Layer]
+    decoder: Decoder
+    options: list[AttentionOptions]  # of each layer
+    sizes: RowSizes
+    vocab_size: int
+    dtype: torch.dtype
+    embedding: torch.Tensor | None
+    rope: RopeTable
+    memory: PackedMemory  # owns what the structs point at
+    functions: Functions
+    threads: Threads
+
+
+class FusedDecoder:
+    """Runs steps over one pool. Owns the step's memory; one thread calls it."""
+
+    def __init__(
+        self, weights: FusedWeights, pools: Sequence[LayerPool], backend: AttentionBackend, *,
+        reduce: Reduce | None = None,
+    ) -> None:  # fmt: skip
+        """`reduce` is set where each of several ranks has a part of the weights.
+
+        The backend attends, but for the CPU's own: its kernel runs inside the program.
+        """
+        self._weights, self._pools, self._backend, self._reduce = weights, tuple(pools), backend, reduce
+        self._memory = StepMemory(weights.sizes, weights.threads.count)
+        self._attention = AttentionMemory(weights.threads) if isinstance(backend, CpuAttention) else None
+        decoder, keys = weights.decoder, pools[0].keys
+        for layer, pool in zip(weights.layers, pools, strict=True):
+            layer.keys, layer.values = pool.keys.data_ptr(), pool.values.data_ptr()
+        decoder.pool_format, decoder.num_slots, decoder.partial = FORMATS[keys.dtype], len(keys), reduce is not None
+        inside = self._attention is not None
+        self._segments = tuple(segments(len(pools), attends_inside=inside, partial=reduce is not None))
+        self._head = instructions([(Operation.HEAD, 0)])
+        if self._attention is not None:
+            self._memory.step.attention = self._attention.address
+
+    def run(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
+        """Compute a step; return the logits of its sampled rows, [num_samples, vocab_size] float32.
+
+        They are valid until the next call.
+        """
+        self.run_layers(metadata, layer_done)
+        return self.logits(metadata.sample_rows)
+
+    def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
+        """Compute the layers; return what the last norm takes, [num_tokens, hidden] float32, until the next call.
+
+        `layer_done(layer)` is called as each layer's KV is written, before its attention.
+        """
+        num_rows = self._begin(metadata)
+        self._embed(metadata.token_ids[0])
+        attention = self._plan(metadata)
+        with self._memory.telling(layer_done):
+            for segment in self._segments:
+                self._call(segment.instructions)
+                if attention is not None and segment.attends:
+                    if layer_done is not None:
+                        layer_done(segment.layer)
+                    self._attend(attention, segment.layer, num_rows)
+                if self._reduce is not None and segment.reduces:
+                    self._reduce(self._memory.partial[:num_rows])
+        return self._memory.x[:num_rows, : self._weights.sizes.hidden]
+
+    def run_layer(self, layer: int, metadata: StepMetadata, rows: torch.Tensor) -> torch.Tensor:
+        """Compute one layer alone: [num_tokens, hidden] in, the same float32 out, until the next call."""
+        num_rows = self._begin(metadata)
+        self.load_rows(rows)
+        self._call(instructions([(Operation.ENTER, layer)]))
+        self._attend(self._backend.plan(metadata), layer, num_rows)
+        self._call(instructions([(Operation.OUT, layer), (Operation.MLP, layer)]))
+        return self._memory.x[:num_rows, : self._weights.sizes.hidden]
+
+    def load_rows(self, rows: torch.Tensor) -> None:
+        """Take [num_tokens, hidden] as what the layers made."""
+        self._memory.reserve(len(rows), 1)
+        self._memory.x[: len(rows), : rows.shape[1]] = rows
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the logits of rows ([n] int64) of the last step, [n, vocab_size] float32, until the next call."""
+        if rows.shape[0] == 0:
+            return torch.empty(0, self._weights.vocab_size)
+        step = self._memory.step
+        self._memory.reserve(step.num_rows, rows.shape[0])
+        step.sample_rows = rows.data_ptr()
+        self._call(self._head)
+        return self._memory.logits[: rows.shape[0], : self._weights.vocab_size]
+
+    def _begin(self, metadata: StepMetadata) -> int:
+        """Point the step at its inputs; return the number of its rows."""
+        step, rope, num_rows = self._memory.step, self._weights.rope, metadata.token_ids.shape[1]
+        self._memory.reserve(num_rows, 1)
+        rope.reserve(max(span.kv_length for span in metadata.spans))
+        step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), len(rope.sine)
+        step.positions, step.slots = metadata.positions.data_ptr(), metadata.slots.data_ptr()
+        return num_rows
+
+    def _plan(self, metadata: StepMetadata) -> StepAttention | None:
+        """Return who attends; None where the program does."""
+        if self._attention is None:
+            return self._backend.plan(metadata)
+        packed = metadata.packed
+        self._sequences = step_of(
+            packed.query_ends, packed.kv_lengths, packed.table_ends, packed.blocks, packed.slots,
+            block_size=metadata.block_size, num_blocks=len(self._pools[0].keys) // metadata.block_size,
+        )  # fmt: skip
+        self._memory.step.sequences = address(self._sequences)
+        return None
+
+    def _embed(self, tokens: torch.Tensor) -> None:
+        weights, x = self._weights, self._memory.x
+        if weights.embedding is not None:
+            x[: len(tokens), : weights.sizes.hidden] = embedding(tokens, weights.embedding)
+            return
+        fault = weights.functions.embed(
+            weights.threads.address, address(weights.decoder.head), tokens.data_ptr(), len(tokens), x.data_ptr(),
+            x.stride(0),
+        )  # fmt: skip
+        if fault:
+            raise IndexError(f"token id {int(tokens.max())} in a vocabulary of {weights.vocab_size}")
+
+    def _attend(self, attention: StepAttention, layer: int, num_rows: int) -> None:
+        decoder, memory, pool = self._weights.decoder, self._memory, self._pools[layer]
+        columns = decoder.num_heads * decoder.head_dim
+        query = memory.qkv[:num_rows, :columns].view(num_rows, decoder.num_heads, decoder.head_dim)
+        out = attention.attend(
+            query.to(self._weights.dtype).transpose(0, 1), pool.keys, pool.values, self._weights.options[layer]
+        )
+        memory.attended[:num_rows, :columns] = out.flatten(1)
+
+    def _call(self, program: ctypes.Array[Instruction]) -> None:
+        weights = self._weights
+        fault = weights.functions.run(
+            weights.threads.address, address(weights.decoder), address(self._memory.step), address(program),
+            len(program),
+        )  # fmt: skip
+        if fault == Fault.INDEX:
+            raise IndexError("a slot, position or row of the step is outside its table")
+        if fault:
+            raise ValueError(f"the native program was refused: fault {fault}")

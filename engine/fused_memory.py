@@ -1,0 +1,82 @@
+"""The memory one step of the fused decoder works in: rows of float32 that grow with the largest step so far."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from engine.fused_structs import PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
+
+_GAP = 16  # floats between rows, so that rows of a power of two do not fall into the same lines of a cache
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """Floats of one row of each buffer."""
+
+    hidden: int
+    qkv: int
+    attended: int
+    inner: int
+    logits: int
+
+
+class StepMemory:
+    """Owns the buffers and the struct that points at them; one step uses them at a time."""
+
+    def __init__(self, sizes: RowSizes, num_threads: int) -> None:
+        self._scratch_rows = num_threads * SCRATCH_ROWS
+        self._sizes = sizes
+        self.step = Step()
+        self._rows = self._samples = 0
+        self.reserve(1, 1)
+
+    def reserve(self, num_rows: int, num_samples: int) -> None:
+        """Make room; the contents are kept only where there was room already."""
+        if num_rows > self._rows:
+            self._rows = num_rows + num_rows // 4
+            self._make_rows()
+        if num_samples > self._samples:
+            self._samples = num_samples
+            self.logits = _rows(num_samples, padded(self._sizes.logits, PAIR))
+            self.step.logits, self.step.logits_stride = self.logits.data_ptr(), self.logits.stride(0)
+        self.step.num_rows, self.step.num_samples = num_rows, num_samples
+
+    @contextmanager
+    def telling(self, layer_done: Callable[[int], None] | None) -> Iterator[None]:
+        """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
+        errors: list[BaseException] = []
+
+        def tell(layer: int) -> None:
+            if layer_done is None or errors:
+                return
+            try:
+                layer_done(layer)
+            except BaseException as error:  # noqa: BLE001 - none may pass through C
+                errors.append(error)
+
+        notify = Notify() if layer_done is None else Notify(tell)
+        self.step.notify = notify
+        try:
+            yield
+        finally:
+            self.step.notify = Notify()
+        if errors:
+            raise errors[0]
+
+    def _make_rows(self) -> None:
+        sizes, step, rows = self._sizes, self.step, self._rows
+        hidden, qkv, inner = (padded(size, PAIR) + _GAP for size in (sizes.hidden, sizes.qkv, sizes.inner))
+        self.x, self.partial = _rows(rows, hidden), _rows(rows, hidden)
+        self.scratch = _rows(max(rows, self._scratch_rows), hidden)
+        self.qkv, self.inner = _rows(rows, qkv), _rows(rows, inner)
+        self.attended = _rows(rows, padded(sizes.attended, PANEL) + _GAP)
+        step.x, step.partial, step.scratch = self.x.data_ptr(), self.partial.data_ptr(), self.scratch.data_ptr()
+        step.qkv, step.inner, step.attended = self.qkv.data_ptr(), self.inner.data_ptr(), self.attended.data_ptr()
+        step.hidden_stride, step.qkv_stride, step.inner_stride = hidden, qkv, inner
+        step.attended_stride = self.attended.stride(0)
+
+
+def _rows(count: int, size: int) -> torch.Tensor:
+    return torch.zeros(count, size, dtype=torch.float32)

@@ -1,0 +1,30 @@
+"""Cosines and sines of every position so far, as a model's own rotary module gives them."""
+
+from typing import Any
+
+import torch
+
+_FIRST = 1024
+
+
+class RopeTable:
+    """Owns two tables that grow to the largest position asked for. For rope types that look at positions alone."""
+
+    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+        """`rotary` is called as transformers calls it; `dtype` is what the model rounds its values to."""
+        self._rotary, self._dtype = rotary, dtype
+        self.cosine, self.sine = self._compute(0, _FIRST)
+
+    def reserve(self, length: int) -> None:
+        """Make the tables hold positions [0, length): [positions, head_dim / 2] float32."""
+        have = self.cosine.shape[0]
+        if length <= have:
+            return
+        cosine, sine = self._compute(have, max(length, 2 * have))
+        self.cosine, self.sine = torch.cat([self.cosine, cosine]), torch.cat([self.sine, sine])
+
+    def _compute(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        like = torch.zeros(1, dtype=self._dtype)
+        cosine, sine = self._rotary(like, torch.arange(start, end)[None])
+        half = cosine.shape[-1] // 2
+        return cosine[0, :, :half].float().contiguous(), sine[0, :, :half].float().contiguous()

@@ -1,0 +1,272 @@
+"""Fused networks: the logits of transformers, whatever is batched; unknown ones stay; the originals are freed."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.attention.cpu import CpuAttention
+from engine.attention.interface import AttentionBackend
+from engine.attention.paged import LayerPool
+from engine.attention.reference import ReferenceAttention
+from engine.attention.registered import NAME, register
+from engine.fuse import fuse
+from engine.fused_decoder import FusedDecoder, FusedWeights, Reduce
+from engine.fused_weights import PackedMemory
+from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step_metadata import build
+from native.cache import NoNative
+from native.engine_library import Threads, build_engine
+from tests.engine.step_runner import GREEDY
+from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
+
+_KINDS = ("llama", "llama3", "qwen2", "qwen3", "mistral", "mistral-sliding")
+_BLOCK_SIZE, _NUM_BLOCKS = 16, 24
+_PROMPTS = ([5, 9, 200, 31], list(range(40, 90)), [7])
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[Threads]:
+    try:
+        library = build_engine()
+    except NoNative as error:
+        pytest.skip(str(error))
+    if library.isas[-1] == "plain":
+        pytest.skip("this CPU has none of the instruction sets that are used")
+    with library.threads(2) as team:
+        yield team
+
+
+def _network(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the tiny model; its vectors (biases, norms) are as random as its matrices."""
+    register()
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME, local_files_only=True)
+    numbers = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 1:
+                parameter += torch.randn(parameter.shape, generator=numbers).to(dtype) / 4
+    return network.eval()
+
+
+def _fused(network: Any, threads: Threads) -> FusedWeights:
+    weights = fuse(network, threads=threads)
+    assert weights is not None
+    return weights
+
+
+def _decoder(weights: FusedWeights, backend: AttentionBackend, reduce: Reduce | None = None) -> FusedDecoder:
+    decoder = weights.decoder
+    shape = (_NUM_BLOCKS * _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
+    pools = [LayerPool(*(torch.zeros(shape, dtype=weights.dtype) for _ in range(2))) for _ in weights.layers]
+    return FusedDecoder(weights, pools, backend, reduce=reduce)
+
+
+def _run(
+    decoder: FusedDecoder, parts: Sequence[tuple[Sequence[int], int]], layer_done: Callable[[int], None] | None = None
+) -> torch.Tensor:
+    """Run one step of (tokens so far, how many of them are new); sequence i has blocks i, i + 3, ...
+
+    Return the logits of each sequence's last row.
+    """
+    ids, sequences, samples = [], [], []
+    for index, (tokens, count) in enumerate(parts):
+        ids += tokens[len(tokens) - count :]
+        sequences.append(BatchSequence(len(tokens) - count, count, tuple(range(index, _NUM_BLOCKS, 3))))
+        samples.append(SampleRow(len(ids) - 1, GREEDY, 0, 0))
+    batch = StepBatch(tuple(ids), tuple(sequences), tuple(samples))
+    with torch.inference_mode():
+        return decoder.run(build(batch, block_size=_BLOCK_SIZE, device=torch.device("cpu")), layer_done).clone()
+
+
+def _expected(network: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the last logits of each prompt, by transformers' own attention."""
+    network.set_attn_implementation("eager")
+    with torch.inference_mode():
+        return torch.stack([network(torch.tensor([list(prompt)])).logits[0, -1] for prompt in prompts])
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_logits_are_those_of_transformers(
+    kind: str, backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
+) -> None:
+    path = make_tiny_model(kind, tmp_path)
+    expected = _expected(_network(path), [*_PROMPTS, *(prompt[:-1] for prompt in _PROMPTS[:2])])
+    decoder = _decoder(_fused(_network(path), threads), backend())
+
+    before = _run(decoder, [(prompt[:-1], len(prompt) - 1) for prompt in _PROMPTS[:2]])
+    after = _run(decoder, [(_PROMPTS[0], 1), (_PROMPTS[1], 1), (_PROMPTS[2], 1)])
+
+    torch.testing.assert_close(after, expected[:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(before, expected[3:5], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_bfloat16_differs_from_transformers_by_roundings(kind: str, threads: Threads, tmp_path: Path) -> None:
+    path = make_tiny_model(kind, tmp_path)
+    expected = _expected(_network(path, torch.bfloat16), _PROMPTS).float()
+    exact = _expected(_network(path, torch.bfloat16).float(), _PROMPTS)
+    decoder = _decoder(_fused(_network(path, torch.bfloat16), threads), CpuAttention())
+
+    got = _run(decoder, [(prompt, len(prompt)) for prompt in _PROMPTS])
+
+    assert torch.equal(got, got.bfloat16().float())
+    assert float((got - exact).norm()) < 1.5 * float((expected - exact).norm())  # no worse than transformers itself
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logits_do_not_depend_on_neighbours_or_chunks(dtype: torch.dtype, threads: Threads, tmp_path: Path) -> None:
+    weights = _fused(_network(make_tiny_model("qwen3", tmp_path), dtype), threads)
+    together = _run(_decoder(weights, CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
+    alone, prompt = _decoder(weights, CpuAttention()), _PROMPTS[1]
+
+    for end in (1, 18, 19):
+        _run(alone, [(prompt[:end], {1: 1, 18: 17, 19: 1}[end])])
+    last = _run(alone, [(prompt, len(prompt) - 19)])
+
+    assert torch.equal(last[0], together[1])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_originals_are_freed(tied: bool, threads: Threads, tmp_path: Path) -> None:
+    network = _network(make_tiny_model("llama", tmp_path))
+    if tied:
+        network.lm_head.weight = network.model.embed_tokens.weight
+        network.config.tie_word_embeddings = True
+    expected = _expected_here(network)
+
+    weights = _fused(network, threads)
+
+    kept = sum(parameter.numel() for name, parameter in network.named_parameters() if "norm" not in name)
+    assert kept == (0 if tied else VOCAB_SIZE * 64)
+    torch.testing.assert_close(
+        _run(_decoder(weights, CpuAttention()), [(_PROMPTS[1], 50)]), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def _expected_here(network: Any) -> torch.Tensor:
+    expected = _expected(network, [_PROMPTS[1]])
+    network.set_attn_implementation(NAME)
+    return expected
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
+def test_layers_are_told_in_order_once_their_kv_is_written(
+    backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
+) -> None:
+    decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
+    told: list[tuple[int, bool]] = []
+
+    _run(decoder, [([9], 1)], lambda layer: told.append((layer, bool(decoder._pools[layer].keys[0].any()))))
+
+    assert told == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
+def test_an_error_of_who_is_told_is_raised(
+    backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
+) -> None:
+    decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
+
+    def fail(layer: int) -> None:
+        raise LookupError(f"layer {layer}")
+
+    with pytest.raises(LookupError, match="layer 0"):
+        _run(decoder, [([9], 1)], fail)
+    _run(decoder, [([9], 1)])
+
+
+def test_indices_outside_their_tables_are_refused(threads: Threads, tmp_path: Path) -> None:
+    network = _network(make_tiny_model("llama", tmp_path))
+    network.lm_head.weight = network.model.embed_tokens.weight
+    decoder = _decoder(_fused(network, threads), CpuAttention())
+
+    with pytest.raises(IndexError, match=f"{VOCAB_SIZE} in a vocabulary of {VOCAB_SIZE}"):
+        _run(decoder, [([VOCAB_SIZE], 1)])
+    outside = StepBatch((3,), (BatchSequence(0, 1, (_NUM_BLOCKS,)),), ())
+    with pytest.raises(IndexError, match="slot"), torch.inference_mode():
+        decoder.run(build(outside, block_size=_BLOCK_SIZE, device=torch.device("cpu")))
+
+
+def test_a_network_that_is_not_known_stays(threads: Threads, tmp_path: Path) -> None:
+    network = _network(make_tiny_model("opt", tmp_path))
+    expected = _expected_here(network)
+
+    assert fuse(network, threads=threads) is None
+    torch.testing.assert_close(_expected_here(network), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_that_disagrees_is_not_kept(
+    threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = _network(make_tiny_model("llama", tmp_path))
+    expected = _expected_here(network)
+    pack = PackedMemory.pack
+
+    def swapped(memory: PackedMemory, weights: Any, finish: Any) -> Any:
+        return pack(memory, weights[::-1], finish)  # up takes the place of gate
+
+    monkeypatch.setattr(PackedMemory, "pack", swapped)
+
+    assert fuse(network, threads=threads) is None
+    assert "layer 0 differs" in caplog.text
+    torch.testing.assert_close(_expected_here(network), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_ranks_sum_their_halves(threads: Threads, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    expected = _expected(_network(path), _PROMPTS)
+    team = [_Rank(_half(_network(path), rank), rank, threads.library.threads(1)) for rank in range(2)]
+    _Rank.link(team)
+
+    workers = [threading.Thread(target=rank.run) for rank in team]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=30)
+
+    for rank in team:
+        assert rank.logits is not None
+        torch.testing.assert_close(rank.logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def _half(network: Any, rank: int) -> Any:
+    """Keep one rank's heads and inner columns of every layer."""
+    for layer in network.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+            linear.weight.data = linear.weight.data.chunk(2, dim=0)[rank].contiguous()
+            linear.out_features //= 2
+        for linear in (attention.o_proj, mlp.down_proj):
+            linear.weight.data = linear.weight.data.chunk(2, dim=1)[rank].contiguous()
+            linear.in_features //= 2
+    return network
+
+
+class _Rank:
+    """One of two ranks, each in a thread; sums cross in memory."""
+
+    def __init__(self, network: Any, rank: int, threads: Threads) -> None:
+        self.decoder = _decoder(_fused(network, threads), CpuAttention(), self.sum)
+        self.logits: torch.Tensor | None = None
+        self._rank = rank
+
+    @staticmethod
+    def link(team: "list[_Rank]") -> None:
+        meeting, parts = threading.Barrier(2), [torch.empty(0), torch.empty(0)]
+        for rank in team:
+            rank._meeting, rank._parts = meeting, parts
+
+    def sum(self, partial: torch.Tensor) -> None:
+        self._parts[self._rank] = partial.clone()
+        self._meeting.wait(timeout=20)
+        partial.copy_(self._parts[0] + self._parts[1])
+        self._meeting.wait(timeout=20)
+
+    def run(self) -> None:
+        self.logits = _run(self.decoder, [(prompt, len(prompt)) for prompt in _PROMPTS])
