@@ -1,0 +1,63 @@
+"""How long a sequence counts as, where a token's rotation depends on that. Pure, no torch.
+
+    rope type | frequencies up to the border | past it           | border
+    dynamic   | the model's own              | a set a length    | max_position_embeddings
+    longrope  | the short set                | the long set      | original_max_position_embeddings
+
+transformers computes a prompt in one pass, rotated by the prompt's length, and then each token by the sequence's length
+with it; keys stay as they were. So a token's length is the prompt's, or its own place + 1 where that is more: the same
+in whatever chunks, batch, instance or resumption it is computed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from wire.errors import ConfigError
+
+DYNAMIC, LONGROPE = "dynamic", "longrope"
+LENGTH_TYPES = (DYNAMIC, LONGROPE)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeLengths:
+    """A model's rope type, one of LENGTH_TYPES, and the longest sequence that has the frequencies of short ones."""
+
+    rope_type: str
+    border: int
+
+    def prefix_salt(self, prompt_length: int) -> str:
+        """Return what sets a prompt's keys apart from those of like tokens in prompts of another length."""
+        if prompt_length <= self.border:
+            return ""  # tokens past the border were rotated by their own place, whatever the prompt
+        return f"\0rope {prompt_length}" if self.rope_type == DYNAMIC else "\0rope long"
+
+
+def rope_lengths(text_config: Any) -> RopeLengths | None:
+    """Return how the model's rotation depends on lengths, None where it does not. Raises ConfigError in words."""
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    for name, value in parameters.items():
+        if isinstance(value, dict) and value.get("rope_type") in LENGTH_TYPES:
+            raise ConfigError(f"rope type {value['rope_type']} of {name} layers alone follows a length: not supported")
+    rope_type = parameters.get("rope_type")
+    if rope_type not in LENGTH_TYPES:
+        return None
+    if rope_type == DYNAMIC:
+        return RopeLengths(rope_type, text_config.max_position_embeddings)
+    return RopeLengths(rope_type, parameters["original_max_position_embeddings"])
+
+
+def longest_sequence(text_config: Any) -> int | None:
+    """Return the tokens that the config allows a sequence, None where it does not say.
+
+    max_position_embeddings of rope type dynamic is where its scaling begins; it ends `factor` times as far.
+    """
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    if own is not None and parameters.get("rope_type") == DYNAMIC:
+        return int(own * parameters["factor"])
+    return own
+
+
+def token_lengths(start: int, count: int, prompt_length: int) -> list[int]:
+    """Return the length that rotates each of the tokens [start, start + count) of a sequence."""
+    return [max(prompt_length, position + 1) for position in range(start, start + count)]
