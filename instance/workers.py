@@ -6,7 +6,7 @@ from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
 from prefill_worker.worker import PrefillWorker
 from wire.messages import Cancel, Event, Step
-from wire.types import LoadSnapshot, StageTimes, TokenOutput
+from wire.types import LoadSnapshot, PromptLogprobs, StageTimes, TokenOutput
 
 Post = Callable[[Callable[[Engine], None]], None]
 
@@ -30,7 +30,7 @@ class Workers:
         """Send one message with all new tokens, then commit what was prefilled. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
         times += [(prompt_id, StageTimes(cached_tokens=count)) for prompt_id, count in result.cached]
-        self.send_tokens(result.tokens, tuple(times))
+        self.send_tokens(result.tokens, tuple(times), result.prompt_logprobs)
         for prefilled in result.prefilled:
             self.prefill.on_prefilled(prefilled)
         for pooled in result.pooled:
@@ -39,21 +39,25 @@ class Workers:
             if not self.prefill.on_failed(prompt_id, error):
                 self.decode.on_failed(prompt_id, error)
 
-    def send_tokens(self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = ()) -> None:
+    def send_tokens(
+        self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = (),
+        scored: tuple[PromptLogprobs, ...] = (),
+    ) -> None:  # fmt: skip
         """Send tokens and endings, with the load after what made them; nothing of a prompt that has ended meanwhile.
 
         The load is read before the locks are taken, so it may be older than an ending that came in between.
         """
         tokens = tuple(tokens)
-        if not tokens and not times:
+        if not tokens and not times and not scored:
             return
         load = self._load()  # which takes locks of its own: before these
         with self.prefill.no_endings(), self.decode.no_endings():
             tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
             times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
-            if tokens or times:
+            scored = tuple(part for part in scored if self._is_here(part.prompt_id))
+            if tokens or times or scored:
                 self.decode.on_tokens(tokens)
-                self._emit(Step(tokens, load, times))
+                self._emit(Step(tokens, load, times, scored))
 
     def cancel(self, command: Cancel) -> None:
         """End a prompt or one of its sequences; silent for a prompt not known."""

@@ -3,9 +3,9 @@
     start ----> admission ----> placement ----> path (handoff | local) ----> Running.events()
     accept      wait for room   choose a pair   reserve, prefill, step       the client reads
 
-Each prompt of a request goes this way alone (tries.py). A prompt whose pair fails before a token of its decode instance
-left is tried once more, on another pair where there is one and as the budget of retries allows; one that finds no room
-after all goes back to the front of the queue.
+Each prompt of a request goes this way alone (tries.py). A prompt whose pair fails is tried once more, on another pair
+where there is one and as the budget of retries allows, and goes on from the tokens that left already; one that finds no
+room after all goes back to the front of the queue.
 """
 
 import asyncio

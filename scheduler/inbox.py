@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from wire.errors import InstanceLost
 from wire.messages import Cancel, Command, Failed, HandedOff, Pooled, Refused, Reserved
-from wire.types import StageTimes, TokenOutput
+from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class PromptStep:
     prompt_id: str
     tokens: tuple[TokenOutput, ...]
     times: StageTimes | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

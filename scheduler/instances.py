@@ -29,7 +29,7 @@ from wire.messages import (
     SessionOpen,
     Step,
 )
-from wire.types import InstanceDescription, LoadSnapshot, Role, StageTimes, TokenOutput
+from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, TokenOutput
 
 log = EventLogger("instances")
 
@@ -124,9 +124,9 @@ class Instance:
 
     def _route(self, event: Event) -> None:
         match event:
-            case Step(tokens=tokens, load=load, times=times):
+            case Step(load=load) as step:
                 self._update(load)
-                for part in _split(tokens, dict(times)):
+                for part in _split(step):
                     self._tell(part)
             case Heartbeat(load=beat):
                 self._update(beat)
@@ -196,10 +196,15 @@ def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
         raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limits.progress_s:g} s)")
 
 
-def _split(tokens: tuple[TokenOutput, ...], times: dict[str, StageTimes]) -> Iterator[PromptStep]:
+def _split(step: Step) -> Iterator[PromptStep]:
     """Cut a Step into one part a prompt, token order kept."""
+    times = dict(step.times)
     by_prompt: dict[str, list[TokenOutput]] = {prompt_id: [] for prompt_id in times}
-    for token in tokens:
+    scored: dict[str, list[PromptLogprobs]] = {}
+    for token in step.tokens:
         by_prompt.setdefault(token.prompt_id, []).append(token)
-    for prompt_id, part in by_prompt.items():
-        yield PromptStep(prompt_id, tuple(part), times.get(prompt_id))
+    for part in step.prompt_logprobs:
+        by_prompt.setdefault(part.prompt_id, [])
+        scored.setdefault(part.prompt_id, []).append(part)
+    for prompt_id, tokens in by_prompt.items():
+        yield PromptStep(prompt_id, tuple(tokens), times.get(prompt_id), tuple(scored.get(prompt_id, ())))

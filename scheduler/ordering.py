@@ -1,6 +1,7 @@
 """Bring the tokens of one prompt into order: emit by output index, hold early ones, drop repeats."""
 
-from wire.types import TokenOutput
+from wire.errors import InternalError
+from wire.types import PromptLogprobs, TokenOutput
 
 
 class OrderedOutput:
@@ -22,11 +23,6 @@ class OrderedOutput:
     def all_started(self) -> bool:
         """Whether the first token of every sequence left or is no longer wanted."""
         return all(index > 0 or self._ended(sequence) for sequence, index in enumerate(self._next))
-
-    @property
-    def past_first(self) -> bool:
-        """Whether a token left that only a decode instance can have made."""
-        return any(index > 1 for index in self._next)
 
     @property
     def so_far(self) -> tuple[tuple[int, ...], ...]:
@@ -82,3 +78,20 @@ class OrderedOutput:
                 self._finished.add(sequence)
                 early.clear()
         return released
+
+
+class OrderedScores:
+    """How likely the tokens of one prompt are. Told chunk by chunk, anew in every attempt; each leaves once."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def add(self, part: PromptLogprobs) -> PromptLogprobs | None:
+        """Return what of `part` has not left yet, if any. Raises InternalError if something before it is missing."""
+        known = self._next - part.start
+        if known < 0:
+            raise InternalError(f"log probabilities of prompt token {part.start} came before those of {self._next}")
+        if known >= len(part.tokens):
+            return None
+        self._next = part.start + len(part.tokens)
+        return PromptLogprobs(part.prompt_id, part.start + known, part.tokens[known:])

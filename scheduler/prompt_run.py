@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
 from scheduler.loads import PromptFacts
-from scheduler.ordering import OrderedOutput
-from scheduler.request import GenerationRequest, NewToken, PathEvent, Vector
+from scheduler.ordering import OrderedOutput, OrderedScores
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptScored, Vector
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
 
@@ -26,6 +26,7 @@ class PromptRun:
         self.request = request
         self.prompt = prompt
         self.output = OrderedOutput(request.params.num_sequences)
+        self._scores = OrderedScores()
         self.times = StageTimes()
         self.avoid: frozenset[tuple[int | None, int]] = frozenset()
         self._new_id = new_id
@@ -50,11 +51,6 @@ class PromptRun:
     def prompt_id(self) -> str:
         """The id of this attempt on instances."""
         return self.state.prompt_id
-
-    @property
-    def can_be_retried(self) -> bool:
-        """Whether another pair may still take it without the client noticing: no token of a decode instance left."""
-        return not self.output.past_first
 
     @property
     def facts(self) -> PromptFacts:
@@ -116,16 +112,20 @@ class PromptRun:
         return self.output.started and any(work.short_of_blocks() for work in self._works)
 
     def take(self, step: PromptStep, work: Work) -> None:
-        """Emit the tokens of a step that may leave now; tell the instance of sequences stopped meanwhile."""
+        """Emit what of a step may leave now; tell the instance of sequences stopped meanwhile."""
+        for part in step.prompt_logprobs:
+            if (new := self._scores.add(part)) is not None:
+                self._emit(PromptScored(self.prompt, new.start, new.tokens))
         for token in step.tokens:
             if self.output.is_stopped(token.sequence) and token.finish is None:
                 work.cancel_sequence(token.sequence)
             for ready in self.output.add(token):
                 self._emit(
                     NewToken(
-                        self.prompt, ready.sequence, ready.index, ready.token_id, ready.finish, ready.stop_token_id
+                        self.prompt, ready.sequence, ready.index, ready.token_id, ready.finish, ready.stop_token_id,
+                        ready.logprobs,
                     )
-                )
+                )  # fmt: skip
         if step.times is not None:
             self.add_times(step.times)
 

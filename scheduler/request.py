@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wire.types import FinishReason, Pooling, SamplingParams, StageTimes
+from wire.types import FinishReason, Pooling, SamplingParams, StageTimes, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class NewToken:
     """The next token of sequence `sequence` of prompt `prompt`; indices ascend without gap or repeat.
 
     `finish` is set on the last event of each sequence, exactly once; token_id is None if it ended without a token.
+    `logprobs` are there if the request asked.
     """
 
     prompt: int
@@ -47,6 +48,19 @@ class NewToken:
     token_id: int | None
     finish: FinishReason | None = None
     stop_token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """How likely tokens [start, start + len(tokens)) of prompt `prompt` are, if the request asked; None for token 0.
+
+    Each token once, in order, and all before the prompt's first output.
+    """
+
+    prompt: int
+    start: int
+    tokens: tuple[TokenLogprobs | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,7 @@ class PromptDone:
     times: StageTimes
 
 
-PathEvent = NewToken | Vector | PromptDone
+PathEvent = NewToken | PromptScored | Vector | PromptDone
 
 
 class RunningRequest(Protocol):

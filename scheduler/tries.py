@@ -49,8 +49,9 @@ class Tries:
     async def serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> PromptDone:
         """Take one prompt, which waits at its place in the queue, to its end. Raises what failed it.
 
-        Only failures count as tries. An instance without room after all is asked again after its next load, until the
-        prompt's limit; where the first token is out, that limit does not start anew with every refusal.
+        A new try goes on from the tokens that left already. Only failures count as tries: an instance without room
+        after all is asked again after its next load, until the prompt's limit; where the first token is out, that limit
+        does not start anew with every refusal.
         """
         failure: PdserveError | None = None
         num_failures, stalls_at = 0, math.inf
@@ -62,15 +63,13 @@ class Tries:
                         await self.run_path(prompt, grant, retry)
                     return _done(prompt, grant)
                 except NoCapacity as error:
-                    if not prompt.can_be_retried:
-                        raise
                     log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
                     stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
                     if asyncio.get_running_loop().time() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
                 except RETRYABLE as error:
                     num_failures += 1
-                    if not prompt.can_be_retried or num_failures >= self._limits.max_tries:
+                    if num_failures >= self._limits.max_tries:
                         raise
                     failure, stalls_at = error, math.inf
                     self._note_retry(prompt, grant.plan, error)

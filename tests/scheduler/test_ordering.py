@@ -1,10 +1,12 @@
 """Tokens of one prompt leave in order, each once."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.ordering import OrderedOutput
-from wire.types import FinishReason, TokenOutput
+from scheduler.ordering import OrderedOutput, OrderedScores
+from wire.errors import InternalError
+from wire.types import FinishReason, PromptLogprobs, TokenLogprobs, TokenOutput
 
 
 def token(index: int, sequence: int = 0, finish: FinishReason | None = None) -> TokenOutput:
@@ -84,7 +86,25 @@ def test_what_left_is_told_to_the_next_attempt_and_what_is_held_is_dropped() -> 
     output.forget_early()
 
     assert output.so_far == ((100,), ())
-    assert not output.past_first
     output.add(token(1))
-    assert output.past_first
-    assert len(output.so_far[0]) == 2
+    assert [len(ids) for ids in output.so_far] == [2, 0]
+
+
+def scored(start: int, end: int) -> PromptLogprobs:
+    return PromptLogprobs("p", start, tuple(TokenLogprobs(-float(i), i) if i else None for i in range(start, end)))
+
+
+def test_scores_leave_once_and_in_order_whatever_is_told_again() -> None:
+    scores = OrderedScores()
+
+    left = [scores.add(scored(*part)) for part in ((0, 4), (0, 4), (2, 6), (6, 7), (0, 7), (7, 9))]
+
+    assert left == [scored(0, 4), None, scored(4, 6), scored(6, 7), None, scored(7, 9)]
+
+
+def test_scores_that_leave_a_gap_are_a_defect_in_words() -> None:
+    scores = OrderedScores()
+    scores.add(scored(0, 3))
+
+    with pytest.raises(InternalError, match="prompt token 5 came before those of 3"):
+        scores.add(scored(5, 6))
