@@ -11,26 +11,23 @@ from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
 from engine.checkpoint import eos_token_ids, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.fuse import fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors, rehearse
-from engine.linear_layout import lay_out
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.network import load_network
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
+from native.engine_library import Threads, load_engine
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
 from wire.model_identity import identify
 
-_BACKENDS: dict[str, type[CpuAttention] | type[ReferenceAttention]] = {
-    "auto": CpuAttention,
-    "cpu": CpuAttention,
-    "reference": ReferenceAttention,
-}
+_BACKENDS = ("auto", "cpu", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,8 @@ def load_model(
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Sets
     torch's thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
-    backend = make_backend(attention_backend)
+    threads = engine_threads(num_threads)
+    backend = make_backend(attention_backend, threads)
     checkpoint = open_checkpoint(path)
     layout_of_weights = find_quantization(path, quantization)
     length = model_length(checkpoint, max_model_len)
@@ -72,7 +70,7 @@ def load_model(
         loaded = load_network(checkpoint, plain.weights, dtype=choice.name, attention=NAME)
     network = loaded.network
     tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
-    lay_out(network)
+    fused = fuse(network, threads=threads)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
@@ -86,14 +84,22 @@ def load_model(
         eos_token_ids=eos_token_ids(network),
     )
     model = TorchModel(
-        network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits
+        network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits, fused=fused
     )
     notes = (choice.reason, plan.describe(), *(note for note in (loaded.note, plain.note) if note))
     return LoadedModel(model, notes)
 
 
-def make_backend(name: str) -> AttentionBackend:
-    """Return the attention backend of this name. Raises ConfigError."""
-    if name not in _BACKENDS:
-        raise ConfigError(f"attention backend {name!r} is not one of {', '.join(_BACKENDS)}")
-    return _BACKENDS[name]()
+def engine_threads(count: int) -> Threads | None:
+    """Return a team of threads for the native kernels, or None where there are none."""
+    library = load_engine()
+    return None if library is None else library.threads(count)
+
+
+def make_backend(name: str, threads: Threads | None = None) -> AttentionBackend:
+    """Return the attention backend of this name; the CPU's own uses `threads`. Raises ConfigError."""
+    if name == "reference":
+        return ReferenceAttention()
+    if name in _BACKENDS:
+        return CpuAttention(threads)
+    raise ConfigError(f"attention backend {name!r} is not one of {', '.join(_BACKENDS)}")

@@ -10,8 +10,10 @@ import torch
 from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
+from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
+from engine.logprobs import rows_at_once
 from engine.row_head import RowHead
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -32,9 +34,19 @@ class TorchModel:
     """Runs steps on the CPU. Owns the pool and the tensors over it; one thread calls it."""
 
     def __init__(
-        self, network: Any, *, info: EngineInfo, memory: HostPool, backend: AttentionBackend, keeps_logits: bool
+        self,
+        network: Any,
+        *,
+        info: EngineInfo,
+        memory: HostPool,
+        backend: AttentionBackend,
+        keeps_logits: bool,
+        fused: FusedWeights | None = None,
     ) -> None:
-        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`."""
+        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
+
+        `fused` is what became of the network's weights, where native kernels run it.
+        """
         self._network = network
         self._info = info
         self._memory = memory
@@ -43,6 +55,7 @@ class TorchModel:
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
         attach(network, self._attention)
+        self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend)
         self._head = RowHead(network)
 
     @property
@@ -73,8 +86,11 @@ class TorchModel:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Compute one step and return the logits of its sampled rows, [num_samples, vocab_size]."""
+        """Compute one step and return the logits of its sampled rows, [num_samples, vocab_size], until the next."""
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
+        if self._fused is not None:
+            logits = self._fused.run(metadata, layer_done)
+            return logits.clone() if batch.scores else logits
         with self._attending(metadata, layer_done):
             return self._forward(metadata)
 
@@ -89,6 +105,8 @@ class TorchModel:
     def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
         """Return slices of the logits of the batch's score rows, computed as they are read."""
         rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
+        if self._fused is not None:
+            return map(self._fused.logits, rows.split(rows_at_once(self._info.vocab_size))) if batch.scores else ()
         return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
 
     def _forward(self, metadata: StepMetadata) -> torch.Tensor:

@@ -73,7 +73,8 @@ def _run(
 
     Return the logits of each sequence's last row.
     """
-    ids, sequences, samples = [], [], []
+    ids: list[int] = []
+    sequences, samples = [], []
     for index, (tokens, count) in enumerate(parts):
         ids += tokens[len(tokens) - count :]
         sequences.append(BatchSequence(len(tokens) - count, count, tuple(range(index, _NUM_BLOCKS, 3))))
@@ -221,8 +222,8 @@ def test_a_layer_that_disagrees_is_not_kept(
 def test_ranks_sum_their_halves(threads: Threads, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path)
     expected = _expected(_network(path), _PROMPTS)
-    team = [_Rank(_half(_network(path), rank), rank, threads.library.threads(1)) for rank in range(2)]
-    _Rank.link(team)
+    meeting = _Meeting()
+    team = [_Rank(_half(_network(path), rank), rank, threads.library.threads(1), meeting) for rank in range(2)]
 
     workers = [threading.Thread(target=rank.run) for rank in team]
     for worker in workers:
@@ -248,25 +249,27 @@ def _half(network: Any, rank: int) -> Any:
     return network
 
 
-class _Rank:
-    """One of two ranks, each in a thread; sums cross in memory."""
+class _Meeting:
+    """Where two ranks put their parts of a sum."""
 
-    def __init__(self, network: Any, rank: int, threads: Threads) -> None:
+    def __init__(self) -> None:
+        self.parts = [torch.empty(0), torch.empty(0)]
+        self.barrier = threading.Barrier(2)
+
+
+class _Rank:
+    """One of two ranks, each in a thread."""
+
+    def __init__(self, network: Any, rank: int, threads: Threads, meeting: _Meeting) -> None:
         self.decoder = _decoder(_fused(network, threads), CpuAttention(), self.sum)
         self.logits: torch.Tensor | None = None
-        self._rank = rank
-
-    @staticmethod
-    def link(team: "list[_Rank]") -> None:
-        meeting, parts = threading.Barrier(2), [torch.empty(0), torch.empty(0)]
-        for rank in team:
-            rank._meeting, rank._parts = meeting, parts
+        self._rank, self._meeting = rank, meeting
 
     def sum(self, partial: torch.Tensor) -> None:
-        self._parts[self._rank] = partial.clone()
-        self._meeting.wait(timeout=20)
-        partial.copy_(self._parts[0] + self._parts[1])
-        self._meeting.wait(timeout=20)
+        self._meeting.parts[self._rank] = partial.clone()
+        self._meeting.barrier.wait(timeout=20)
+        partial.copy_(self._meeting.parts[0] + self._meeting.parts[1])
+        self._meeting.barrier.wait(timeout=20)
 
     def run(self) -> None:
         self.logits = _run(self.decoder, [(prompt, len(prompt)) for prompt in _PROMPTS])
