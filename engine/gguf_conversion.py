@@ -1,6 +1,13 @@
-"""A GGUF file of the Llama architecture and a byte-level BPE tokenizer -> a bfloat16 checkpoint folder."""
+"""A GGUF file of a dense decoder and a byte-level BPE tokenizer -> a checkpoint folder.
+
+architecture | model type | differs by
+llama        | llama      | rotary rows in GGUF's own order (Mistral's files say llama too)
+qwen2        | qwen2      | biases of q, k and v
+qwen3        | qwen3      | norms of q and k, its own head size
+"""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from engine.gguf_tokenizer import write_tokenizer
+from engine.gguf_tokenizer import check_tokenizer, write_tokenizer
 from wire.errors import ConfigError
 
 _TOP_NAMES = {
@@ -28,41 +35,90 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
 
-def convert(gguf_file: Path, target: Path) -> None:
-    """Write config, weights, tokenizer and chat template of `gguf_file` into the new folder `target`."""
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One architecture: transformers' class, what its layers have beside the common, and the order of rotary rows."""
+
+    network_class: str
+    pairs_neighbours: bool = False
+    biases: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+
+
+_FAMILIES = {
+    "llama": _Family("LlamaForCausalLM", pairs_neighbours=True),
+    "qwen2": _Family("Qwen2ForCausalLM", biases=("attn_q", "attn_k", "attn_v")),
+    "qwen3": _Family("Qwen3ForCausalLM", norms=("attn_q_norm", "attn_k_norm")),
+}
+
+
+def convert(gguf_file: Path, target: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write config, weights in `dtype`, tokenizer and chat template of `gguf_file` into the new folder `target`.
+
+    Raises ConfigError naming the architecture, tokenizer, tensor or rope scaling that is not supported.
+    """
     reader = gguf.GGUFReader(gguf_file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     _check(fields)
+    check_tokenizer(fields)
+    names = {tensor.name: _stored_name(tensor.name, fields) for tensor in reader.tensors}
     target.mkdir()
-    weights = dict(_dequantised(tensor, fields) for tensor in reader.tensors)
+    weights = {names[tensor.name]: _dequantised(tensor, fields, dtype) for tensor in reader.tensors}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (target / "model.safetensors").chmod(0o644)  # the library makes it private, unlike the other files
-    _write_json(target / "config.json", _config(fields, tied="lm_head.weight" not in weights))
+    _write_json(target / "config.json", _config(fields, dtype, tied="lm_head.weight" not in weights))
     _write_json(target / "generation_config.json", _special_ids(fields))
     write_tokenizer(fields, target)
 
 
+def stored_dtype(gguf_file: Path) -> torch.dtype:
+    """Return the dtype that loses nothing of plain matrices; bfloat16 where they are quantised."""
+    kinds = {tensor.tensor_type for tensor in gguf.GGUFReader(gguf_file).tensors if len(tensor.shape) > 1}
+    if kinds == {gguf.GGMLQuantizationType.F16}:
+        return torch.float16
+    return torch.float32 if kinds <= {gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16} else torch.bfloat16
+
+
 def _check(fields: dict[str, Any]) -> None:
     architecture = fields["general.architecture"]
-    kind = (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"])
-    if architecture != "llama" or kind != ("gpt2", "smollm"):
-        raise ConfigError(f"this GGUF is {architecture} with tokenizer {'/'.join(kind)}, not llama with gpt2/smollm")
+    if architecture not in _FAMILIES:
+        raise ConfigError(f"this GGUF is {architecture}, which is not supported: only {', '.join(_FAMILIES)}")
+    if fields.get(f"{architecture}.expert_count"):
+        raise ConfigError(f"this GGUF is a mixture of experts of {architecture}, which is not supported")
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise ConfigError(f"this GGUF scales its rotary positions ({scaling}), which is not supported")
 
 
-def _dequantised(tensor: Any, fields: dict[str, Any]) -> tuple[str, torch.Tensor]:
-    """Return the checkpoint's name of `tensor` and its values."""
-    values = gguf.dequantize(tensor.data, tensor.tensor_type)
-    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
-    if tensor.name in _TOP_NAMES:
-        name = _TOP_NAMES[tensor.name]
-    else:
-        _, layer, part, _ = tensor.name.split(".")
-        name = f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
-        if part in heads:
-            values = _halves_apart(values, heads[part])
-    return name, torch.from_numpy(np.array(values)).to(torch.bfloat16)
+def _stored_name(name: str, fields: dict[str, Any]) -> str:
+    """Return the checkpoint's name of a tensor. Raises ConfigError for one that its architecture does not have."""
+    architecture = fields["general.architecture"]
+    family, (block, *place) = _FAMILIES[architecture], name.split(".")
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    if block == "blk" and len(place) == 3:
+        layer, part, kind = place
+        known = _LAYER_NAMES | {norm: f"self_attn.{norm.removeprefix('attn_')}" for norm in family.norms}
+        if part in known and (kind == "weight" or (kind == "bias" and part in family.biases)):
+            return f"model.layers.{layer}.{known[part]}.{kind}"
+    raise ConfigError(f"this GGUF has the tensor {name}, which is not known of {architecture}")
+
+
+def _dequantised(tensor: Any, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
+    try:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise ConfigError(f"{tensor.name} is quantised as {tensor.tensor_type.name}, which is not supported") from error
+    architecture = fields["general.architecture"]
+    if _FAMILIES[architecture].pairs_neighbours:
+        heads = fields[f"{architecture}.attention.head_count"]
+        kv_heads = fields.get(f"{architecture}.attention.head_count_kv", heads)
+        num_heads = {"attn_q": heads, "attn_k": kv_heads}.get(tensor.name.split(".")[-2])
+        values = values if num_heads is None else _halves_apart(values, num_heads)
+    return torch.from_numpy(np.array(values)).to(dtype)
 
 
 def _halves_apart(values: Any, num_heads: int) -> Any:
@@ -71,36 +127,41 @@ def _halves_apart(values: Any, num_heads: int) -> Any:
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
-    heads = fields["llama.attention.head_count"]
+def _config(fields: dict[str, Any], dtype: torch.dtype, *, tied: bool) -> dict[str, Any]:
+    architecture = fields["general.architecture"]
+
+    def value(key: str, default: Any = None) -> Any:
+        found = fields.get(f"{architecture}.{key}", default)
+        if found is None:
+            raise ConfigError(f"this GGUF has no {architecture}.{key}")
+        return found
+
+    heads, size = value("attention.head_count"), value("embedding_length")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_FAMILIES[architecture].network_class],
+        "model_type": architecture,
         "attention_bias": False,
-        "dtype": "bfloat16",
-        "head_dim": fields["llama.embedding_length"] // heads,
+        "dtype": str(dtype).removeprefix("torch."),
+        "head_dim": value("attention.key_length", size // heads),
         "hidden_act": "silu",
-        "hidden_size": fields["llama.embedding_length"],
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "max_position_embeddings": fields["llama.context_length"],
+        "hidden_size": size,
+        "intermediate_size": value("feed_forward_length"),
+        "max_position_embeddings": value("context_length"),
         "mlp_bias": False,
         "num_attention_heads": heads,
-        "num_hidden_layers": fields["llama.block_count"],
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "rms_norm_eps": round(fields["llama.attention.layer_norm_rms_epsilon"], 12),
-        "rope_parameters": {"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        "num_hidden_layers": value("block_count"),
+        "num_key_value_heads": value("attention.head_count_kv", heads),
+        "rms_norm_eps": round(value("attention.layer_norm_rms_epsilon"), 12),
+        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
         "tie_word_embeddings": tied,
-        "vocab_size": fields["llama.vocab_size"],
+        "vocab_size": value("vocab_size", len(fields["tokenizer.ggml.tokens"])),
         **_special_ids(fields),
     }
 
 
 def _special_ids(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-    }
+    found = {key: fields.get(f"tokenizer.ggml.{name}_token_id") for name, key in _SPECIAL_IDS.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -1,41 +1,77 @@
-"""The tokenizer inside a GGUF file (byte-level BPE, SmolLM's way of splitting) -> tokenizer.json and its settings."""
+"""The tokenizer inside a GGUF file (byte-level BPE) -> tokenizer.json and its settings.
+
+`tokenizer.ggml.pre` names how text is split before merges: by GPT-2's pattern, or by a later one that cuts numbers.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-_CONTROL = 3  # gguf.TokenType.CONTROL: special, never produced from text
+from wire.errors import ConfigError
+
+_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; found in it as they are
+_DIGITS_AT_ONCE = {"llama-bpe": "{1,3}", "qwen2": ""}
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SUPPORTED = ("smollm", "gpt-2", *_DIGITS_AT_ONCE)
+_SETTINGS = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
+
+
+def check_tokenizer(fields: dict[str, Any]) -> None:
+    """Raise ConfigError for a tokenizer that is not supported, by name."""
+    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
+    if model != "gpt2" or pre not in _SUPPORTED:
+        known = ", ".join(_SUPPORTED)
+        raise ConfigError(f"this GGUF's tokenizer is {model}/{pre}, which is not supported: only gpt2/{known}")
 
 
 def write_tokenizer(fields: dict[str, Any], target: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template) into folder `target`."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
+    pre = fields["tokenizer.ggml.pre"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # digits stand alone, then GPT-2's pattern over bytes
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _split(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    for kept, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == kept]
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
     tokenizer.save(str(target / "tokenizer.json"))
     settings = _settings(fields, tokens)
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def _split(pre: str) -> Any:
+    if pre == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre == "smollm":  # digits stand alone, then GPT-2's pattern over bytes
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    words = Regex(_WORDS.format(digits=_DIGITS_AT_ONCE[pre]))
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
 def _settings(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
-    return {
+    ids = {key: fields.get(f"tokenizer.ggml.{name}_token_id") for name, key in _SETTINGS.items()}
+    begins = fields.get("tokenizer.ggml.add_bos_token", fields["tokenizer.ggml.pre"] == "llama-bpe")
+    found = {
         "add_prefix_space": False,
-        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-        "chat_template": fields["tokenizer.chat_template"],
+        "chat_template": fields.get("tokenizer.chat_template"),
         "clean_up_tokenization_spaces": False,
-        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-        "model_max_length": fields["llama.context_length"],
-        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
+        "model_max_length": fields[f"{fields['general.architecture']}.context_length"],
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        "add_bos_token": True if begins and ids["bos_token"] is not None else None,
+        **{key: None if i is None else tokens[i] for key, i in ids.items()},
     }
+    return {key: value for key, value in sorted(found.items()) if value is not None}

@@ -6,11 +6,13 @@ deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same fla
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
 from pdserve.cli import guarded
+from pdserve.gguf_model import with_plain_model
 from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
 from pdserve.trust import trust_of
@@ -64,6 +66,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     from scheduler import config, process
 
     parsed = config.parse(argv, os.environ)
+    parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ))
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
     trust = trust_of(plan, os.environ, parsed.engine)
@@ -74,7 +77,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
 def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     from pdserve import instance_flags
 
-    options = instance_flags.parse(argv)
+    options = with_plain_model(instance_flags.parse(argv), os.environ)
     launch = instance_flags.launch(options, plan, trust_of(plan, os.environ, options))
     for notice in launch.notices:
         print(notice, flush=True)

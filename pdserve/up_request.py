@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdserve import model
 from pdserve.engine_flags import check_engine_flags
+from pdserve.gguf_model import with_plain_model
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
@@ -88,6 +89,7 @@ def fill_model(namespace: argparse.Namespace) -> None:
     if not getattr(namespace, "model", ""):
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
+    _convert_gguf(namespace)
     step = getattr(namespace, "max_num_batched_tokens", None)
     if step is None:
         return
@@ -95,6 +97,15 @@ def fill_model(namespace: argparse.Namespace) -> None:
     if step < length:
         print(f"--max-num-batched-tokens {step} is below the model's length {length}: using {length}", file=sys.stderr)
         namespace.max_num_batched_tokens = length
+
+
+def _convert_gguf(namespace: argparse.Namespace) -> None:
+    """Put the converted folder where a GGUF file was named, so that no process has to wait for it."""
+    options = from_namespace(EngineOptions, namespace)
+    plain = with_plain_model(options, os.environ)
+    if plain != options:
+        namespace.model, namespace.served_model_name = plain.model, list(plain.served_model_name)
+        vars(namespace).pop("quantization", None)
 
 
 def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:

@@ -1,0 +1,100 @@
+"""A model that is one GGUF file: found, and turned once into a checkpoint folder of the cache, by a process of its own.
+
+folder with one .gguf --digest--> <cache>/gguf/<file's name>-<digest>/  config.json, *.safetensors, tokenizer.json
+
+The digest is of the file's size and of pieces spread over it, so the same file has the same folder name on every host.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.model_cache import make_once
+from wire.errors import ConfigError
+
+_PIECES = 64
+_PIECE_BYTES = 64 * 1024
+_DIGEST_DIGITS = 12
+_CONVERT_TIMEOUT_S = 1200.0
+_REFUSED = 3  # exit status of a conversion that says why in its last line
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Return the GGUF file that `path` is or holds, None where it is anything else or has safetensors too.
+
+    Raises ConfigError for a folder with several and nothing else.
+    """
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if not files or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        return None
+    if len(files) > 1:
+        raise ConfigError(f"{path} holds {len(files)} GGUF files ({files[0].name}, ...): name one of them by --model")
+    return files[0]
+
+
+def converted_path(file: Path, cache_dir: Path) -> Path:
+    """Return the folder where the model of `file` lies once it is made."""
+    return cache_dir / "gguf" / f"{file.stem}-{_digest(file)}"
+
+
+def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:
+    """Return the checkpoint folder of the GGUF `file`, making it if need be.
+
+    Raises ConfigError for an architecture or a tokenizer that is not supported, by name.
+    """
+    target = converted_path(file, cache_dir)
+
+    def make(staging: Path) -> Path:
+        progress(f"converting {file.name} to safetensors (once)")
+        _convert(file, staging / target.name)
+        return staging / target.name
+
+    return make_once(target, make, progress)
+
+
+def _convert(file: Path, target: Path) -> None:
+    """Convert in a child, so that this process needs no torch."""
+    command = [sys.executable, "-P", "-m", "engine.gguf_folder", str(file.resolve()), str(target)]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=_CONVERT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"converting {file} took longer than {_CONVERT_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(last if done.returncode == _REFUSED else f"{file} cannot be converted: {last}")
+
+
+def _digest(file: Path) -> str:
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for piece in range(_PIECES):
+            stream.seek(max(0, size - _PIECE_BYTES) * piece // (_PIECES - 1))
+            digest.update(stream.read(_PIECE_BYTES))
+    return digest.hexdigest()[:_DIGEST_DIGITS]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Convert FILE into the new folder TARGET; a refusal is the last line of stderr."""
+    file, target = map(Path, argv)
+    try:
+        from engine.gguf_conversion import convert, stored_dtype
+
+        convert(file, target, stored_dtype(file))
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{file}: converting needs {error.name}: pip install 'pdserve[engine]'\n")
+        return _REFUSED
+    except ConfigError as error:
+        sys.stderr.write(f"{file}: {error}\n")
+        return _REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
