@@ -26,6 +26,7 @@ from engine.prompt import Prompt
 from engine.requirements import check_runnable
 from engine.roster import Piece, Roster
 from engine.step_reader import Chosen, PieceOutput, read_output
+from engine.swap import SwapArea
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest
 from wire.failpoints import failpoint
@@ -57,9 +58,13 @@ class EngineCore:
         max_num_batched_tokens: int,
         prefill_chunk_size: int,
         prefix_caching: bool = True,
+        swap_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix_caching`: keep KV that may be wanted again, where blocks have names at all (prefix.py)."""
+        """`prefix_caching`: keep KV that may be wanted again, where blocks have names at all (prefix.py).
+
+        `swap_bytes`: most memory for copies of preempted sequences' blocks.
+        """
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
         self._clock = clock
@@ -68,7 +73,7 @@ class EngineCore:
         self._blocks = BlockPool(
             layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
         )
-        self._roster = Roster(model, self._blocks, self._limits)
+        self._roster = Roster(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
         self._accepted = 0
 
     @property

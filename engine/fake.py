@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.block_store import BlockStore
 from engine.counter_hash import hash64
 from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
@@ -90,6 +91,7 @@ class FakeModel:
         self._sleep = sleep
         self._info = fake_info(config)
         self._pools = [HostPool(layout) for layout in fake_layouts(config)]
+        self._stores = [BlockStore(pool) for pool in self._pools]
         self._layers = max(config.num_layers, 1 + self._info.layout.layers[-1])
 
     @property
@@ -126,6 +128,16 @@ class FakeModel:
                 (old,) = layout.runs(tensor, [source], 0, layout.block_size)
                 (new,) = layout.runs(tensor, [target], 0, layout.block_size)
                 buffer[new.offset : new.offset + new.length] = buffer[old.offset : old.offset + old.length]
+
+    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks out of every pool."""
+        for store in self._stores:
+            store.save(block_ids, slots)
+
+    def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy them back."""
+        for store in self._stores:
+            store.load(slots, block_ids)
 
     def close(self) -> None:
         """Give the pools' memory back. Idempotent."""

@@ -3,7 +3,7 @@
 waiting --start--> stem computes the prompt --fork--> live sequences generate, sharing the prompt's blocks
    ^                        |                               |
    |                        +--hold--> stem keeps the prompt's blocks until they are released
-   +----------------------drop (preemption: back to token ids)
+   +---------------drop, or put aside (preemption.py: back to token ids, or to copies of its blocks)
 """
 
 from collections.abc import Iterator
@@ -91,13 +91,30 @@ class Prompt:
 
     @property
     def prefix(self) -> list[BlockName]:
-        """The names of the blocks that may be found at the start."""
+        """The names of the blocks that may be found at the start, or instead of copies put aside."""
+        if self.is_aside:
+            first = self.holders[0]
+            return first.chain.names(first.token_ids, first.num_computed)
         return self.stem.prefix if self.stem is not None and self.uses_cache else []
+
+    @property
+    def holders(self) -> list[Sequence]:
+        """Those that hold blocks, or their copies, while it runs or is put aside: the stem while there is one."""
+        return self.live if self.stem is None else [self.stem]
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether copies of its blocks wait to come back."""
+        return any(sequence.saved is not None for sequence in self.holders)
+
+    def num_own_blocks(self, block_size: int) -> int:
+        """Return how many blocks it has at least while it runs: the stem takes all of the prompt at once."""
+        return 0 if self.stem is None else -(-len(self.stem.token_ids) // block_size)
 
     def start(self, blocks: BlockPool, block_size: int, now: float) -> None:
         """Take all blocks of the prompt, those that hold its prefix already first. Raises NoCapacity, unchanged."""
         assert self.stem is not None, "a prompt starts with its stem"
-        num_blocks = -(-len(self.stem.token_ids) // block_size)
+        num_blocks = self.num_own_blocks(block_size)
         self.stem.take(num_blocks, blocks, uses_cache=self.uses_cache, probe=self.state.probe)
         if self.started_at is None:
             self.started_at, self.num_cached = now, self.stem.num_cached

@@ -2,7 +2,7 @@
 
 waiting --start--> running --(hold)--> held --> gone
    ^                  |
-   +----preemption----+      the youngest goes first, the oldest always runs; held prompts never go
+   +----preemption----+      the youngest goes first, the oldest always runs; held prompts never go (preemption.py)
 """
 
 from collections import deque
@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
 from engine.interface import Model
+from engine.preemption import bring_back, put_aside
 from engine.prompt import Prompt, Run
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
+from engine.swap import SwapArea
 from wire.errors import NoCapacity
 
 
@@ -43,9 +45,10 @@ class Selection:
 class Roster:
     """Mutable, owned by the core: every prompt of the engine is in exactly one of its three places."""
 
-    def __init__(self, model: Model, blocks: BlockPool, limits: BatchLimits) -> None:
+    def __init__(self, model: Model, blocks: BlockPool, swap: SwapArea, limits: BatchLimits) -> None:
         self._model = model
         self._blocks = blocks
+        self._swap = swap
         self._limits = limits
         self._block_size = model.info.layout.block_size
         self.waiting: deque[Prompt] = deque()
@@ -135,12 +138,12 @@ class Roster:
         return 0
 
     def _preempt_youngest(self) -> bool:
-        """Drop the youngest running prompt; False where it is the only one, or held ones are all there is."""
+        """Put the youngest running prompt aside; False where it is the only one, or held ones are all there is."""
         droppable = [prompt for prompt in self.running.values() if not prompt.hold]
         if len(droppable) < 2:
             return False
         youngest = max(droppable, key=lambda prompt: prompt.age)
-        youngest.drop(self._blocks)
+        put_aside(youngest, self._blocks, self._swap, self._block_size)
         del self.running[youngest.state.prompt_id]
         self.waiting.appendleft(youngest)
         self.preemptions += 1
@@ -150,10 +153,14 @@ class Roster:
         while self.waiting and self._may_start(self.waiting[0]):
             prompt = self.waiting[0]
             try:
-                prompt.start(self._blocks, self._block_size, now)
+                self._start(prompt, now)
             except NoCapacity:
                 return  # another thread was faster
             self.running[prompt.state.prompt_id] = self.waiting.popleft()
+
+    def _start(self, prompt: Prompt, now: float) -> None:
+        if not (prompt.is_aside and bring_back(prompt, self._blocks, self._swap, self._block_size)):
+            prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
         """Whether its sequences have seats, its tokens a place in the next chunk, and its blocks are free.

@@ -1,6 +1,6 @@
 """The engine's Model on torch and transformers: weights, paged pool, attention and sampler of one rank."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
+from engine.block_store import BlockStore
 from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
@@ -50,6 +51,7 @@ class TorchModel:
         self._network = network
         self._info = info
         self._memory = memory
+        self._store = BlockStore(memory)
         self._keeps_logits = keeps_logits
         self._device = torch.device(info.device)
         self._pools = _layer_pools(memory)
@@ -108,6 +110,14 @@ class TorchModel:
         if self._fused is not None:
             return map(self._fused.logits, rows.split(rows_at_once(self._info.vocab_size))) if batch.scores else ()
         return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
+
+    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks out of the pool."""
+        self._store.save(block_ids, slots)
+
+    def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy them back."""
+        self._store.load(slots, block_ids)
 
     def _forward(self, metadata: StepMetadata) -> torch.Tensor:
         inputs: dict[str, Any] = {"input_ids": metadata.token_ids, "position_ids": metadata.positions}

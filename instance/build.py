@@ -37,6 +37,7 @@ def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
         max_num_batched_tokens=config.max_num_batched_tokens(max_model_len),
         prefill_chunk_size=options.prefill_chunk_size,
         prefix_caching=options.enable_prefix_caching,
+        swap_bytes=options.swap_bytes,
         clock=time.monotonic,
     )
     return core, (*notes, *_cache_notes(options.enable_prefix_caching, model.info.layout.block_size))

@@ -17,6 +17,7 @@ _BOUNDS: dict[str, tuple[int, float]] = {
     "max_model_len": (2, math.inf),
     "tensor_parallel_size": (1, math.inf),
     "kv_cache_memory": (1, math.inf),
+    "swap_bytes": (0, math.inf),
     "kv_links": (1, 64),
     "http_port": (1, 65535),
 }

@@ -70,6 +70,9 @@ class EngineOptions:
     block_size: int = flag(16, "tokens in one KV block (128 on NPUs)", parse=int)
     kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
+    swap_bytes: int = flag(
+        2**30, "most memory for KV of preempted sequences, as 512MiB (default: 1GiB)", parse=parse_bytes
+    )
     enable_prefix_caching: bool = flag(True, "compute and send no prefix a second time while its KV is there")
     attention_backend: str = flag("auto", "how attention is computed", choices=("auto", "reference", "cpu"))
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)

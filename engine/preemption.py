@@ -1,0 +1,70 @@
+"""Take a running prompt's blocks away and give them back: by copies in the swap area, else from its token ids.
+
+running --put_aside--> copies, or token ids where the area is full --bring_back, or start--> running
+"""
+
+from engine.blocks import BlockPool
+from engine.prefix import BlockName
+from engine.prompt import Prompt
+from engine.sequence import Sequence
+from engine.swap import SavedBlocks, SwapArea
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+
+
+def put_aside(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> None:
+    """Free the prompt's blocks, with copies of what is computed where there is room for all of them."""
+    tables = {sequence: _computed_blocks(sequence, block_size) for sequence in prompt.holders}
+    slots = None if prompt.state.probe else _save(prompt, tables, swap)
+    if not slots:
+        prompt.drop(blocks)
+        return
+    for sequence, table in tables.items():
+        sequence.leave(blocks, SavedBlocks(swap, [slots[block_id] for block_id in table]))
+    swap.release(list(slots.values()))
+
+
+def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> bool:
+    """Give a prompt that was put aside its blocks again, the KV in them. Raises NoCapacity, unchanged.
+
+    What the prefix cache still holds is taken from there. False where the copies cannot be read: it is dropped then.
+    """
+    sequences = prompt.holders
+    slots = list(dict.fromkeys(slot for sequence in sequences for slot in sequence.saved_slots))
+    num_blocks = max(len(slots), prompt.num_own_blocks(block_size))
+    taken, num_held = blocks.take(num_blocks, prompt.prefix)
+    by_slot = dict(zip(slots, taken, strict=False))
+    try:
+        swap.load(slots[num_held:], [by_slot[slot] for slot in slots[num_held:]])
+    except Exception as error:  # noqa: BLE001 - whatever a copy raises, the token ids are still there
+        _log.error("swap_in_failed", error, prompt_id=prompt.state.prompt_id)
+        blocks.release(taken)
+        prompt.drop(blocks)
+        return False
+    given: set[int] = set(taken[len(slots) :])
+    for sequence in sequences:
+        table = [by_slot[slot] for slot in sequence.saved_slots]
+        blocks.retain([block_id for block_id in table if block_id in given])
+        given.update(table)
+        sequence.come_back(table, blocks)
+    if prompt.stem is not None:
+        prompt.stem.block_ids.extend(taken[len(slots) :])
+    return True
+
+
+def _computed_blocks(sequence: Sequence, block_size: int) -> list[int]:
+    return sequence.block_ids[: -(-sequence.num_computed // block_size)]
+
+
+def _save(prompt: Prompt, tables: dict[Sequence, list[int]], swap: SwapArea) -> dict[int, int] | None:
+    names: dict[int, BlockName | None] = {}
+    for sequence, table in tables.items():
+        for index, block_id in enumerate(table):
+            named = index < sequence.num_named
+            names[block_id] = sequence.chain.name(index, sequence.token_ids) if named else names.get(block_id)
+    try:
+        return swap.save(names)
+    except Exception as error:  # noqa: BLE001 - whatever a copy raises, the prompt is rebuilt from its token ids
+        _log.error("swap_out_failed", error, prompt_id=prompt.state.prompt_id)
+        return None

@@ -1,0 +1,114 @@
+"""The swap area's accounting: which slot holds the copy of which block, for how many sequences.
+
+The bytes are the model's. A block that two sequences share is copied once, and so is a named one that another prompt
+brought here before.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from engine.interface import Model
+from engine.prefix import BlockName
+
+
+class SwapArea:
+    """Owner of the slots that fit in `num_bytes`. Mutable, used by the engine's thread."""
+
+    def __init__(self, model: Model, num_bytes: int) -> None:
+        layout = model.info.layout
+        self.num_slots = num_bytes // (layout.token_bytes * layout.block_size)
+        self._model = model
+        self._freed: list[int] = []  # a heap: low slots, which have their memory already, are used first
+        self._num_touched = 0
+        self._references: dict[int, int] = {}
+        self._slot_by_link: dict[bytes, int] = {}
+        self._link_by_slot: dict[int, bytes] = {}
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a copy somebody wants. Safe from any thread."""
+        return len(self._references)
+
+    def save(self, names: Mapping[int, BlockName | None]) -> "dict[int, int] | None":
+        """Copy these blocks, each with the name of what it holds if it has one; return the slot of each.
+
+        Every slot has one reference for the caller. None, with nothing copied, where there are too few.
+        """
+        known = {block_id: self._slot_of(name) for block_id, name in names.items()}
+        fresh = [block_id for block_id, slot in known.items() if slot is None]
+        if self.num_used + len(fresh) > self.num_slots:
+            return None
+        copies = dict(zip(fresh, self._take(len(fresh)), strict=True))
+        slots = {block_id: copies[block_id] if slot is None else slot for block_id, slot in known.items()}
+        self.retain(list(slots.values()))
+        try:
+            self._model.save_blocks(list(copies), list(copies.values()))
+        except BaseException:
+            self.release(list(slots.values()))
+            raise
+        for block_id, slot in copies.items():
+            self._name(slot, names[block_id])
+        return slots
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots back into blocks."""
+        self._model.load_blocks(slots, block_ids)
+
+    def retain(self, slots: Sequence[int]) -> None:
+        """Add one reference to each."""
+        for slot in slots:
+            self._references[slot] = self._references.get(slot, 0) + 1
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Drop one reference of each; the last one frees the slot."""
+        for slot in slots:
+            self._references[slot] -= 1
+            if self._references[slot] == 0:
+                del self._references[slot]
+                heapq.heappush(self._freed, slot)
+                link = self._link_by_slot.pop(slot, None)
+                if link is not None:
+                    del self._slot_by_link[link]
+
+    def check(self) -> None:
+        """Assert that every slot is either held or free, and that links and slots belong to each other."""
+        held = set(self._references)
+        assert not held & set(self._freed), "a slot is held and free at once"
+        assert held | set(self._freed) == set(range(self._num_touched)), "a slot is lost"
+        assert self._num_touched <= self.num_slots
+        assert all(count > 0 for count in self._references.values())
+        assert self._link_by_slot.keys() <= held
+        assert self._slot_by_link == {link: slot for slot, link in self._link_by_slot.items()}
+
+    def _slot_of(self, name: BlockName | None) -> int | None:
+        return None if name is None else self._slot_by_link.get(name.link)
+
+    def _take(self, count: int) -> list[int]:
+        slots: list[int] = []
+        while len(slots) < count:
+            if self._freed:
+                slots.append(heapq.heappop(self._freed))
+            else:
+                slots.append(self._num_touched)
+                self._num_touched += 1
+        return slots
+
+    def _name(self, slot: int, name: BlockName | None) -> None:
+        if name is not None:
+            self._slot_by_link[name.link] = slot
+            self._link_by_slot[slot] = name.link
+
+
+class SavedBlocks:
+    """The slots of one sequence's blocks, in the order of its tokens; they are its own until it releases them."""
+
+    __slots__ = ("_area", "slots")
+
+    def __init__(self, area: SwapArea, slots: Sequence[int]) -> None:
+        self._area, self.slots = area, tuple(slots)
+        area.retain(slots)
+
+    def release(self) -> None:
+        """Give the slots back. Idempotent."""
+        slots, self.slots = self.slots, ()
+        self._area.release(slots)

@@ -1,0 +1,144 @@
+"""The swap area's accounting and the copies behind it: each block once, all or nothing, slots used again."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.block_store import BlockStore
+from engine.fake import FakeModel, fake_layouts
+from engine.host_pool import HostPool
+from engine.prefix import BlockName, PrefixChain
+from engine.swap import SavedBlocks, SwapArea
+from tests.engine.fake_engines import CONFIG
+from wire.kv_layout import KvTensor, PoolLayout
+
+BLOCK_BYTES = CONFIG.block_size * CONFIG.num_layers * 2 * CONFIG.heads * CONFIG.head_dim * 4
+
+
+def names(salt: str, count: int) -> list[BlockName]:
+    return PrefixChain(salt, 16).names(list(range(16 * count)), 16 * count)
+
+
+class Recording(FakeModel):
+    """Notes which block went to which slot."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.saved: list[tuple[int, int]] = []
+
+    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        super().save_blocks(block_ids, slots)
+        self.saved.extend(zip(block_ids, slots, strict=True))
+
+
+def test_as_many_slots_as_fit_the_bytes() -> None:
+    model = Recording()
+
+    assert [SwapArea(model, size).num_slots for size in (0, BLOCK_BYTES - 1, BLOCK_BYTES, 5 * BLOCK_BYTES + 1)] == [
+        0, 0, 1, 5
+    ]  # fmt: skip
+    model.close()
+
+
+def test_all_are_copied_or_none() -> None:
+    model = Recording()
+    area = SwapArea(model, 3 * BLOCK_BYTES)
+    slots = area.save({7: None, 9: None})
+    assert slots == {7: 0, 9: 1}
+
+    assert area.save({1: None, 2: None}) is None
+    assert (model.saved, area.num_used) == ([(7, 0), (9, 1)], 2)
+    area.release([0, 1])
+    assert area.save({1: None, 2: None, 3: None}) == {1: 0, 2: 1, 3: 2}
+    area.check()
+    model.close()
+
+
+def test_a_named_block_is_copied_once_for_all_who_bring_it() -> None:
+    model = Recording()
+    area, (first, second) = SwapArea(model, 4 * BLOCK_BYTES), names("t", 2)
+    mine = area.save({3: first, 4: second, 5: None})
+    theirs = area.save({8: first, 9: None})
+
+    assert mine == {3: 0, 4: 1, 5: 2}
+    assert theirs == {8: 0, 9: 3}
+    assert model.saved == [(3, 0), (4, 1), (5, 2), (9, 3)]
+    area.release([0, 1, 2])
+    assert (area.num_used, area.save({6: names("other", 1)[0]})) == (2, {6: 1})
+    area.release([0, 3, 1])
+    assert area.save({8: first}) == {8: 0}
+    assert model.saved[-1] == (8, 0)
+    area.check()
+    model.close()
+
+
+def test_what_a_sequence_saved_is_released_once() -> None:
+    model = Recording()
+    area = SwapArea(model, 4 * BLOCK_BYTES)
+    slots = area.save({3: None, 4: None})
+    assert slots is not None
+    one, other = SavedBlocks(area, [0, 1]), SavedBlocks(area, [0])
+    area.release(list(slots.values()))
+
+    one.release()
+    one.release()
+    assert (area.num_used, one.slots, other.slots) == (1, (), (0,))
+    other.release()
+    assert area.num_used == 0
+    area.check()
+    model.close()
+
+
+def test_a_copy_that_fails_holds_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    model = Recording()
+    area, (name,) = SwapArea(model, 4 * BLOCK_BYTES), names("t", 1)
+    area.save({1: name})
+    monkeypatch.setattr(model, "save_blocks", fail)
+    with pytest.raises(MemoryError):
+        area.save({2: name, 3: None})
+
+    assert area.num_used == 1
+    area.check()
+    model.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int) -> None:
+    config = replace(CONFIG, ranks=ranks, heads=3, num_blocks=6)
+    for layout in fake_layouts(config):
+        _round_trip(layout)
+
+
+def test_tensors_of_unlike_shapes_come_back() -> None:
+    _round_trip(PoolLayout([KvTensor(0, "latent", 1, 6, "bfloat16"), KvTensor(1, "k", 3, 5, "float32")],
+                           num_blocks=6, block_size=16))  # fmt: skip
+
+
+def _round_trip(layout: PoolLayout) -> None:
+    """Save blocks 4 and 1, overwrite the pool, load them into 0 and 5: those alone must have changed, and be equal."""
+    with HostPool(layout) as pool:
+        pool.buffer[:] = random.Random(1).randbytes(layout.total_bytes)
+        before = {block: _block(pool, layout, block) for block in (4, 1)}
+        store = BlockStore(pool)
+        store.save([4, 1], [0, 2])
+        pool.buffer[:] = noise = random.Random(2).randbytes(layout.total_bytes)
+        store.load([2, 0], [5, 0])
+
+        assert (_block(pool, layout, 5), _block(pool, layout, 0)) == (before[1], before[4])
+        changed = bytes(pool.buffer)
+        for block in (0, 5):
+            for tensor in range(len(layout.tensors)):
+                (run,) = layout.runs(tensor, [block], 0, layout.block_size)
+                end = run.offset + run.length
+                changed = changed[: run.offset] + noise[run.offset : end] + changed[end:]
+        assert changed == noise
+
+
+def _block(pool: HostPool, layout: PoolLayout, block: int) -> bytes:
+    runs = [run for tensor in range(len(layout.tensors)) for run in layout.runs(tensor, [block], 0, layout.block_size)]
+    return b"".join(bytes(pool.buffer[run.offset : run.offset + run.length]) for run in runs)
