@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from engine.named_blocks import NamedBlocks
 from engine.prefix import BlockName, PrefixChain
+from engine.rope_lengths import RopeLengths
 from wire.errors import NeverFits, NoCapacity
 from wire.types import PromptState
 
@@ -19,14 +20,18 @@ from wire.types import PromptState
 class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
-    Full blocks are named by what they hold and found again (prefix.py) where `cached_block_size`, their tokens, is set.
+    Full blocks are named by what they hold and found again (prefix.py) where `cached_block_size`, their tokens, is set;
+    `rope` sets apart keys that depend on their prompt's length.
     """
 
-    def __init__(self, num_total: int, *, cached_block_size: int | None = None) -> None:
+    def __init__(
+        self, num_total: int, *, cached_block_size: int | None = None, rope: RopeLengths | None = None
+    ) -> None:
         if num_total <= 0:
             raise ValueError(f"a pool needs at least one block, not {num_total}")
         self.num_total = num_total
         self._cached_block_size = cached_block_size
+        self._rope = rope
         self._lock = threading.Lock()
         self._free = (1 << num_total) - 1
         self._num_unnamed = num_total  # of the free ones
@@ -37,7 +42,10 @@ class BlockPool:
 
     def chain(self, state: PromptState) -> PrefixChain:
         """Return the names of a prompt's blocks, or none: a probe neither uses the cache nor fills it."""
-        return PrefixChain(state.cache_salt, None if state.probe else self._cached_block_size)
+        salt = state.cache_salt
+        if self._rope is not None:
+            salt += self._rope.prefix_salt(len(state.token_ids))
+        return PrefixChain(salt, None if state.probe else self._cached_block_size)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, neighbours where there are any, low ids first.

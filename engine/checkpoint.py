@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.refusals import refuse_unsupported
+from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 from wire.model_identity import stored_tensors
 
@@ -50,12 +51,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def model_length(checkpoint: Checkpoint, asked: int | None) -> int:
     """Return the longest sequence: as asked, else the model's own. Raises ConfigError with both numbers."""
-    own = getattr(checkpoint.text_config, "max_position_embeddings", None)
+    own = longest_sequence(checkpoint.text_config)
     if own is None and asked is None:
         raise ConfigError(f"{checkpoint.path} does not say its length: set --max-model-len")
     if asked is not None and (asked < 1 or (own is not None and asked > own)):
         raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
-    return asked if asked is not None else int(own or 0)
+    return asked if asked is not None else own or 0
 
 
 def eos_token_ids(network: Any) -> tuple[int, ...]:

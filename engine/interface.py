@@ -269,7 +269,7 @@ class ScoreRow:
 class BatchSequence:
     """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks.
 
-    `prompt_length`: how many of the sequence's tokens are its prompt's, which some rotations depend on (rope_lengths.py).
+    `prompt_length`: how many of the sequence's tokens are its prompt's; some rotations depend on it (rope_lengths.py).
     """
 
     start: int
@@ -341,14 +341,6 @@ class Model(Protocol):
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor (copy on write)."""
-        ...
-
-    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy each block into its slot of the swap area: memory outside the pool, made when a slot is first used."""
-        ...
-
-    def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy each slot, saved before, into its block."""
         ...
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.registered import PROBE, Mask, attach, register
 from engine.checkpoint import Checkpoint
 from engine.network import build_network
+from engine.rope import check_rotaries
+from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
 
@@ -68,6 +70,10 @@ def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
     network = build_network(checkpoint, dtype=dtype, attention=PROBE).eval()
     network.set_experts_implementation("batched_mm")  # the one that does not look which experts are chosen
     try:
+        check_rotaries(network)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: {checkpoint.config.model_type}: {error}") from error
+    try:
         with torch.device("meta"):
             return _run_one_token(network, checkpoint, dtype)
     except RuntimeError:  # tensors on meta have no data to look at: the loaded network is probed
@@ -90,7 +96,7 @@ def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[K
 @torch.inference_mode()
 def _run_one_token(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
     text, kind = checkpoint.text_config, checkpoint.config.model_type
-    probe = KvProbe(dtype, max_length=getattr(text, "max_position_embeddings", None))
+    probe = KvProbe(dtype, max_length=longest_sequence(text))
     attach(network, probe)
     zero, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
     try:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.checkpoint import eos_token_ids, open_checkpoint
+from engine.rope import forget_lengths
 from wire.errors import ConfigError
 
 
@@ -43,6 +44,7 @@ class Oracle:
         self._network.generation_config = config
         outputs = []
         for prompt in prompts:
+            forget_lengths(self._network)
             ids = torch.tensor([list(prompt)])
             whole = self._network.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
             outputs.append([int(token) for token in whole[0, len(prompt) :]])

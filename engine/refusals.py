@@ -5,7 +5,6 @@ from typing import Any
 
 from wire.errors import ConfigError
 
-_REFUSED_ROPE_TYPES = ("dynamic", "longrope")  # their frequencies follow the longest position of the whole batch
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _OTHER_LAYER_TYPES = {
     "linear_attention": "keep a recurrent state instead of keys and values",
@@ -34,9 +33,6 @@ def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> Non
     if not network_class._supports_attention_backend:
         what = _OWN_ATTENTION.get(kind, "attention code of its own")
         raise ConfigError(f"{path}: {kind} has {what}; only models of transformers' attention interface run")
-    for rope_type in _rope_types(getattr(text, "rope_parameters", None)):
-        if rope_type in _REFUSED_ROPE_TYPES:
-            raise ConfigError(f"{path}: rope type {rope_type} depends on the batch's longest position: not supported")
 
 
 def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -> None:
@@ -63,9 +59,3 @@ def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
     if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):
         has = f" (it has {', '.join(others)})" if others else ""
         raise ConfigError(f"{path}: {kind} is a model of more than text{has}; only text models run")
-
-
-def _rope_types(parameters: dict[str, Any] | None) -> set[str]:
-    """Return the rope types named: directly, or one level down where layer types have their own."""
-    values = [parameters or {}, *(value for value in (parameters or {}).values() if isinstance(value, dict))]
-    return {str(value["rope_type"]) for value in values if "rope_type" in value}

@@ -18,6 +18,7 @@ class Span:
     count: int
     start: int
     block_ids: tuple[int, ...]
+    prompt_length: int = 0
 
     @property
     def kv_length(self) -> int:
@@ -72,7 +73,7 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
 
 
 def _span(end: int, sequence: BatchSequence) -> Span:
-    return Span(end - sequence.count, sequence.count, sequence.start, sequence.block_ids)
+    return Span(end - sequence.count, sequence.count, sequence.start, sequence.block_ids, sequence.prompt_length)
 
 
 def _pack(query_ends: Sequence[int], sequences: Sequence[BatchSequence], slots: Sequence[int]) -> PackedStep:

@@ -86,7 +86,6 @@ def test_eos_ids_come_from_the_generation_config(llama: Path) -> None:
         ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "bloom has ALiBi"),
         ({"model_type": "t5"}, "t5"),
         ({"model_type": "no-such-model"}, "not a model transformers knows"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type dynamic"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
         ({"quantization_config": {"quant_method": "gptq"}}, "says GPTQ 4-bit, but no tensor"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised by bitsandbytes"),

@@ -1,0 +1,131 @@
+"""Rotary embeddings whose frequencies depend on a sequence's length, computed for each row of the step by its own.
+
+transformers looks at the longest position of the whole batch. Its rotary modules multiply positions by frequencies, so
+with frequencies for each row they do the same for each row; a module for which that is not so is refused.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.rope_lengths import DYNAMIC, LENGTH_TYPES, rope_lengths, token_lengths
+from engine.step_metadata import Span
+from wire.errors import ConfigError
+
+
+class StepRope:
+    """Owns the lengths of the step in progress; the network's rotary modules read them."""
+
+    def __init__(self) -> None:
+        self.lengths = torch.empty(0, dtype=torch.int64)  # [num_tokens]
+
+    def begin(self, spans: Sequence[Span], device: torch.device) -> None:
+        """Note the lengths of the rows that the next forward pass computes."""
+        lengths = [n for span in spans for n in token_lengths(span.start, span.count, span.prompt_length)]
+        self.lengths = torch.tensor(lengths, dtype=torch.int64).to(device)
+
+
+class RowRotary(torch.nn.Module):
+    """Stands in for a rotary module of transformers; the same module computes, with frequencies for each row."""
+
+    def __init__(self, rotary: Any, step: StepRope) -> None:
+        super().__init__()
+        self._rotary, self._step = rotary, step
+        self._frequencies = Frequencies(rotary)
+        self._compute = _plain_forward(rotary)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        """Return what the module returns. x: [1, num_tokens, hidden], position_ids: [1, num_tokens]."""
+        self._rotary.inv_freq = self._frequencies(self._step.lengths)
+        return self._compute(self._rotary, x, position_ids)
+
+
+class Frequencies:
+    """Inverse frequencies by length, from transformers' own formulas."""
+
+    def __init__(self, rotary: Any) -> None:
+        lengths = rope_lengths(rotary.config)
+        assert lengths is not None, "only modules of LENGTH_TYPES are replaced"
+        self.border, self._rope_type, self._config = lengths.border, lengths.rope_type, rotary.config
+        self._short = rotary.original_inv_freq.clone()
+        self._long = self._past_border(self.border + 1)
+
+    def __call__(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, dim / 2] for lengths [num_tokens]."""
+        past = lengths > self.border
+        if self._rope_type == DYNAMIC and bool(past.any()):
+            distinct, rows = torch.unique(lengths, return_inverse=True)
+            return torch.stack([self._of(int(length)) for length in distinct])[rows]
+        return torch.where(past[:, None], self._long, self._short)
+
+    def _of(self, length: int) -> torch.Tensor:
+        return self._short if length <= self.border else self._past_border(length)
+
+    def _past_border(self, length: int) -> torch.Tensor:
+        """As transformers computes it: its length is a tensor, so the arithmetic is float32's, not Python's."""
+        compute = ROPE_INIT_FUNCTIONS[self._rope_type]
+        frequencies: torch.Tensor = compute(self._config, self._short.device, seq_len=torch.tensor(length))[0]
+        return frequencies
+
+
+def check_rotaries(network: Any) -> None:
+    """Raise ConfigError for a rotary module that cannot run row by row. The network may have no memory."""
+    for _, _, rotary in _rotaries(network):
+        twin = type(rotary)(rotary.config)
+        if not _agrees(twin, Frequencies(twin), _plain_forward(twin)):
+            rope_type = rotary.config.rope_parameters["rope_type"]
+            raise ConfigError(f"{type(rotary).__name__} has its own way of rope type {rope_type}: not supported")
+
+
+def rotate_by_sequence(network: Any) -> StepRope | None:
+    """Replace the rotary modules that look at lengths; return who is to be told them, None where there are none."""
+    found = list(_rotaries(network))
+    step = StepRope()
+    for parent, name, rotary in found:
+        setattr(parent, name, RowRotary(rotary, step))
+    return step if found else None
+
+
+def forget_lengths(network: Any) -> None:
+    """Let plain transformers begin anew: its rope type dynamic keeps the frequencies of the longest sequence so far."""
+    for _, _, rotary in _rotaries(network):
+        rotary.inv_freq = rotary.original_inv_freq.clone()
+        rotary.max_seq_len_cached = rotary.original_max_seq_len
+
+
+def _rotaries(network: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (parent, name, module) of each rotary module of LENGTH_TYPES."""
+    for path, module in list(network.named_modules()):
+        if getattr(module, "rope_type", None) in LENGTH_TYPES and hasattr(module, "original_inv_freq"):
+            parent, _, name = path.rpartition(".")
+            yield network.get_submodule(parent), name, module
+
+
+def _plain_forward(rotary: Any) -> Callable[..., Any]:
+    """Return the module's forward without what changes its frequencies by the longest position."""
+    forward: Callable[..., Any] = inspect.unwrap(type(rotary).forward)
+    return forward
+
+
+@torch.inference_mode()
+def _agrees(rotary: Any, frequencies: Frequencies, forward: Callable[..., Any]) -> bool:
+    """Whether rows of unlike lengths in one pass are as in a pass of their own, and lengths make a difference."""
+    border, positions = frequencies.border, torch.arange(3, 9)[None]
+    lengths = torch.tensor([border, 2 * border] * 3)
+    mixed, alone = _rows(rotary, forward, frequencies(lengths), positions), []
+    for length in (border, 2 * border):
+        one = frequencies(torch.tensor([length]))[0]
+        alone.append(_rows(rotary, forward, one, positions))
+    expected = torch.stack([alone[row % 2][row] for row in range(6)])
+    return torch.equal(mixed, expected) and not torch.equal(alone[0], alone[1])
+
+
+def _rows(rotary: Any, forward: Callable[..., Any], inv_freq: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return one row a position of all that the module returns."""
+    rotary.inv_freq = inv_freq
+    made = forward(rotary, torch.zeros(1, positions.shape[1], 1), positions)
+    tensors = made if isinstance(made, tuple) else (torch.view_as_real(made),)
+    return torch.cat([tensor[0].flatten(1) for tensor in tensors], dim=1)

@@ -1,0 +1,173 @@
+"""Rope types that depend on a sequence's length: each sequence by its own, at the border and in any batch."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.checkpoint import open_checkpoint
+from engine.core import EngineCore
+from engine.interface import Model
+from engine.kv_probe import rehearse
+from engine.loader import load_model
+from engine.oracle import Oracle
+from engine.rope import Frequencies
+from engine.rope_lengths import RopeLengths, token_lengths
+from tests.engine.fake_engines import run
+from tests.engine.tiny_families import make_family, tiny_config
+from tests.engine.tiny_models import VOCAB_SIZE
+from wire.errors import ConfigError
+from wire.types import PromptState, SamplingParams
+
+_BORDER = 32
+_NUM_TOKENS = 12
+_LENGTHS = (5, 27, 31, 32, 33, 50)  # before the border, up to it, across it and past it
+_DYNAMIC: dict[str, Any] = {
+    "max_position_embeddings": _BORDER,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+}
+
+
+def _longrope(half_dim: int, **more: float) -> dict[str, Any]:
+    factors = {
+        "short_factor": [1.0 + i / 8 for i in range(half_dim)],
+        "long_factor": [4.0 + i for i in range(half_dim)],
+    }
+    original = {"original_max_position_embeddings": _BORDER}
+    return {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors, **original, **more}}
+
+
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-dynamic": ("llama", _DYNAMIC),
+    "llama-longrope": ("llama", _longrope(8)),
+    "cohere-dynamic": ("cohere", _DYNAMIC),
+    "deepseek_v2-dynamic": ("deepseek_v2", _DYNAMIC),
+    "minicpm3-longrope": ("minicpm3", _longrope(4)),
+    "mistral-dynamic": ("mistral", _DYNAMIC),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", _MODELS)
+def test_sequences_about_the_border_equal_transformers_in_one_batch(name: str, backend: str, tmp_path: Path) -> None:
+    path = _make(name, tmp_path)
+    core = _core(_load(path, backend=backend))
+
+    got = _answers(core, _prompts())
+
+    assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+def test_a_preempted_sequence_is_computed_again_as_it_was(name: str, tmp_path: Path) -> None:
+    path = _make(name, tmp_path)
+    kv_bytes_of_block = 16 * 4 * 2 * 2 * 16 * 4
+    core = _core(_load(path, kv_bytes=5 * kv_bytes_of_block + 8 * 4096))
+
+    got = _answers(core, _prompts())
+
+    assert core.load().preemptions > 0
+    assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+def test_a_prompt_finds_no_keys_of_a_prompt_of_another_kind_of_length(name: str, tmp_path: Path) -> None:
+    path = _make(name, tmp_path)
+    long = _prompts()[-1]
+    prompts = [long[:20], long[:36], long, long[:30]]
+    core = _core(_load(path))
+
+    got = [_answers(core, [prompt])[0] for prompt in prompts]
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts, _NUM_TOKENS, ignore_eos=True)
+
+
+def test_the_length_of_a_token_is_its_prompts_or_its_own() -> None:
+    assert token_lengths(0, 4, 3) == [3, 3, 3, 4]
+    assert token_lengths(7, 2, 3) == [8, 9]
+
+
+def test_keys_are_shared_by_prompts_that_rotate_alike() -> None:
+    dynamic, longrope = RopeLengths("dynamic", 32), RopeLengths("longrope", 32)
+
+    assert len({dynamic.prefix_salt(length) for length in (1, 32)}) == 1
+    assert len({dynamic.prefix_salt(length) for length in (32, 33, 34)}) == 3
+    assert len({longrope.prefix_salt(length) for length in (32, 33, 34)}) == 2
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 64, 101])
+@pytest.mark.parametrize("settings", [_DYNAMIC, _longrope(8)], ids=["dynamic", "longrope"])
+def test_frequencies_are_those_of_a_lone_sequence_in_transformers(settings: dict[str, Any], length: int) -> None:
+    config = tiny_config("llama", **settings)
+    lone = AutoModelForCausalLM.from_config(config).model.rotary_emb
+    lone(torch.zeros(1, length, 1), torch.arange(length)[None])
+
+    rows = Frequencies(AutoModelForCausalLM.from_config(config).model.rotary_emb)(torch.tensor([5, length, 200]))
+
+    assert torch.equal(rows[1], lone.inv_freq)
+
+
+def test_dynamic_ends_factor_times_as_far_as_it_begins(tmp_path: Path) -> None:
+    path = _make("llama-dynamic", tmp_path)
+
+    assert _load(path).info.max_model_len == 4 * _BORDER
+    with pytest.raises(ConfigError, match="--max-model-len 129: must be from 1 to the model's 128"):
+        _load(path, max_model_len=129)
+
+
+def test_a_rotary_module_with_its_own_way_is_refused(tmp_path: Path) -> None:
+    settings = _longrope(8, short_mscale=1.0, long_mscale=1.5)
+    path = make_family("phimoe", tmp_path, **settings)
+
+    with pytest.raises(ConfigError, match="phimoe: PhimoeRotaryEmbedding has its own way of rope type longrope"):
+        rehearse(open_checkpoint(path), "float32")
+
+
+def test_lengths_of_some_layer_types_alone_are_refused(tmp_path: Path) -> None:
+    parameters = {
+        "full_attention": _longrope(8)["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    path = make_family("gemma3_text", tmp_path, rope_parameters=parameters)
+
+    with pytest.raises(ConfigError, match="rope type longrope of full_attention layers alone"):
+        _load(path)
+
+
+def _make(name: str, folder: Path) -> Path:
+    model_type, settings = _MODELS[name]
+    return make_family(model_type, folder, **settings)
+
+
+def _load(path: Path, *, backend: str = "auto", kv_bytes: int = 2 << 20, max_model_len: int | None = None) -> Model:
+    return load_model(
+        path,
+        dtype="float32",
+        block_size=16,
+        kv_cache_memory=kv_bytes,
+        num_threads=1,
+        attention_backend=backend,
+        max_model_len=max_model_len,
+    ).model
+
+
+def _core(model: Model) -> EngineCore:
+    return EngineCore(model, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk_size=13)
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    numbers = random.Random(4)
+    return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)) for length in _LENGTHS]
+
+
+def _answers(core: EngineCore, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0)
+    for number, prompt in enumerate(prompts):
+        core.add(PromptState(f"p{number}", f"r{number}", tuple(prompt), params))
+    answers = run(core)
+    assert answers.failed == []
+    return [answers.tokens[f"p{number}", 0] for number in range(len(prompts))]
