@@ -343,6 +343,14 @@ class Model(Protocol):
         """Copy one block of every tensor (copy on write)."""
         ...
 
+    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy each block into its slot of the swap area: memory outside the pool, made when a slot is first used."""
+        ...
+
+    def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy each slot, saved before, into its block."""
+        ...
+
     def close(self) -> None:
         """Give the pool back; no step may follow. Idempotent."""
         ...

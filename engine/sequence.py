@@ -1,10 +1,12 @@
 """One token sequence under computation: its tokens, how far its KV is, and where that lies."""
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
 from engine.interface import BatchSequence, Model
 from engine.prefix import BlockName, PrefixChain
+from engine.swap import SavedBlocks
 from wire.types import FinishReason
 
 
@@ -15,6 +17,7 @@ class Sequence:
     While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
     token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
     its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
+    Put aside, it has copies in `saved` instead of blocks.
     """
 
     token_ids: list[int]
@@ -24,6 +27,7 @@ class Sequence:
     num_named: int = 0
     num_cached: int = 0
     block_ids: list[int] = field(default_factory=list)
+    saved: SavedBlocks | None = None
     finish: FinishReason | None = None
 
     @property
@@ -104,8 +108,28 @@ class Sequence:
         """Return the next `count` tokens to compute."""
         return self.token_ids[self.num_computed : self.num_computed + count]
 
+    @property
+    def saved_slots(self) -> tuple[int, ...]:
+        """Where the copies of its blocks are while it is put aside."""
+        return self.saved.slots if self.saved is not None else ()
+
+    def leave(self, blocks: BlockPool, saved: SavedBlocks) -> None:
+        """Release the blocks: copies of all that is computed are in `saved`."""
+        blocks.release(self.block_ids)
+        self.block_ids, self.num_named, self.saved = [], 0, saved
+
+    def come_back(self, block_ids: Many[int], blocks: BlockPool) -> None:
+        """The copies are in these blocks, whose references come with them."""
+        assert self.saved is not None, "what comes back was put aside"
+        self.saved.release()
+        self.block_ids, self.saved = list(block_ids), None
+        self.advance(0, blocks)
+
     def drop(self, blocks: BlockPool) -> None:
-        """Release the blocks: the sequence is its token ids again."""
+        """Release blocks and copies: the sequence is its token ids again."""
+        if self.saved is not None:
+            self.saved.release()
+            self.saved = None
         blocks.release(self.block_ids)
         self.block_ids = []
         self.num_computed = self.num_named = self.num_cached = 0
