@@ -20,6 +20,8 @@ from engine.memory_plan import cpu_budget, plan_pool
 from engine.network import load_network
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
+from engine.rope import rotate_by_sequence
+from engine.rope_lengths import rope_lengths
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from native.engine_library import Threads, load_engine
@@ -82,9 +84,16 @@ def load_model(
         device="cpu",
         layout=layout,
         eos_token_ids=eos_token_ids(network),
+        rope=rope_lengths(checkpoint.text_config),
     )
     model = TorchModel(
-        network, info=info, memory=HostPool(layout), backend=backend, keeps_logits=checkpoint.keeps_logits, fused=fused
+        network,
+        info=info,
+        memory=HostPool(layout),
+        backend=backend,
+        keeps_logits=checkpoint.keeps_logits,
+        rope=rotate_by_sequence(network),
+        fused=fused,
     )
     notes = (choice.reason, plan.describe(), *(note for note in (loaded.note, plain.note) if note))
     return LoadedModel(model, notes)

@@ -15,6 +15,7 @@ from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
 from engine.logprobs import rows_at_once
+from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -42,10 +43,12 @@ class TorchModel:
         memory: HostPool,
         backend: AttentionBackend,
         keeps_logits: bool,
+        rope: StepRope | None = None,
         fused: FusedWeights | None = None,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
 
+        `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
         `fused` is what became of the network's weights, where native kernels run it.
         """
         self._network = network
@@ -53,6 +56,7 @@ class TorchModel:
         self._memory = memory
         self._store = BlockStore(memory)
         self._keeps_logits = keeps_logits
+        self._rope = rope
         self._device = torch.device(info.device)
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
@@ -108,7 +112,7 @@ class TorchModel:
         """Return slices of the logits of the batch's score rows, computed as they are read."""
         rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
         if self._fused is not None:
-            return map(self._fused.logits, rows.split(rows_at_once(self._info.vocab_size))) if batch.scores else ()
+            return map(self._fused.logits, torch.split(rows, rows_at_once(self._info.vocab_size))) if batch.scores else ()
         return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
@@ -128,6 +132,8 @@ class TorchModel:
 
     @contextmanager
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
+        if self._rope is not None:
+            self._rope.begin(metadata.spans, self._device)
         self._attention.begin(metadata, layer_done)
         try:
             yield
