@@ -14,12 +14,22 @@ class Detokenizer:
     """Decodes a sliding window: the tokens of the last whole text, for spacing, and those after it.
 
     A window that ends in the middle of a character is held until the character is whole, or until it cannot become
-    one. `context` are the last prompt ids, so that the first word keeps its space.
+    one. `context` are the last prompt ids, so that the first word keeps its space. Without
+    `spaces_between_special_tokens` the space that some decoders put between two special tokens is left out.
     """
 
-    def __init__(self, tokens: Tokens, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        context: Sequence[int] = (),
+    ) -> None:
         self._tokens = tokens
         self._skip = skip_special_tokens
+        self._spaces = spaces_between_special_tokens
+        self._after_special = False
         self._window = list(context)
         text = self._decode()
         self._sent = len(text) - _broken_end(text)
@@ -27,8 +37,22 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that `token_id` completes, often one token's, sometimes none."""
-        if self._skip and token_id in self._tokens.special_ids:
+        is_special = token_id in self._tokens.special_ids
+        if self._skip and is_special:
             return ""
+        new = self._push(token_id)
+        if is_special and self._after_special and not self._spaces:
+            new = new.removeprefix(" ")
+        self._after_special = is_special
+        return new
+
+    def flush(self) -> str:
+        """Return what is held: the sequence is over."""
+        text = self._decode()
+        new, self._sent = text[self._sent :], len(text)
+        return new
+
+    def _push(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode()
         broken = _broken_end(text)
@@ -43,12 +67,6 @@ class Detokenizer:
             self._slide(len(self._window) - _KEPT_WINDOW, len(text))
         if not broken:
             self._whole = len(self._window)
-        return new
-
-    def flush(self) -> str:
-        """Return what is held: the sequence is over."""
-        text = self._decode()
-        new, self._sent = text[self._sent :], len(text)
         return new
 
     def _slide(self, start: int, num_chars: int) -> None:

@@ -1,42 +1,27 @@
-"""From a running request's tokens to pieces of text, choice by choice: detokenise, find stop strings, cut."""
+"""From a running request's tokens to pieces of text, choice by choice, the likeliest ones where more are made."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from scheduler.detokenizer import Detokenizer
-from scheduler.request import Dispatcher, GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest, Vector
+from scheduler.best_of import BestOf, ranked
+from scheduler.choice import Choice
+from scheduler.pieces import Piece, TextOptions
+from scheduler.request import (
+    Dispatcher,
+    GenerationRequest,
+    NewToken,
+    PathEvent,
+    PromptDone,
+    PromptScored,
+    RunningRequest,
+    Vector,
+)
 from scheduler.request_log import log_request
-from scheduler.stops import StopFinder
 from scheduler.tokens import Tokens
 from wire.errors import Cancelled, InternalError, PdserveError
-from wire.types import FinishReason
-
-_CONTEXT_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TextOptions:
-    """How output tokens become text. `silent_stop_ids` end a choice without being its stop_reason (EOS)."""
-
-    stops: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    min_tokens: int = 0
-    silent_stop_ids: frozenset[int] = field(default_factory=frozenset)
-    continues_prompt: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """New text of choice `index` (prompt * n + sequence); `finish_reason` is set on its last piece."""
-
-    index: int
-    text: str
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
+from wire.types import FinishReason, TokenLogprobs
 
 
 class Observer(Protocol):
@@ -55,63 +40,29 @@ class Observer(Protocol):
         ...
 
 
-class _Choice:
-    """One sequence: its text so far and how it ended."""
-
-    def __init__(self, index: int, prompt: tuple[int, ...], tokens: Tokens, options: TextOptions) -> None:
-        self.finished = False
-        self.num_tokens = 0
-        self.last_token_s: float | None = None
-        self._index = index
-        self._options = options
-        self._detokenizer = Detokenizer(
-            tokens,
-            skip_special_tokens=options.skip_special_tokens,
-            context=prompt[-_CONTEXT_TOKENS:] if options.continues_prompt else (),
-        )
-        self._finder = StopFinder(options.stops, include=options.include_stop)
-
-    def push(self, event: NewToken) -> Piece | None:
-        """Return what the event adds, None if nothing can be shown yet."""
-        text = ""
-        if event.token_id is not None:
-            self.num_tokens += 1
-            if event.stop_token_id is None or self._options.include_stop:
-                text = self._detokenizer.push(event.token_id)
-        if event.finish is not None:
-            text += self._detokenizer.flush()
-        stop: str | None = None
-        if event.index >= self._options.min_tokens:
-            text, stop = self._finder.push(text)
-        if stop is not None:
-            self.finished = True
-            return Piece(self._index, text, "stop", stop)
-        if event.finish is not None:
-            self.finished = True
-            return Piece(self._index, text + self._finder.flush(), event.finish.value, self._stop_reason(event))
-        return Piece(self._index, text) if text else None
-
-    def _stop_reason(self, event: NewToken) -> int | None:
-        return None if event.stop_token_id in self._options.silent_stop_ids else event.stop_token_id
-
-
 class TextStream:
-    """Runs one request and yields its text. Counts are whole once `pieces` has ended."""
+    """Runs one request and yields its text. Counts are whole once `pieces` has ended.
+
+    `prompt_logprobs[i]` says how likely each token of prompt i is, if asked: whole before its first piece.
+    """
 
     def __init__(
         self, request: GenerationRequest, options: TextOptions, tokens: Tokens, observer: Observer,
         clock: Callable[[], float] | None = None, started_s: float | None = None,
     ) -> None:  # fmt: skip
         """`started_s`: when the request arrived, by the same clock; None is now."""
-        n = request.params.n
-        self._request = request
+        self._request = request = ranked(request)
         self._clock = clock or asyncio.get_running_loop().time
         self._observer = observer
+        count, n = request.params.num_sequences, request.params.n
+        echoes = options.echo or ("",) * len(request.prompts)
         self._choices = [
-            _Choice(at * n + sequence, prompt, tokens, options)
+            Choice(at * count + sequence, prompt, tokens, options, echo=echoes[at])
             for at, prompt in enumerate(request.prompts)
-            for sequence in range(n)
+            for sequence in range(count)
         ]
+        self._chosen = [BestOf(n, count, first_index=at * n) for at in range(len(request.prompts))]
+        self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in request.prompts]
         self._started_s = self._clock() if started_s is None else started_s
         self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
@@ -123,7 +74,7 @@ class TextStream:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all choices, the ones that ended them included."""
+        """Tokens of all sequences, also of those that are not chosen, the ones that ended them included."""
         return sum(choice.num_tokens for choice in self._choices)
 
     async def pieces(self, dispatcher: Dispatcher) -> AsyncGenerator[Piece, None]:
@@ -133,8 +84,7 @@ class TextStream:
             async with aclosing(cast("AsyncGenerator[PathEvent, None]", running.events())) as events:
                 try:
                     async for event in events:
-                        piece = self._take(running, event)
-                        if piece is not None:
+                        for piece in self._take(running, event):
                             yield piece
                 except PdserveError:
                     if not self._complete():  # else the client has every word: only the tidying up failed
@@ -142,16 +92,24 @@ class TextStream:
             if not self._complete():
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 
-    def _take(self, running: RunningRequest, event: PathEvent) -> Piece | None:
-        if isinstance(event, PromptDone):
-            self.served.append(event)
-            self._observer.prompt_done(event)
-            return None
-        if isinstance(event, Vector):
-            raise InternalError(f"{self._request.request_id} asked for text and was answered with a vector")
-        choice = self._choices[event.prompt * self._request.params.n + event.sequence]
+    def _take(self, running: RunningRequest, event: PathEvent) -> list[Piece]:
+        match event:
+            case PromptDone():
+                self.served.append(event)
+                self._observer.prompt_done(event)
+                return []
+            case PromptScored():
+                self.prompt_logprobs[event.prompt].extend(event.tokens)
+                return []
+            case Vector():
+                raise InternalError(f"{self._request.request_id} asked for text and was answered with a vector")
+            case NewToken():
+                return self._take_token(running, event)
+
+    def _take_token(self, running: RunningRequest, event: NewToken) -> list[Piece]:
+        choice = self._choices[event.prompt * self._request.params.num_sequences + event.sequence]
         if choice.finished:
-            return None
+            return []
         if event.finish in (FinishReason.CANCELLED, FinishReason.FAILED):
             raise InternalError(f"a sequence of {self._request.request_id} ended as {event.finish}, without a reason")
         if event.token_id is not None:
@@ -159,9 +117,9 @@ class TextStream:
         piece = choice.push(event)
         if choice.finished and event.finish is None:
             running.stop_sequence(event.prompt, event.sequence)
-        return piece
+        return [] if piece is None else self._chosen[event.prompt].add(event.sequence, piece)
 
-    def _time_token(self, choice: _Choice) -> None:
+    def _time_token(self, choice: Choice) -> None:
         now = self._clock()
         first = self._first_token_s is None
         self._observer.token(self._started_s, choice.last_token_s, now, first=first)

@@ -13,8 +13,8 @@ from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import read_sampling, read_text_options
 from scheduler.api.schemas import ChatBody
 from scheduler.front import Front
+from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest
-from scheduler.stream import Piece
 from wire.errors import InvalidRequest
 
 

@@ -14,8 +14,8 @@ from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import draw_seed, read_sampling, read_text_options
 from scheduler.api.schemas import CompletionBody
 from scheduler.front import Front
+from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest
-from scheduler.stream import Piece
 
 DEFAULT_MAX_TOKENS = 16
 

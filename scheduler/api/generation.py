@@ -11,8 +11,9 @@ from scheduler.api import served
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
 from scheduler.front import Front
+from scheduler.pieces import Piece, TextOptions
 from scheduler.request import GenerationRequest
-from scheduler.stream import Piece, TextOptions, TextStream
+from scheduler.stream import TextStream
 from telemetry.logs import EventLogger
 from wire.errors import Draining
 

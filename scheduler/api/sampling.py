@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.schemas import GenerationBody
 from scheduler.config import SchedulerOptions
-from scheduler.stream import TextOptions
+from scheduler.pieces import TextOptions
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest, PromptTooLong
 from wire.types import SamplingParams

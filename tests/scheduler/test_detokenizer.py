@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from scheduler.detokenizer import Detokenizer
 from scheduler.model_files import ModelFiles
@@ -93,3 +94,30 @@ def test_byte_tokens_join_to_characters(spaced: Tokens) -> None:
     ids = [1, *(5 + byte for byte in "你好🎉".encode()), 2]
 
     assert [piece for piece in _pushed(spaced, ids) if piece] == ["hello", "你", "好", "🎉", " world"]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """Whole words, which decoding joins by spaces."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken("<a>", special=True), AddedToken("<b>", special=True)])
+    folder: Path = tmp_path_factory.mktemp("words")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokens(ModelFiles(folder, None, 100, (), None, None))
+
+
+@pytest.mark.parametrize(("spaces", "text"), [(True, "one <a> <b> two <a>"), (False, "one <a><b> two <a>")])
+def test_special_tokens_are_joined_where_no_space_is_wanted(words: Tokens, spaces: bool, text: str) -> None:
+    detokenizer = Detokenizer(words, skip_special_tokens=False, spaces_between_special_tokens=spaces)
+
+    assert "".join(map(detokenizer.push, (1, 3, 4, 2, 3))) + detokenizer.flush() == text
+
+
+@settings(deadline=None, max_examples=50)
+@given(ids=st.lists(st.integers(0, 322), max_size=40))
+def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> None:
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(tokens.files.folder / "tokenizer.json"))
+
+    for skip in (True, False):
+        expected = reference.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected

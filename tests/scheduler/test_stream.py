@@ -1,0 +1,153 @@
+"""From events to pieces: which tokens a piece carries, how likely a choice is, and which choices the client gets."""
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from scheduler.best_of import BestOf
+from scheduler.pieces import Piece, TextOptions
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored
+from scheduler.stream import TextStream
+from scheduler.tokens import Tokens
+from tests.scheduler.virtual_time import virtual
+from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
+
+
+class Quiet:
+    """An observer that hears nothing."""
+
+    def token(self, started_s: float, previous_s: float | None, now_s: float, *, first: bool) -> None: ...
+
+    def prompt_done(self, done: PromptDone) -> None: ...
+
+    def request_done(self, num_prompt_tokens: int, num_output_tokens: int, seconds: float, ending: str) -> None: ...
+
+
+class Scripted:
+    """A dispatcher, and the request that it runs: it yields given events."""
+
+    def __init__(self, events: Sequence[PathEvent]) -> None:
+        self.started: list[GenerationRequest] = []
+        self.stopped: list[tuple[int, int]] = []
+        self._events = events
+
+    def start(self, request: GenerationRequest) -> "Scripted":
+        self.started.append(request)
+        return self
+
+    async def events(self) -> AsyncIterator[PathEvent]:
+        for event in self._events:
+            yield event
+
+    def stop_sequence(self, prompt: int, sequence: int) -> None:
+        self.stopped.append((prompt, sequence))
+
+
+def said(tokens: Tokens, sequence: int, text: str, *, prompt: int = 0, logprob: float | None = None) -> list[NewToken]:
+    """Events of a sequence that says `text` and ends by its length; each token as likely as `logprob`."""
+    ids = tokens._encode(text, False)
+    logprobs = None if logprob is None else TokenLogprobs(logprob, 1)
+    events = [NewToken(prompt, sequence, i, token_id, logprobs=logprobs) for i, token_id in enumerate(ids)]
+    return [*events[:-1], dataclasses.replace(events[-1], finish=FinishReason.LENGTH)]
+
+
+def done(prompt: int = 0) -> PromptDone:
+    return PromptDone(prompt, "local", "", None, None, StageTimes())
+
+
+async def run(
+    tokens: Tokens, events: Sequence[PathEvent], options: TextOptions | None = None, *, prompts: int = 1, **params: Any
+) -> tuple[list[Piece], TextStream, Scripted]:
+    request = GenerationRequest("r", ((1, 2),) * prompts, SamplingParams(**{"max_tokens": 99, **params}), 30.0, 10.0)
+    stream, script = TextStream(request, options or TextOptions(), tokens, Quiet()), Scripted(events)
+    return [piece async for piece in stream.pieces(script)], stream, script
+
+
+def texts(pieces: Sequence[Piece]) -> dict[int, str]:
+    by_index: dict[int, str] = {}
+    for piece in pieces:
+        by_index[piece.index] = by_index.get(piece.index, "") + piece.text
+    return by_index
+
+
+@virtual
+async def test_every_token_leaves_with_the_first_text_after_it(tokens: Tokens) -> None:
+    events = said(tokens, 0, "你好 again", logprob=-0.5)
+
+    pieces, _, _ = await run(tokens, [*events, done()])
+
+    assert [event for piece in pieces for event in piece.tokens] == events
+    assert texts(pieces) == {0: "你好 again"}
+    assert pieces[-1].cumulative_logprob == pytest.approx(-0.5 * len(events))
+    assert len(pieces[0].tokens) > 1, "the tokens of one character come with it"
+
+
+@virtual
+async def test_tokens_after_a_stop_string_are_not_counted(tokens: Tokens) -> None:
+    events = said(tokens, 0, "one two three", logprob=-1.0)
+
+    pieces, stream, script = await run(tokens, [*events, done()], TextOptions(stops=("two",)))
+
+    assert texts(pieces) == {0: "one "}
+    assert script.stopped == [(0, 0)]
+    carried = [event for piece in pieces for event in piece.tokens]
+    assert carried == events[: len(carried)]
+    assert stream.num_output_tokens == len(carried) < len(events)
+    assert pieces[-1].cumulative_logprob == pytest.approx(-len(carried))
+
+
+@virtual
+async def test_the_likeliest_sequences_are_chosen_and_renumbered_and_all_are_counted(tokens: Tokens) -> None:
+    words = {0: ("good", -0.4), 1: ("best", -0.1), 2: ("worst", -9.0), 3: ("fine", -0.2)}
+    events = [event for sequence, (word, p) in words.items() for event in said(tokens, sequence, word, logprob=p)]
+    sums = {word: p * len(tokens._encode(word, False)) for word, p in words.values()}
+
+    pieces, stream, script = await run(tokens, [*events, done()], n=2, best_of=4)
+
+    first, second = sorted(sums, key=lambda word: -sums[word])[:2]
+    assert texts(pieces) == {0: first, 1: second}
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length", "length"]
+    assert stream.num_output_tokens == len(events)
+    assert [request.params.logprobs for request in script.started] == [0]
+
+
+@virtual
+async def test_each_prompt_has_its_own_best(tokens: Tokens) -> None:
+    events = [
+        *said(tokens, 0, "a", prompt=1, logprob=-3.0), *said(tokens, 0, "b", prompt=0, logprob=-1.0),
+        *said(tokens, 1, "c", prompt=0, logprob=-1.0), *said(tokens, 1, "d", prompt=1, logprob=-2.0),
+    ]  # fmt: skip
+
+    pieces, _, _ = await run(tokens, [*events, done(0), done(1)], prompts=2, best_of=2, logprobs=3)
+
+    assert texts(pieces) == {0: "b", 1: "d"}  # of two alike the first
+
+
+@virtual
+async def test_nothing_is_asked_for_where_all_sequences_are_wanted(tokens: Tokens) -> None:
+    pieces, _, script = await run(tokens, [*said(tokens, 0, "a"), *said(tokens, 1, "b"), done()], n=2)
+
+    assert {piece.cumulative_logprob for piece in pieces} == {None}
+    assert [request.params.logprobs for request in script.started] == [None]
+
+
+@virtual
+async def test_a_prompt_is_told_of_and_echoed_before_its_outputs(tokens: Tokens) -> None:
+    scored = (None, TokenLogprobs(-1.0, 2))
+    parts = [PromptScored(0, 0, scored[:1]), PromptScored(0, 1, scored[1:])]
+
+    pieces, stream, _ = await run(tokens, [*parts, *said(tokens, 0, " b"), done()], TextOptions(echo=("a",)))
+
+    assert stream.prompt_logprobs == [list(scored)]
+    assert texts(pieces) == {0: "a b"}
+    assert pieces[0].text.startswith("a")
+
+
+def test_a_sequence_whose_likelihood_is_unknown_is_the_least_likely() -> None:
+    chosen = BestOf(1, 2, first_index=5)
+
+    assert chosen.add(0, Piece(0, "unknown", "stop")) == []
+    (best,) = chosen.add(1, Piece(1, "known", "stop", cumulative_logprob=-1e9))
+    assert (best.index, best.text) == (5, "known")
