@@ -24,6 +24,7 @@ from engine.linear_layout import lay_out
 from engine.rope_table import RopeTable
 from native.engine_library import Threads
 
+_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles follow the position alone
 
@@ -49,6 +50,11 @@ def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
     _log.info("not_fused model=%s reason=%s", type(network).__name__, json.dumps(reason))
     lay_out(network)
     return None
+
+
+def will_fuse(config: Any, threads: Threads | None) -> bool:
+    """Tell before weights are read whether `fuse` is to be expected."""
+    return config.model_type in _MODEL_TYPES and threads is not None and threads.isa != "plain"
 
 
 def why_not(network: Any) -> str | None:

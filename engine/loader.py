@@ -11,7 +11,7 @@ from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
 from engine.checkpoint import eos_token_ids, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
-from engine.fuse import fuse
+from engine.fuse import fuse, will_fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
@@ -62,7 +62,8 @@ def load_model(
     checkpoint = open_checkpoint(path)
     layout_of_weights = find_quantization(path, quantization)
     length = model_length(checkpoint, max_model_len)
-    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags())
+    is_native = will_fuse(checkpoint.config, threads)
+    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
     identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()

@@ -155,6 +155,14 @@ def test_auto_takes_bfloat16_where_the_cpu_is_fast_at_it(checkpoint: str, flags:
     assert expected in choice.reason
 
 
+@pytest.mark.parametrize(("checkpoint", "expected"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+def test_auto_takes_bfloat16_where_native_kernels_run_the_model(checkpoint: str, expected: str) -> None:
+    choice = choose_dtype("auto", checkpoint, cpu_flags=frozenset({"avx512f"}), is_native=True)
+
+    assert choice.name == expected
+    assert expected in choice.reason
+
+
 def test_cpu_flags_are_read_by_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t: fpu avx512_bf16\nFeatures : fp bf16\n")
 
