@@ -54,7 +54,7 @@ def load_network(
                 f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be cut "
                 "for several ranks: use --tensor-parallel-size 1"
             )
-        loaded = _load_with_transformers(checkpoint, weights, dtype, attention)
+        loaded = load_with_transformers(checkpoint, weights, dtype, attention)
         return LoadedNetwork(loaded, f"weights loaded by transformers, which converts {what}")
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
     cuts = {} if shard is None else shard(network)
@@ -157,7 +157,8 @@ class _Lazy:
             return self._weights.read(self._name)
 
 
-def _load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None) -> Any:
+def load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None) -> Any:
+    """Return the network as transformers makes it of `weights`, whole. Raises ConfigError."""
     config, lock = copy.deepcopy(checkpoint.config), threading.Lock()
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # `weights` gives plain ones

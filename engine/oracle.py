@@ -10,7 +10,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.checkpoint import eos_token_ids, open_checkpoint
+from engine.network import load_with_transformers
+from engine.quantization.detect import find_quantization
+from engine.quantization.load import plain_weights
 from engine.rope import forget_lengths
+from engine.stored_weights import StoredWeights
 from wire.errors import ConfigError
 
 
@@ -66,10 +70,18 @@ def generate_greedy(
 
 
 def load_plain(model_dir: Path, dtype: str, attention: str | None = None) -> Any:
-    """Return the network as transformers itself loads it. Raises ConfigError for what cannot be loaded whole."""
+    """Return the network as transformers itself loads it, from dequantised weights where they are quantised.
+
+    Raises ConfigError for what cannot be loaded whole.
+    """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     checkpoint = open_checkpoint(model_dir)
+    layout = find_quantization(model_dir, None)
+    if layout is not None:  # transformers has no way of its own without a package for each method
+        with StoredWeights(model_dir) as stored:
+            plain = plain_weights(stored, layout, dtype).weights
+            return load_with_transformers(checkpoint, plain, dtype, attention)
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
             model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), attn_implementation=attention,

@@ -1,5 +1,6 @@
 """Quantised checkpoints loaded and run: their tokens are those of transformers on what plain arithmetic dequantises."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.checkpoint import open_checkpoint
 from engine.loader import LoadedModel, load_model
+from engine.network import load_network
 from engine.oracle import Oracle, load_plain
+from engine.quantization.detect import find_quantization
+from engine.quantization.load import plain_weights
+from engine.sharding import shard_network
+from engine.stored_weights import StoredWeights
 from tests.engine.step_runner import generate
+from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import Scheme, awq, fp8, gptq, packed, quantise_checkpoint, w8a8
 from wire.errors import ConfigError
+from wire.kv_layout import Rank
 
 _PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
 _SCHEMES = (
@@ -46,6 +55,47 @@ def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tm
     got = generate(_load(quantised, quantization=scheme.config["quant_method"]).model, _PROMPTS, 20, chunk=16)
 
     assert got == expected
+
+
+def test_the_oracle_runs_a_quantised_checkpoint_in_plain_transformers(tmp_path: Path) -> None:
+    quantised, plain = _make("llama", tmp_path, awq(16))
+
+    ours, expected = (
+        Oracle(path, "float32").generate_greedy(_PROMPTS, 8, ignore_eos=True) for path in (quantised, plain)
+    )
+
+    assert ours == expected
+
+
+@pytest.mark.parametrize("scheme", [gptq(4, 16, act_order=True), awq(16), w8a8("channel")], ids=lambda s: s.name)
+def test_a_rank_holds_its_slices_of_the_dequantised_weights(scheme: Scheme, tmp_path: Path) -> None:
+    paths = _make("llama", tmp_path, scheme)
+
+    for number in range(2):
+        quantised, plain = (_rank_state(path, Rank(number, 2)) for path in paths)
+        assert quantised.keys() == plain.keys()
+        assert all(torch.equal(quantised[name], values) for name, values in plain.items())
+
+
+def _rank_state(path: Path, rank: Rank) -> dict[str, torch.Tensor]:
+    checkpoint = open_checkpoint(path)
+    with StoredWeights(path) as stored:
+        network = load_network(
+            checkpoint, plain_weights(stored, find_quantization(path, None), "float32").weights,
+            dtype="float32", attention=None,
+            shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, lambda tensor: None),
+        ).network  # fmt: skip
+    return dict(network.state_dict())
+
+
+def test_experts_quantised_one_by_one_become_fused_ones(tmp_path: Path) -> None:
+    """Mixtral's checkpoints have a linear layer for each expert, its network one tensor for all."""
+    quantised, plain = (make_family("mixtral", tmp_path / name) for name in ("quantised", "plain"))
+    expected = quantise_checkpoint(replace(awq(16), ignore=("lm_head", "gate")), quantised)
+    save_file(expected, plain / "model.safetensors", metadata={"format": "pt"})
+    tokens = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+    assert generate(_load(quantised).model, _PROMPTS, 12, chunk=16) == tokens
 
 
 def test_biases_beside_quantised_weights_stay(tmp_path: Path) -> None:

@@ -58,12 +58,10 @@ def _note(folder: Path, config: dict[str, Any], note_in: str | None) -> None:
 
 
 def words_of(codes: Array, bits: int) -> Array:
-    """Pack the last dimension into int32 words: each row is one whole number whose digits in base 2^bits are codes."""
-    rows = codes.reshape(-1, codes.shape[-1])
-    size = -(-codes.shape[-1] * bits // 32) * 4
-    numbers = (sum(int(code) << (bits * k) for k, code in enumerate(row)) for row in rows)
-    packed = np.frombuffer(b"".join(number.to_bytes(size, "little") for number in numbers), dtype="<i4")
-    return packed.reshape(*codes.shape[:-1], size // 4)
+    """Pack the last dimension into int32 words: all bits of all codes in a row, the lowest first, cut into words."""
+    stream = (codes[..., None] >> np.arange(bits) & 1).reshape(*codes.shape[:-1], -1)
+    stream = np.pad(stream, [(0, 0)] * (stream.ndim - 1) + [(0, -stream.shape[-1] % 32)])
+    return np.packbits(stream.astype(np.uint8), axis=-1, bitorder="little").view("<i4")
 
 
 def asymmetric(weight: Array, bits: int, groups: Array) -> tuple[Array, Array, Array]:
