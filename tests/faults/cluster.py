@@ -52,7 +52,8 @@ class FaultCluster:
     def __init__(self, folder: Path, *, pairs: int = 2, flags: Sequence[str] = ()) -> None:
         prefill, decode = [str(i) for i in range(pairs)], [str(i + pairs) for i in range(pairs)]
         flags = (
-            "--engine=fake", f"--prefill-chunk-size={CHUNK}", "--log-level=DEBUG", "--stall-timeout=20", *flags,
+            "--engine=fake", f"--prefill-chunk-size={CHUNK}", "--log-level=DEBUG", "--stall-timeout=20",
+            "--no-enable-prefix-caching", *flags,  # so that an answer tells which two instances gave it, each time
         )  # fmt: skip
         self.guide = GuideCluster(folder, make_model(folder / "model"), prefill=prefill, decode=decode, flags=flags)
         self.names = (*self.guide.names, "scheduler")
