@@ -1,8 +1,12 @@
-"""A KV pool in host memory: one sealed memfd that peers on this host can map, and only read."""
+"""A KV pool in host memory: one sealed memfd that peers on this host can map, and only read.
+
+The pool of another rank is made by rank 0 and mapped by that rank before the seal: these two write it, no one else can.
+"""
 
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -15,18 +19,41 @@ _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0
 
 
 class HostPool:
-    """Owns the memory of one pool. Our mapping is made before the seal and so is the only writable one, for ever."""
+    """Owns the memory of one pool. Writable mappings are made before the seal: ours, and that of the rank it is for."""
 
-    def __init__(self, layout: PoolLayout) -> None:
-        """Reserve `layout.total_bytes`; pages cost memory once written. Raises ConfigError where that is impossible."""
-        self.layout = layout
-        self._fd = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, layout: PoolLayout, share: Callable[[int], None] | None = None) -> None:
+        """Reserve `layout.total_bytes`; pages cost memory once written. Raises ConfigError where that is impossible.
+
+        `share(fd)` is called before the seal and returns when the rank whose pool this is has mapped it.
+        """
+        fd = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            self._mapping = _map_and_seal(self._fd, layout.total_bytes)
-        except (OSError, ValueError, OverflowError) as error:
-            os.close(self._fd)
+            mapping = _make_mapping(fd, layout)
+            if share is not None:
+                share(fd)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
+        except OSError as error:
+            os.close(fd)
             raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error
-        self._buffer = memoryview(self._mapping)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._hold(layout, fd, mapping)
+
+    @classmethod
+    def join(cls, layout: PoolLayout, fd: int) -> Self:
+        """Map the pool that rank 0 made for us and has not sealed yet; `fd` is ours now. Raises ConfigError."""
+        size = os.fstat(fd).st_size
+        if size != layout.total_bytes:
+            os.close(fd)
+            raise ConfigError(f"a pool of {size} bytes was made for one of {layout.total_bytes}")
+        pool = cls.__new__(cls)
+        pool._hold(layout, fd, _map(fd, layout))
+        return pool
+
+    def _hold(self, layout: PoolLayout, fd: int, mapping: mmap.mmap) -> None:
+        self.layout, self._fd, self._mapping = layout, fd, mapping
+        self._buffer = memoryview(mapping)
         self._open = True
 
     @property
@@ -60,12 +87,16 @@ class HostPool:
         self.close()
 
 
-def _map_and_seal(fd: int, num_bytes: int) -> mmap.mmap:
-    os.ftruncate(fd, num_bytes)
-    mapping = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+def _make_mapping(fd: int, layout: PoolLayout) -> mmap.mmap:
     try:
-        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
-    except OSError:
-        mapping.close()
-        raise
-    return mapping
+        os.ftruncate(fd, layout.total_bytes)
+    except OverflowError as error:
+        raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error
+    return _map(fd, layout)
+
+
+def _map(fd: int, layout: PoolLayout) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, layout.total_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error

@@ -72,3 +72,32 @@ def test_a_pool_that_cannot_be_had_says_how_many_bytes() -> None:
 
     with pytest.raises(ConfigError, match=str(layout.total_bytes)):
         HostPool(layout)
+
+
+def test_a_pool_made_for_a_rank_is_writable_by_it_and_by_no_one_after() -> None:
+    joined: list[HostPool] = []
+
+    with HostPool(LAYOUT, share=lambda fd: joined.append(HostPool.join(LAYOUT, os.dup(fd)))) as pool, joined[0] as rank:
+        rank.buffer[:3] = b"abc"
+        pool.buffer[3:6] = b"def"
+
+        assert bytes(pool.buffer[:6]) == bytes(rank.buffer[:6]) == b"abcdef"
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd_of(rank), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_a_pool_of_another_size_is_not_joined() -> None:
+    other = PoolLayout(LAYOUT.tensors, num_blocks=100, block_size=4)
+
+    with HostPool(LAYOUT) as pool, pytest.raises(ConfigError, match=f"{LAYOUT.total_bytes} .* {other.total_bytes}"):
+        HostPool.join(other, os.dup(fd_of(pool)))
+
+
+def test_a_pool_that_no_rank_took_is_given_back() -> None:
+    def refuse(fd: int) -> None:
+        raise ConfigError("the rank is gone")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="the rank is gone"):
+        HostPool(LAYOUT, share=refuse)
+    assert len(os.listdir("/proc/self/fd")) == before

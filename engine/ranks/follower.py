@@ -1,0 +1,67 @@
+"""What a rank other than 0 does: its part of each step, on its own pool, and no sampling."""
+
+import json
+import os
+
+from engine.host_pool import HostPool
+from engine.ranks.channel import Kind
+from engine.ranks.marks import Marks
+from engine.ranks.packing import unpack_copies, unpack_step
+from engine.ranks.part import Part, load_part, part_info
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankSetup
+from engine.torch_model import TorchModel
+from wire.kv_layout import KvTensor, PoolLayout
+
+
+class Follower:
+    """Owner of one rank's part, pool and group; one thread calls it."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        """Load. Raises ConfigError."""
+        self._reduce = Reduce(setup.rank, setup.step_s)
+        self.part: Part = load_part(setup, self._reduce)
+        self._model: TorchModel | None = None
+
+    def take_pool(self, payload: bytes, fd: int) -> None:
+        """Map the pool that rank 0 made. Raises ConfigError."""
+        tensors, num_blocks = unpack_pool(payload)
+        self.part.check_held(tensors)
+        setup = self.part.setup
+        layout = PoolLayout(tensors, num_blocks=num_blocks, block_size=setup.block_size, rank=setup.rank)
+        self._model = self.part.make_model(part_info(self.part, layout), HostPool.join(layout, fd))
+
+    def connect(self, store_fd: int, marks_fd: int) -> None:
+        """Meet the other ranks. Raises ReduceFailed."""
+        self._reduce.connect(store_fd, Marks(marks_fd, self.part.setup.of))
+        os.close(marks_fd)
+
+    def step(self, payload: bytes) -> None:
+        """Compute this rank's part of a step. Raises ReduceFailed."""
+        assert self._model is not None
+        self._reduce.begin()
+        self._model.logits(unpack_step(payload))
+
+    def copy(self, kind: Kind, payload: bytes) -> None:
+        """Copy blocks within the pool, to the swap area, or back."""
+        assert self._model is not None
+        sources, targets = unpack_copies(payload)
+        if kind == Kind.SAVE:
+            self._model.save_blocks(sources, targets)
+        elif kind == Kind.LOAD:
+            self._model.load_blocks(sources, targets)
+        else:
+            for source, target in zip(sources, targets, strict=True):
+                self._model.copy_block(source, target)
+
+
+def pack_pool(tensors: tuple[KvTensor, ...], num_blocks: int) -> bytes:
+    """Return what a rank has to know of the pools: the whole model's KV tensors and how many blocks there are."""
+    listed = [(one.layer, one.name, one.heads, one.head_dim, one.dtype) for one in tensors]
+    return json.dumps({"tensors": listed, "num_blocks": num_blocks}).encode()
+
+
+def unpack_pool(payload: bytes) -> tuple[tuple[KvTensor, ...], int]:
+    """Return what `pack_pool` was given."""
+    values = json.loads(payload)
+    return tuple(KvTensor(*tensor) for tensor in values["tensors"]), int(values["num_blocks"])

@@ -1,0 +1,177 @@
+"""From a model folder to a ShardedModel: every rank loads its slices at the same time, rank 0 makes all pools.
+
+rank 0: check -> start the others -> load own part -> LOADED -> make pools, MAPPED, seal -> CONNECT, READY -> serve
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoint import Checkpoint, model_length, open_checkpoint
+from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.host_memory import available_bytes
+from engine.host_pool import HostPool
+from engine.interface import EngineInfo
+from engine.kv_probe import rehearse
+from engine.loader import make_backend
+from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
+from engine.network import build_network
+from engine.quantization.detect import find_quantization
+from engine.ranks.channel import Kind
+from engine.ranks.follower import pack_pool
+from engine.ranks.model import ShardedModel
+from engine.ranks.part import load_part
+from engine.ranks.reduce import Reduce, ReduceFailed
+from engine.ranks.setup import RankLoaded, RankSetup
+from engine.ranks.team import OnLost, Team
+from engine.sharding import check_shards
+from telemetry.logs import EventLogger
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout, Rank
+from wire.model_identity import identify
+
+log = EventLogger("engine")
+
+_MIB = 1 << 20
+_CONNECT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOptions:
+    """How many ranks, where they run, and how long they wait: `step_s` within a step, `load_s` for the weights.
+
+    `cores` has the cores of each rank's device (empty: all of this process's).
+    """
+
+    cores: tuple[tuple[int, ...], ...]
+    num_threads: int
+    step_s: float = 10.0
+    load_s: float = 1800.0
+    log_level: str = "INFO"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the instance."""
+        return len(self.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRanks:
+    """A model ready to step, and what the user should know of how it was loaded, one line each."""
+
+    model: ShardedModel
+    notes: tuple[str, ...]
+
+
+def load_ranks(
+    path: Path, *, dtype: str, block_size: int, kv_cache_memory: int | None, ranks: RanksOptions, on_lost: OnLost,
+    attention_backend: str = "auto", max_model_len: int | None = None, name: str | None = None,
+    quantization: str | None = None,
+) -> LoadedRanks:  # fmt: skip
+    """Load the checkpoint for several ranks; see load_model. `on_lost` is told once when one of them is lost.
+
+    Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
+    """
+    make_backend(attention_backend)
+    checkpoint = open_checkpoint(path)
+    find_quantization(path, quantization)
+    length = model_length(checkpoint, max_model_len)
+    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags())
+    check_shards(
+        build_network(checkpoint, dtype=choice.name, attention=None), checkpoint.text_config, ranks.num_ranks
+    )  # fmt: skip
+    setups = [
+        RankSetup(
+            path=str(path), dtype=choice.name, number=number, of=ranks.num_ranks, block_size=block_size,
+            attention_backend=attention_backend, quantization=quantization, cores=cores,
+            num_threads=ranks.num_threads, step_s=ranks.step_s, log_level=ranks.log_level,
+        )
+        for number, cores in enumerate(ranks.cores)
+    ]  # fmt: skip
+    tensors = _whole_tensors(checkpoint, choice.name)
+    with contextlib.ExitStack() as undo:
+        team = Team(setups[1:], on_lost)
+        undo.callback(team.close)
+        reduce = Reduce(setups[0].rank, ranks.step_s)
+        part = load_part(setups[0], reduce)
+        loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
+        part.check_held(tensors)
+        plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
+        pools = _make_pools(team, tensors, plan, ranks.num_ranks)
+        for pool in pools:
+            undo.callback(pool.close)
+        _connect(team, reduce, ranks.num_ranks)
+        info = EngineInfo(
+            model=identify(path, name or path.resolve().name), max_model_len=length,
+            vocab_size=checkpoint.text_config.vocab_size, dtype=choice.name, device="cpu",
+            layout=PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size),
+            eos_token_ids=part.eos_token_ids,
+        )  # fmt: skip
+        own = part.make_model(dataclasses.replace(info, layout=pools[0].layout), pools[0])
+        model = ShardedModel(
+            own, pools, info=info, team=team, reduce=reduce, num_sums=part.num_sums, cores=setups[0].cores
+        )  # fmt: skip
+        team.serve()
+        undo.pop_all()
+    return LoadedRanks(model, (choice.reason, plan.describe(), *_describe(loaded), *part.notes))
+
+
+def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+    tensors = rehearse(checkpoint, dtype)
+    if tensors is None:
+        raise ConfigError(
+            f"{checkpoint.path}: the KV heads of a {checkpoint.config.model_type} show only once it is loaded, and so "
+            "it cannot be cut for several ranks: use --tensor-parallel-size 1"
+        )
+    return tensors
+
+
+def _hear_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
+    return RankLoaded.from_json(team.receive(rank, Kind.LOADED, timeout_s).payload)
+
+
+def _plan(
+    tensors: tuple[KvTensor, ...], num_ranks: int, asked: int | None, block_size: int, length: int
+) -> MemoryPlan:  # fmt: skip
+    """Return the plan of all pools together: heads that are repeated count as often as they are held."""
+    layouts = [PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(n, num_ranks)) for n in range(num_ranks)]
+    held = [tensor for layout in layouts for tensor in layout.tensors]
+    budget = cpu_budget(asked, available_bytes())
+    return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
+
+
+def _make_pools(team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int) -> list[HostPool]:
+    """Make the pool of each rank here; each of the others maps its own before it is sealed."""
+    message = pack_pool(tensors, plan.num_blocks)
+
+    def give(rank: int, fd: int) -> None:
+        team.tell(rank, Kind.POOL, message, (fd,))
+        team.receive(rank, Kind.MAPPED, _CONNECT_S)
+
+    pools: list[HostPool] = []
+    for number in range(num_ranks):
+        layout = PoolLayout(
+            tensors, num_blocks=plan.num_blocks, block_size=plan.block_size, rank=Rank(number, num_ranks)
+        )  # fmt: skip
+        share = None if number == 0 else (lambda fd, rank=number: give(rank, fd))
+        pools.append(HostPool(layout, share))
+    return pools
+
+
+def _connect(team: Team, reduce: Reduce, num_ranks: int) -> None:
+    try:
+        reduce.connect(team.connect(), team.marks)
+    except ReduceFailed as error:
+        raise team.explain(str(error)) from error
+    for rank in range(1, num_ranks):
+        team.receive(rank, Kind.READY, _CONNECT_S)
+
+
+def _describe(loaded: Sequence[RankLoaded]) -> list[str]:
+    return [
+        f"rank {rank} of {len(loaded)}: {one.weight_bytes / _MIB:.1f} MiB of weights from {one.bytes_read / _MIB:.1f} "
+        f"MiB read in {one.seconds:.1f} s"
+        for rank, one in enumerate(loaded)
+    ]

@@ -1,0 +1,107 @@
+"""The Model of a tensor-parallel instance: rank 0's part, in step with the processes of the other ranks.
+
+launch: the step's inputs go to all ranks, rank 0 computes its part, and only rank 0 samples
+layer L's KV is complete on all ranks once the sum after its attention came about: it is announced then, not before
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from engine.interface import EngineInfo, Memory, Pending, StepBatch
+from engine.ranks.channel import Kind
+from engine.ranks.packing import pack_copies, pack_step
+from engine.ranks.reduce import Reduce, ReduceFailed
+from engine.ranks.team import Team
+from engine.torch_model import TorchModel
+from wire.errors import PdserveError
+
+
+class ShardedModel:
+    """Implements Model. Owner of rank 0's part, of all pools and of the team; one thread calls it."""
+
+    def __init__(
+        self, own: TorchModel, memories: Sequence[Memory], *, info: EngineInfo, team: Team, reduce: Reduce,
+        num_sums: int, cores: Sequence[int],
+    ) -> None:  # fmt: skip
+        """`memories` are all ranks', rank 0's first; `cores` are those of rank 0's device (empty: all)."""
+        self._own, self._memories, self._info = own, tuple(memories), info
+        self._team, self._reduce, self._num_sums, self._cores = team, reduce, num_sums, tuple(cores)
+        self._placed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the whole model is, as if of one rank."""
+        return self._info
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The pool of each rank."""
+        return self._memories
+
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """The processes of the other ranks."""
+        return self._team.pids
+
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+        """Compute one step on all ranks. Raises InstanceLost when one of them is gone or stuck."""
+        self._place()
+        self._team.tell_all(Kind.STEP, pack_step(batch))
+        written = _Written(layer_done)
+        self._reduce.begin(written.tell)
+        try:
+            return self._own.launch(batch, written)
+        except ReduceFailed as error:
+            raise self._team.explain(str(error)) from error
+        except PdserveError:
+            raise
+        except Exception as error:
+            if self._reduce.num_sums != self._num_sums:  # the others wait for us in the middle of this step
+                raise self._team.explain(f"rank 0 failed within a step: {error}") from error
+            raise
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block of every tensor on every rank."""
+        self._team.tell_all(Kind.COPY, pack_copies([source], [target]))
+        self._own.copy_block(source, target)
+
+    def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks to each rank's own swap area."""
+        self._team.tell_all(Kind.SAVE, pack_copies(block_ids, slots))
+        self._own.save_blocks(block_ids, slots)
+
+    def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots back on every rank."""
+        self._team.tell_all(Kind.LOAD, pack_copies(slots, block_ids))
+        self._own.load_blocks(slots, block_ids)
+
+    def close(self) -> None:
+        """End the other ranks and give all pools back. Idempotent."""
+        self._team.close()
+        self._reduce.close()
+        self._own.close()
+        for memory in self._memories[1:]:
+            memory.close()  # type: ignore[attr-defined]
+
+    def _place(self) -> None:
+        """Keep the thread that steps, and the ones that torch starts from it, on the cores of rank 0's device."""
+        if not self._placed and self._cores:
+            os.sched_setaffinity(0, self._cores)  # of this thread alone
+        self._placed = True
+
+
+class _Written:
+    """Holds back the news that a layer's KV is written until all ranks have written theirs."""
+
+    def __init__(self, layer_done: Callable[[int], None] | None) -> None:
+        self._layer_done = layer_done
+        self._layer: int | None = None
+
+    def __call__(self, layer: int) -> None:
+        self._layer = layer
+
+    def tell(self) -> None:
+        """Called after each sum over the ranks."""
+        layer, self._layer = self._layer, None
+        if layer is not None and self._layer_done is not None:
+            self._layer_done(layer)

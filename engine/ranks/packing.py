@@ -1,0 +1,72 @@
+"""A step, or a copy of blocks, as it crosses to the other ranks: 32-bit integers, nothing that could be executed.
+
+num_tokens, num_sequences | token ids | for each sequence: start, count, blocks | all block ids, one table after another
+
+Which rows are sampled stays with rank 0, which alone samples. A copy is all sources, then as many targets.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+from engine.interface import BatchSequence, StepBatch
+
+_PER_SEQUENCE = 3
+
+
+def pack_step(batch: StepBatch) -> bytes:
+    """Return the step's inputs, little-endian. Raises ValueError before any rank hears of a step that is none."""
+    num_rows = sum(part.count for part in batch.sequences)
+    if num_rows != len(batch.token_ids):
+        raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
+    values = array("i", (len(batch.token_ids), len(batch.sequences)))
+    values.extend(batch.token_ids)
+    for part in batch.sequences:
+        values.extend((part.start, part.count, len(part.block_ids)))
+    for part in batch.sequences:
+        values.extend(part.block_ids)
+    return _little_endian(values).tobytes()
+
+
+def unpack_step(payload: bytes) -> StepBatch:
+    """Return the step without samples. Raises ValueError for bytes that `pack_step` did not make."""
+    values = array("i")
+    values.frombytes(payload)  # ValueError for a length that is no multiple of 4
+    values = _little_endian(values)
+    if len(values) < 2:
+        raise ValueError(f"a step has at least 8 bytes, not {len(payload)}")
+    num_tokens, num_sequences = values[0], values[1]
+    heads = 2 + num_tokens
+    tables = heads + _PER_SEQUENCE * num_sequences
+    counts = values[heads + 2 : tables : _PER_SEQUENCE]
+    if min(num_tokens, num_sequences, *counts, 0) < 0 or tables + sum(counts) != len(values):
+        raise ValueError(f"{len(values)} integers are no step of {num_tokens} tokens in {num_sequences} sequences")
+    parts, first = [], tables
+    for head in range(heads, tables, _PER_SEQUENCE):
+        start, count, blocks = values[head : head + _PER_SEQUENCE]
+        parts.append(BatchSequence(start, count, tuple(values[first : first + blocks])))
+        first += blocks
+    return StepBatch(tuple(values[2:heads]), tuple(parts), ())
+
+
+def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
+    """Return blocks or slots and as many of where they go. Raises ValueError for unlike numbers of them."""
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
+    return _little_endian(array("i", (*sources, *targets))).tobytes()
+
+
+def unpack_copies(payload: bytes) -> tuple[list[int], list[int]]:
+    """Return sources and targets. Raises ValueError for bytes that `pack_copies` did not make."""
+    values = array("i")
+    values.frombytes(payload)
+    if len(values) % 2:
+        raise ValueError(f"{len(values)} integers are no pairs of blocks")
+    listed = _little_endian(values).tolist()
+    return listed[: len(listed) // 2], listed[len(listed) // 2 :]
+
+
+def _little_endian(values: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,93 @@
+"""One rank's part of a model: its slices of the weights, and the model over them and over its pool."""
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.attention.registered import NAME, register
+from engine.checkpoint import Checkpoint, eos_token_ids, open_checkpoint
+from engine.host_pool import HostPool
+from engine.interface import EngineInfo
+from engine.kv_probe import find_kv_tensors
+from engine.linear_layout import lay_out
+from engine.loader import make_backend
+from engine.network import load_network
+from engine.quantization.detect import find_quantization
+from engine.quantization.load import plain_weights
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankLoaded, RankSetup
+from engine.sharding import num_reductions, shard_network
+from engine.stored_weights import StoredWeights
+from engine.torch_model import TorchModel
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout, head_range
+from wire.types import ModelIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks."""
+
+    setup: RankSetup
+    checkpoint: Checkpoint
+    network: Any
+    loaded: RankLoaded
+    num_sums: int
+    notes: tuple[str, ...]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a sequence."""
+        return eos_token_ids(self.network)
+
+    def check_held(self, whole: tuple[KvTensor, ...]) -> None:
+        """Raise ConfigError unless this rank's layers make the KV heads that it holds of `whole` by the rule."""
+        for held, tensor in zip(self.loaded.tensors, whole, strict=True):
+            start, end = head_range(tensor.heads, self.setup.rank)
+            if held.heads != end - start:
+                raise ConfigError(
+                    f"{self.checkpoint.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
+                    f"layer {tensor.layer}, and holds {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
+                )
+
+    def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
+        """Return the model of this rank over its pool."""
+        return TorchModel(
+            self.network, info=info, memory=pool, backend=make_backend(self.setup.attention_backend),
+            keeps_logits=self.checkpoint.keeps_logits,
+        )  # fmt: skip
+
+
+def load_part(setup: RankSetup, reduce: Reduce) -> Part:
+    """Read this rank's slices. Sets torch's thread count for the whole process. Raises ConfigError."""
+    began = time.monotonic()
+    torch.set_num_threads(setup.num_threads)
+    register()
+    path = Path(setup.path)
+    checkpoint = open_checkpoint(path)
+    shard = functools.partial(
+        shard_network, config=checkpoint.text_config, rank=setup.rank, all_reduce=reduce
+    )  # fmt: skip
+    with StoredWeights(path) as stored:
+        plain = plain_weights(stored, find_quantization(path, setup.quantization), setup.dtype)
+        loaded = load_network(checkpoint, plain.weights, dtype=setup.dtype, attention=NAME, shard=shard)
+    held = find_kv_tensors(loaded.network, checkpoint, setup.dtype)
+    num_sums = num_reductions(loaded.network)
+    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
+    lay_out(loaded.network)
+    took = RankLoaded(held, weight_bytes, stored.bytes_read, time.monotonic() - began)
+    notes = tuple(note for note in (loaded.note, plain.note) if note)
+    return Part(setup, checkpoint, loaded.network, took, num_sums, notes)
+
+
+def part_info(part: Part, layout: PoolLayout) -> EngineInfo:
+    """Return the info of a rank that only computes: no one asks it who it is."""
+    text = part.checkpoint.text_config
+    return EngineInfo(
+        model=ModelIdentity(part.setup.path, "", ""), max_model_len=0, vocab_size=text.vocab_size,
+        dtype=part.setup.dtype, device="cpu", layout=layout, eos_token_ids=(),
+    )  # fmt: skip

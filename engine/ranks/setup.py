@@ -1,0 +1,72 @@
+"""What one rank is told before it loads, and what it says once it has: frozen, as JSON on the wire."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from wire.kv_layout import KvTensor, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """One rank of a tensor-parallel instance.
+
+    `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
+    long it waits for the others within a step.
+    """
+
+    path: str
+    dtype: str
+    number: int
+    of: int
+    block_size: int
+    attention_backend: str
+    quantization: str | None
+    cores: tuple[int, ...]
+    num_threads: int
+    step_s: float
+    log_level: str = "INFO"
+
+    @property
+    def rank(self) -> Rank:
+        """Which rank of how many."""
+        return Rank(self.number, self.of)
+
+    def to_json(self) -> bytes:
+        """Return what `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> "RankSetup":
+        """Raises ValueError for what `to_json` did not make."""
+        values = _object(payload, cls)
+        return cls(**{**values, "cores": tuple(values["cores"])})
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoaded:
+    """What a rank has loaded: the KV tensors of the whole model as it sees them, and what that took."""
+
+    tensors: tuple[KvTensor, ...]
+    weight_bytes: int
+    bytes_read: int
+    seconds: float
+
+    def to_json(self) -> bytes:
+        """Return what `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> "RankLoaded":
+        """Raises ValueError for what `to_json` did not make."""
+        values = _object(payload, cls)
+        return cls(**{**values, "tensors": tuple(KvTensor(**tensor) for tensor in values["tensors"])})
+
+
+def _object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
+    values = json.loads(payload)
+    wanted = {field.name for field in dataclasses.fields(cls)}
+    if not isinstance(values, dict) or values.keys() != wanted:
+        raise ValueError(f"not a {cls.__name__}: {payload[:200]!r}")
+    return values

@@ -1,0 +1,230 @@
+"""Rank 0's hold on the processes of the other ranks: it starts them, hears when one ends, and leaves none behind.
+
+STARTED -> SERVING -> closed          each rank ended because we closed its channel
+    |         |
+    +---------+----> LOST             one ended by itself or is stuck: all are killed, and the reason is kept and told
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.ranks.channel import Channel, ChannelClosed, Kind, Message
+from engine.ranks.marks import Marks, make_marks
+from engine.ranks.setup import RankSetup
+from telemetry.logs import EventLogger
+from wire.errors import InstanceLost, InternalError, PdserveError, from_name
+
+log = EventLogger("engine")
+
+OnLost = Callable[[PdserveError], None]
+"""Told once, from any thread, when a rank that served is lost: the instance has to end."""
+
+_SAY_S = 10.0
+_START_S = 30.0
+_VERDICT_S = 1.0  # between a broken connection and the news that its process ended
+_LEAVE_S = 2.0
+_KILLED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    setup: RankSetup
+    process: "subprocess.Popen[bytes]"
+    channel: Channel
+    ended: threading.Event
+
+    def __str__(self) -> str:
+        return f"{self.setup.rank} (pid {self.process.pid})"
+
+
+class Team:
+    """Owner of the child processes, their channels, and the thread that starts and watches them."""
+
+    def __init__(self, setups: Sequence[RankSetup], on_lost: OnLost) -> None:
+        """Start a process for each setup; ranks count from 1 here. Raises InternalError where none can be started."""
+        self._on_lost, self._num_ranks = on_lost, len(setups) + 1
+        self._children: list[_Child] = []
+        self._started = threading.Event()
+        self._serving = self._closing = False
+        self._error: PdserveError | None = None
+        self._told = threading.Event()
+        self._lock = threading.Lock()
+        self._fault: Exception | None = None
+        marks = make_marks(self._num_ranks)
+        self.marks, self._marks_fd = Marks(marks, self._num_ranks), marks
+        self._store_fd = os.memfd_create("pdserve-store", os.MFD_CLOEXEC)
+        # The kernel kills a child when the thread that started it ends, so this one has to outlive them.
+        self._thread = threading.Thread(target=self._watch, args=(tuple(setups),), name="ranks", daemon=True)
+        self._thread.start()
+        if not self._started.wait(_START_S) or self._fault is not None:
+            self.close()
+            raise InternalError(f"the ranks could not be started: {self._fault or 'no answer'}")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of ranks 1, 2 and so on."""
+        return tuple(child.process.pid for child in self._children)
+
+    def receive(self, rank: int, kind: Kind, timeout_s: float) -> Message:
+        """Return a rank's next message, of this kind. Raises its error, or InstanceLost where it ended or is late."""
+        child = self._children[rank - 1]
+        try:
+            message = child.channel.receive(timeout_s)
+        except TimeoutError as error:
+            raise self._fail(f"{child} said nothing for {timeout_s:g} s, {kind.name} was due") from error
+        except (ChannelClosed, ValueError) as error:
+            raise self.explain(str(error)) from error
+        if message.kind == Kind.FAILED:
+            raise _told_error(message, f"{child}: ")
+        if message.kind != kind:
+            raise self._fail(f"{child} said {message.kind.name} where {kind.name} was due")
+        return message
+
+    def tell(self, rank: int, kind: Kind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Send one rank a message. Raises InstanceLost."""
+        child = self._children[rank - 1]
+        try:
+            child.channel.send(kind, payload, timeout_s=_SAY_S, fds=fds)
+        except (ChannelClosed, TimeoutError) as error:
+            raise self.explain(f"{child}: {error}") from error
+
+    def tell_all(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send all ranks the same message. Raises InstanceLost."""
+        for rank in range(1, self._num_ranks):
+            self.tell(rank, kind, payload)
+
+    def connect(self) -> int:
+        """Tell all ranks to meet; return the descriptor of the store where rank 0 does so too."""
+        for rank in range(1, self._num_ranks):
+            self.tell(rank, Kind.CONNECT, fds=(self._store_fd, self._marks_fd))
+        return self._store_fd
+
+    def serve(self) -> None:
+        """From now on the loss of a rank is told to `on_lost`. Raises InstanceLost if one is lost already."""
+        with self._lock:
+            self._serving = True
+            if self._error is not None:
+                raise self._error
+
+    def explain(self, what: str) -> PdserveError:
+        """Return why the ranks do not answer any more: one ended, or else is stuck. They are lost in any case."""
+        self._told.wait(_VERDICT_S)
+        if self._error is not None:
+            return self._error
+        late = [self._children[rank - 1] for rank in self.marks.behind() if rank > 0] or self._children
+        return self._fail(f"{', '.join(f'{child} {_state(child)}' for child in late)}: {what}")
+
+    def close(self) -> None:
+        """End the ranks and wait for them; kill those that do not end. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        for child in self._children:
+            child.channel.close()
+        deadline = time.monotonic() + _LEAVE_S
+        for child in self._children:
+            if not child.ended.wait(max(0.0, deadline - time.monotonic())):
+                log.warning("rank_killed", rank=child.setup.number, pid=child.process.pid, waited_s=_LEAVE_S)
+                child.process.kill()
+        self._thread.join(_KILLED_S)
+        for fd in (self._store_fd, self._marks_fd):
+            os.close(fd)
+        self.marks.close()
+
+    def _watch(self, setups: Sequence[RankSetup]) -> None:
+        try:
+            self._children.extend(_start(setup) for setup in setups)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the constructor raises it
+            self._fault = error
+        self._started.set()
+        poll, running = select.poll(), {os.pidfd_open(child.process.pid): child for child in self._children}
+        for fd in running:
+            poll.register(fd, select.POLLIN)
+        while running:
+            for fd, _ in poll.poll():
+                poll.unregister(fd)
+                os.close(fd)
+                self._reap(running.pop(fd))
+
+    def _reap(self, child: _Child) -> None:
+        how = _how_it_ended(child.process.wait())
+        reason = self._last_words(child)
+        if not self._closing:
+            self._fail(f"{child} {how}{reason}")
+        child.ended.set()
+
+    def _last_words(self, child: _Child) -> str:
+        """Return what a rank that served said of its end. While they load, `receive` is who reads."""
+        if not self._serving or self._closing:
+            return ""
+        with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
+            message = child.channel.receive(_VERDICT_S)
+            if message.kind == Kind.FAILED:
+                return f": {_told_error(message)}"
+        return ""
+
+    def _fail(self, what: str) -> PdserveError:
+        """Keep the first reason, kill all ranks, tell the owner."""
+        with self._lock:
+            if self._error is not None:
+                return self._error
+            self._error = InstanceLost(f"{what}; without it this instance cannot go on")
+            serving = self._serving
+        log.error("rank_lost", error=self._error)
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+        self._told.set()
+        if serving:
+            self._on_lost(self._error)
+        return self._error
+
+
+def _start(setup: RankSetup) -> _Child:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        command = [
+            sys.executable, "-P", "-m", "engine.ranks.process", str(theirs.fileno()), str(os.getpid()),
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))  # noqa: S603
+    channel = Channel(ours)
+    with contextlib.suppress(ChannelClosed):  # it ended already: whoever waits for it hears how
+        channel.send(Kind.SETUP, setup.to_json(), timeout_s=_SAY_S)
+    return _Child(setup, process, channel, threading.Event())
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
+
+
+def _state(child: _Child) -> str:
+    """Say of a process that lives what the kernel says of it."""
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{child.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        if stat.rpartition(")")[2].split()[0] in "Tt":
+            return "is stopped by a signal"
+    return "is stuck"
+
+
+def _told_error(message: Message, before: str = "") -> PdserveError:
+    try:
+        values = json.loads(message.payload)
+        return from_name(str(values["error"]), f"{before}{values['text']}")
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"{before}failed and said {message.payload[:200]!r}")

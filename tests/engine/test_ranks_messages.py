@@ -1,0 +1,130 @@
+"""What crosses between ranks: steps as integers, messages with deadlines and descriptors, marks in shared memory."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.interface import BatchSequence, StepBatch
+from engine.ranks.channel import Channel, ChannelClosed, Kind
+from engine.ranks.follower import pack_pool, unpack_pool
+from engine.ranks.marks import Marks, make_marks
+from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
+from engine.ranks.setup import RankLoaded, RankSetup
+from wire.kv_layout import KvTensor, Rank
+
+_SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10.0)
+_TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
+
+_INTS = st.integers(0, 2**31 - 1)
+_PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = socket.socketpair()
+    with Channel(left) as one, Channel(right) as other:
+        yield one, other
+
+
+@given(st.lists(_PARTS, max_size=8).map(tuple))
+def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...]) -> None:
+    token_ids = tuple(range(sum(part.count for part in parts)))
+
+    payload = pack_step(StepBatch(token_ids, parts, ()))
+
+    assert unpack_step(payload) == StepBatch(token_ids, parts, ())
+    assert len(payload) == 4 * (2 + len(token_ids) + sum(3 + len(part.block_ids) for part in parts))
+
+
+def test_copies_come_out_as_pairs() -> None:
+    assert unpack_copies(pack_copies([1, 2, 3], [7, 8, 9])) == ([1, 2, 3], [7, 8, 9])
+    with pytest.raises(ValueError, match="1 blocks cannot be copied to 2"):
+        pack_copies([1], [2, 3])
+    with pytest.raises(ValueError, match="3 integers are no pairs"):
+        unpack_copies(bytes(12))
+
+
+@pytest.mark.parametrize(
+    "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 7), (0, 1, 5, 1, -1), (0, 0, 1)]
+)
+def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"integers are no step|at least 8 bytes"):
+        unpack_step(struct.pack(f"<{len(values)}i", *values))
+
+
+def test_a_message_brings_its_descriptors(ends: tuple[Channel, Channel]) -> None:
+    fd = os.memfd_create("sent")
+    os.write(fd, b"hello")
+
+    ends[0].send(Kind.POOL, b"payload", timeout_s=1.0, fds=(fd,))
+    message = ends[1].receive(1.0)
+
+    assert (message.kind, message.payload) == (Kind.POOL, b"payload")
+    assert os.pread(message.fds[0], 5, 0) == b"hello"
+    os.close(fd)
+    os.close(message.fds[0])
+
+
+def test_a_large_message_arrives_whole(ends: tuple[Channel, Channel]) -> None:
+    payload = os.urandom(3 << 20)
+    sender = threading.Thread(target=ends[0].send, args=(Kind.STEP, payload), kwargs={"timeout_s": 10.0})
+    sender.start()
+
+    assert ends[1].receive(10.0).payload == payload
+    sender.join(10.0)
+
+
+def test_waits_end(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
+        ends[0].receive(0.01)
+    with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s|0\.01 s are over"):
+        ends[0].send(Kind.STEP, bytes(32 << 20), timeout_s=0.01)
+
+
+def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel, Channel]) -> None:
+    ends[1].close()
+
+    with pytest.raises(ChannelClosed):
+        ends[0].receive(1.0)
+    with pytest.raises(ChannelClosed):
+        ends[0].send(Kind.STEP, b"x", timeout_s=1.0)
+
+
+@pytest.mark.parametrize("header", [struct.pack("<II", 99, 0), struct.pack("<II", Kind.STEP, 1 << 30)])
+def test_what_is_no_message_is_refused(header: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, Channel(right) as channel:
+        left.sendall(header)
+
+        with pytest.raises(ValueError, match=r"99|at most"):
+            channel.receive(1.0)
+
+
+def test_setups_and_answers_cross_as_they_are() -> None:
+    loaded = RankLoaded(_TENSORS, 100, 120, 1.5)
+
+    assert RankSetup.from_json(_SETUP.to_json()) == _SETUP
+    assert _SETUP.rank == Rank(1, 2)
+    assert RankLoaded.from_json(loaded.to_json()) == loaded
+    assert unpack_pool(pack_pool(_TENSORS, 77)) == (_TENSORS, 77)
+    with pytest.raises(ValueError, match="not a RankSetup"):
+        RankSetup.from_json(b'{"path": "/models/x"}')
+
+
+def test_marks_name_who_is_behind() -> None:
+    fd = make_marks(3)
+    here, there = Marks(fd, 3), Marks(fd, 3)
+
+    assert here.behind() == ()
+    for rank in (0, 2, 0, 1, 2):
+        there.advance(rank)
+    assert here.behind() == (1,)
+    for marks in (here, there):
+        marks.close()
+    os.close(fd)
