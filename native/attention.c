@@ -2,6 +2,11 @@
 
 #include <stdlib.h>
 
+enum {
+    FEW_ROWS = 6,    /* up to here values are used once: no need to expand them first */
+    CLAIMED_LATE = 4 /* items a thread */
+};
+
 struct attention *attention_open(struct threads *threads) {
     struct attention *attention = calloc(1, sizeof *attention);
     if (attention == NULL) return NULL;
@@ -15,6 +20,12 @@ void attention_close(struct attention *attention) {
     free(attention);
 }
 
+/* Where the keys and values of a tile lie, in bytes from the pools' start. */
+struct tile {
+    int32_t start, head; /* head: the item's first */
+    int64_t *keys, *values;
+};
+
 /* What is the same for every tile of an item. */
 struct walk {
     const struct attention *attention;
@@ -22,44 +33,49 @@ struct walk {
     struct scratch scratch;
     int32_t rows; /* of one head */
     struct place place;
-    int32_t low, high; /* the keys that any row sees */
+    int32_t low, high;       /* the keys that any row sees */
+    const struct walk *next; /* the item that this thread does after this one, if it has one already */
 };
 
 static int32_t between(int32_t value, int32_t least, int32_t most) {
     return value < least ? least : value > most ? most : value;
 }
 
-static size_t element_bytes(int dtype) { return dtype == ATTENTION_BF16 ? 2 : 4; }
+static int32_t element_bytes(int dtype) { return dtype == ATTENTION_BF16 ? 2 : 4; }
 
-/* Where the tile's keys and values lie, in bytes from the pools' start; past the last key, the last one again. */
-static void find_slots(const struct walk *walk, int32_t tile, int64_t *keys, int64_t *values) {
+/* Return the tile at `start`; past the item's last key, it is that one again. `turn`: which memory to use. */
+static struct tile tile_at(const struct walk *walk, int32_t start, int turn) {
+    const struct tile tile = {start, walk->item->head, walk->scratch.key_offsets + turn * TILE,
+                              walk->scratch.value_offsets + turn * TILE};
     const struct attention_layer *layer = walk->attention->layer;
     const struct attention_step *step = layer->step;
     const int32_t sequence = walk->item->sequence, last = walk->high - 1;
     const int32_t *table = step->blocks + (sequence == 0 ? 0 : step->table_ends[sequence - 1]);
-    const int64_t heads = layer->num_kv_heads, size = (int64_t)element_bytes(layer->pool_dtype);
+    const int64_t heads = layer->num_kv_heads, size = element_bytes(layer->pool_dtype);
     const int64_t key_bytes = heads * layer->key_dim * size, value_bytes = heads * layer->value_dim * size;
     for (int32_t i = 0; i < TILE;) {
-        int32_t at = tile + i > last ? last : tile + i, offset = at % step->block_size;
+        int32_t at = start + i > last ? last : start + i, offset = at % step->block_size;
         int64_t slot = (int64_t)table[at / step->block_size] * step->block_size + offset;
         int32_t run = step->block_size - offset;
         if (run > last - at + 1) run = last - at + 1;
         if (run > TILE - i) run = TILE - i;
-        for (int32_t end = i + run; i < end; i++, slot++) keys[i] = slot * key_bytes, values[i] = slot * value_bytes;
+        for (int32_t end = i + run; i < end; i++, slot++)
+            tile.keys[i] = slot * key_bytes, tile.values[i] = slot * value_bytes;
     }
+    return tile;
 }
 
-/* Ask for a head's keys and values of a tile that comes later. */
-static void fetch(const struct walk *walk, int32_t head, const int64_t *keys, const int64_t *values) {
-    const struct attention_layer *layer = walk->attention->layer;
-    const int64_t size = (int64_t)element_bytes(layer->pool_dtype);
-    const int64_t key_bytes = layer->key_dim * size, value_bytes = layer->value_dim * size;
-    const char *key = (const char *)layer->keys + head * key_bytes;
-    const char *value = (const char *)layer->values + head * value_bytes;
-    for (int i = 0; i < TILE; i++) {
-        for (int64_t at = 0; at < key_bytes; at += 64) __builtin_prefetch(key + keys[i] + at, 0, 2);
-        for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + values[i] + at, 0, 2);
-    }
+/* Return where a partition's tiles begin; what is before them nobody sees. */
+static int32_t first_tile(const struct walk *walk, int32_t part) {
+    const int32_t seen = walk->low / TILE * TILE;
+    return seen > part * PART ? seen : part * PART;
+}
+
+/* Return the tile this thread takes after the one at `start`; no `keys` where it has none yet. */
+static struct tile tile_after(const struct walk *walk, int32_t start, int turn) {
+    if (start + TILE < walk->high && (walk->item->group < 0 || start + TILE < walk->item->end_part * PART))
+        return tile_at(walk, start + TILE, turn);
+    return walk->next == NULL ? (struct tile){0} : tile_at(walk->next, first_tile(walk->next, walk->next->item->first_part), turn);
 }
 
 /* Which of the tile's keys each row sees. */
@@ -74,59 +90,68 @@ static struct sight look(const struct walk *walk, int32_t tile) {
     return (struct sight){walk->scratch.low, walk->scratch.high};
 }
 
-/* Bring one head's softmax past one tile. */
-static void take_tile(const struct walk *walk, int32_t tile, int32_t number, const struct softmax *all,
-                      struct sight sight, const int64_t *keys, const int64_t *values, int first) {
+/* Return `count` rows of head `number` of an item, from row `first` of its tile on. */
+static struct pool_rows rows_of(const struct walk *walk, const void *pool, int32_t head, int32_t dim,
+                                const int64_t *offsets, int32_t first, int32_t count) {
+    const int32_t bytes = dim * element_bytes(walk->attention->layer->pool_dtype);
+    return (struct pool_rows){(const char *)pool + (int64_t)head * bytes, offsets + first, bytes, count};
+}
+
+/* Bring head `number` of the item past one tile; meanwhile memory is asked for the next one. */
+static void take_tile(const struct walk *walk, const struct tile *tile, const struct tile *next, int32_t number,
+                      const struct softmax *all, struct sight sight, int first) {
     const struct attention *attention = walk->attention;
     const struct attention_layer *layer = attention->layer;
     const struct attention_kernel *kernel = attention->kernel;
     const struct scratch *scratch = &walk->scratch;
-    const int32_t padded = attention->padded, rows = walk->rows, head = walk->item->head + number;
-    const size_t size = element_bytes(layer->pool_dtype);
-    const int32_t count = walk->high - tile < TILE ? walk->high - tile : TILE;
-    const int32_t skipped = walk->low > tile ? walk->low - tile : 0; /* of the values: nobody sees them */
-    const int32_t columns = count <= kernel->lanes ? kernel->lanes : TILE;
+    const int32_t padded = attention->padded, rows = walk->rows, key_dim = layer->key_dim, dim = layer->value_dim;
+    const int32_t count = walk->high - tile->start < TILE ? walk->high - tile->start : TILE;
+    const int32_t skipped = walk->low > tile->start ? walk->low - tile->start : 0; /* of the values: unseen */
+    const int32_t columns = count <= kernel->lanes ? kernel->lanes : TILE, wanted = next->keys == NULL ? 0 : TILE;
+    const int32_t head = tile->head + number, next_head = next->head + number;
     const struct softmax state = {all->max + number * rows, all->sum + number * rows,
                                   all->output + (int64_t)number * rows * padded};
-    kernel->pack_keys(scratch->keys, (const char *)layer->keys + head * layer->key_dim * size, keys, columns,
-                      layer->key_dim, layer->pool_dtype);
-    kernel->product(scratch->scores, TILE, scratch->query + (int64_t)number * rows * layer->key_dim, layer->key_dim,
-                    scratch->keys, TILE, rows, columns, layer->key_dim, 0);
+    const struct pool_rows keys = rows_of(walk, layer->keys, head, key_dim, tile->keys, 0, columns);
+    const struct pool_rows values = rows_of(walk, layer->values, head, dim, tile->values, skipped, count - skipped);
+    struct ahead ahead = {rows_of(walk, layer->keys, next_head, key_dim, next->keys, 0, wanted),
+                          rows_of(walk, layer->values, next_head, dim, next->values, 0, wanted)};
+    const float *query = scratch->query + (int64_t)number * rows * key_dim, *weights = scratch->scores + skipped;
+    kernel->pack_keys(scratch->keys, keys, key_dim, layer->pool_dtype, &ahead);
+    kernel->product(scratch->scores, TILE, query, key_dim, scratch->keys, TILE, rows, columns, key_dim, 0, &ahead);
     kernel->soften(scratch->scores, &state, sight, rows, padded, layer->softcap, first);
-    kernel->expand_values(scratch->values, (const char *)layer->values + head * layer->value_dim * size, values, count,
-                          layer->value_dim, padded, layer->pool_dtype);
-    kernel->product(state.output, padded, scratch->scores + skipped, TILE, scratch->values + skipped * padded, padded,
-                    rows, padded, count - skipped, !first);
+    if (rows <= FEW_ROWS && dim == padded) {
+        kernel->product_in_place(state.output, padded, weights, TILE, values, layer->pool_dtype, rows, dim, !first,
+                                 &ahead);
+        return;
+    }
+    kernel->expand_values(scratch->values, values, dim, padded, layer->pool_dtype);
+    kernel->product(state.output, padded, weights, TILE, scratch->values, padded, rows, padded, values.count, !first,
+                    &ahead);
 }
 
 /* Fill `state` with the softmax of one partition, all heads of the item. */
 static void take_part(const struct walk *walk, int32_t part, const struct softmax *state) {
     const int32_t end = between(walk->high, 0, (part + 1) * PART);
-    int32_t tile = between(walk->low / TILE * TILE, part * PART, end), turn = 0;
-    int64_t *keys = walk->scratch.key_offsets, *values = walk->scratch.value_offsets;
-    find_slots(walk, tile, keys, values);
-    for (int first = 1; tile < end; tile += TILE, turn = !turn, first = 0) {
-        const int32_t next = tile + TILE;
-        if (next < walk->high) find_slots(walk, next, keys + !turn * TILE, values + !turn * TILE);
-        struct sight sight = look(walk, tile);
-        for (int32_t number = 0; number < walk->item->num_heads; number++) {
-            if (next < walk->high)
-                fetch(walk, walk->item->head + number, keys + !turn * TILE, values + !turn * TILE);
-            take_tile(walk, tile, number, state, sight, keys + turn * TILE, values + turn * TILE, first);
-        }
+    int32_t start = first_tile(walk, part);
+    struct tile tile = tile_at(walk, start, 0), next;
+    for (int first = 1, turn = 1; start < end; start += TILE, turn = !turn, first = 0, tile = next) {
+        next = tile_after(walk, start, turn);
+        struct sight sight = look(walk, start);
+        for (int32_t number = 0; number < walk->item->num_heads; number++)
+            take_tile(walk, &tile, &next, number, state, sight, first);
     }
 }
 
 static void load_queries(const struct walk *walk) {
     const struct attention_layer *layer = walk->attention->layer;
     const int32_t group = walk->attention->heads_a_group, first = walk->item->head * group;
-    const size_t size = element_bytes(layer->query.dtype);
+    const int64_t size = element_bytes(layer->query.dtype);
     float *to = walk->scratch.query;
     for (int32_t number = 0; number < walk->item->num_heads; number++)
         for (int32_t row = 0; row < walk->rows; row++, to += layer->key_dim) {
             int64_t at = (walk->place.row + row / group) * layer->query.row_stride +
                          (first + number * group + row % group) * layer->query.head_stride;
-            walk->attention->kernel->load_query(to, (const char *)layer->query.base + at * (int64_t)size,
+            walk->attention->kernel->load_query(to, (const char *)layer->query.base + at * size,
                                                 layer->query.dtype, layer->key_dim, layer->scale);
         }
 }
@@ -138,7 +163,7 @@ static void store_output(const struct walk *walk, const struct softmax *state) {
         int32_t query = row % walk->rows / group;
         int32_t head = (walk->item->head + row / walk->rows) * group + row % walk->rows % group;
         int64_t at = (walk->place.row + query) * layer->output.row_stride + head * layer->output.head_stride;
-        walk->attention->kernel->finish((char *)layer->output.base + at * (int64_t)element_bytes(layer->output.dtype),
+        walk->attention->kernel->finish((char *)layer->output.base + at * element_bytes(layer->output.dtype),
                                         layer->output.dtype, state, row, layer->value_dim, walk->attention->padded,
                                         layer->sinks == NULL ? NULL : layer->sinks + head);
     }
@@ -176,19 +201,35 @@ static void attend_parts(const struct walk *walk) {
     store_output(walk, &state);
 }
 
-void attention_work(struct attention *attention, int thread) {
+/* Claim an item; return 0 where none is left. */
+static int claim(struct attention *attention, struct walk *walk) {
     const struct attention_layer *layer = attention->layer;
-    struct walk walk = {.attention = attention, .scratch = scratch_of(attention, thread)};
-    for (int index; (index = atomic_fetch_add(&attention->next, 1)) < attention->num_items;) {
-        walk.item = &attention->items[index];
-        walk.rows = walk.item->num_queries * attention->heads_a_group;
-        walk.place = place_of(layer->step, walk.item);
-        walk.high = walk.place.position + walk.item->num_queries;
-        walk.low = layer->window > 0 ? between(walk.place.position - layer->window + 1, 0, walk.high) : 0;
-        load_queries(&walk);
-        if (walk.item->group < 0)
-            attend_whole(&walk);
+    int index = atomic_fetch_add(&attention->next, 1);
+    if (index >= attention->num_items) return 0;
+    walk->item = &attention->items[index];
+    walk->rows = walk->item->num_queries * attention->heads_a_group;
+    walk->place = place_of(layer->step, walk->item);
+    walk->high = walk->place.position + walk->item->num_queries;
+    walk->low = layer->window > 0 ? between(walk->place.position - layer->window + 1, 0, walk->high) : 0;
+    return 1;
+}
+
+void attention_work(struct attention *attention, int thread) {
+    struct walk walks[2] = {{.attention = attention, .scratch = scratch_of(attention, thread)}};
+    const int64_t many = attention->num_items - CLAIMED_LATE * threads_count(attention->threads);
+    walks[1] = walks[0];
+    struct walk *walk = &walks[0], *other = &walks[1];
+    for (int claimed = claim(attention, walk); claimed;) {
+        /* Near the end nothing is claimed before it is begun: another thread may be free for it. */
+        int ahead = atomic_load_explicit(&attention->next, memory_order_relaxed) < many && claim(attention, other);
+        walk->next = ahead ? other : NULL;
+        load_queries(walk);
+        if (walk->item->group < 0)
+            attend_whole(walk);
         else
-            attend_parts(&walk);
+            attend_parts(walk);
+        struct walk *done = walk;
+        walk = other, other = done;
+        claimed = ahead || claim(attention, walk);
     }
 }

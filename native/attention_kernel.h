@@ -7,7 +7,10 @@
 
 #include "attention.h"
 
-enum { TILE = 64, LANES_MAX = 16 }; /* keys taken at once; the widest vector in floats */
+enum { TILE = 64 }; /* keys taken at once */
+
+/* What the right factor of a product is: floats in rows one after another, or numbers of a dtype anywhere. */
+enum right_kind { RIGHT_MATRIX, RIGHT_F32, RIGHT_BF16 };
 
 /* To the nearest, a tie to the even one. */
 static inline uint16_t round_to_bf16(float value) {
@@ -35,19 +38,40 @@ struct sight {
     const int32_t *low, *high;
 };
 
+/* Rows of one head in a pool, at base + offsets[i] (bytes). */
+struct pool_rows {
+    const char *base;
+    const int64_t *offsets;
+    int32_t bytes, count;
+};
+
+/* What is wanted next: memory is asked for it little by little, beside the work at hand. */
+struct ahead {
+    struct pool_rows keys, values;
+};
+
+static inline void fetch_row(struct ahead *ahead) {
+    struct pool_rows *rows = ahead->keys.count > 0 ? &ahead->keys : &ahead->values;
+    if (rows->count == 0) return;
+    const char *row = rows->base + rows->offsets[--rows->count];
+    for (int32_t at = 0; at < rows->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+}
+
 struct attention_kernel {
     int lanes;
-    /* to [dim][TILE] = the keys at base + offsets[i] (bytes) of `dtype`; those from `count` on are 0 */
-    void (*pack_keys)(float *to, const char *base, const int64_t *offsets, int count, int dim, int dtype);
-    /* to [count][padded] = the values there, 0 from `dim` on */
-    void (*expand_values)(float *to, const char *base, const int64_t *offsets, int count, int dim, int padded,
-                          int dtype);
+    /* to [dim][TILE] = the keys in `rows`, all of them; whole vectors */
+    void (*pack_keys)(float *to, struct pool_rows rows, int dim, int dtype, struct ahead *ahead);
+    /* to [count][padded] = the values in `rows`, 0 from `dim` on */
+    void (*expand_values)(float *to, struct pool_rows rows, int dim, int padded, int dtype);
     /* c [rows][columns] = a [rows][depth] x b [depth][columns], added to c where `add`; `columns` fills vectors */
     void (*product)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride, int rows,
-                    int columns, int depth, int add);
+                    int columns, int depth, int add, struct ahead *ahead);
+    /* the same with b's rows where they lie; `dim` fills vectors */
+    void (*product_in_place)(float *c, int c_stride, const float *a, int a_stride, struct pool_rows b, int dtype,
+                             int rows, int dim, int add, struct ahead *ahead);
     /* scores [rows][TILE] -> exp(score - max), 0 where a row sees nothing; `state` is brought to the new max */
-    void (*soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded,
-                   float softcap, int first);
+    void (*soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded, float softcap,
+                   int first);
     /* state = state and then part, row by row */
     void (*merge)(const struct softmax *state, const struct softmax *part, int rows, int padded);
     /* to [dim] of `dtype` = output / sum of row `row`; the sink, if there is one, is part of the sum */

@@ -43,13 +43,14 @@ TARGET INLINE vec NAME(cap)(vec x, float cap) {
     return SET(cap) * ((power - one) / (power + one));
 }
 
-TARGET static void NAME(pack_keys)(float *to, const char *base, const int64_t *offsets, int count, int dim, int dtype) {
+TARGET static void NAME(pack_keys)(float *to, struct pool_rows rows, int dim, int dtype, struct ahead *ahead) {
     const int halves = dtype == ATTENTION_BF16, words = halves ? dim / 2 : dim;
-    for (int key = 0; key < count; key += LANES) {
+    for (int key = 0; key < rows.count; key += LANES) {
         for (int word = 0; word < words; word += 4) {
-            const char *at = base + 4 * word;
+            const char *at = rows.base + 4 * word;
+            fetch_row(ahead);
             vec out[4];
-            TRANSPOSE(out, at, offsets + key)
+            TRANSPOSE(out, at, rows.offsets + key)
             float *row = to + (halves ? 2 : 1) * word * TILE + key;
             for (int i = 0; i < 4; i++) {
                 if (halves) {
@@ -63,31 +64,38 @@ TARGET static void NAME(pack_keys)(float *to, const char *base, const int64_t *o
     }
 }
 
-TARGET static void NAME(expand_values)(float *to, const char *base, const int64_t *offsets, int count, int dim,
-                                       int padded, int dtype) {
+TARGET static void NAME(expand_values)(float *to, struct pool_rows rows, int dim, int padded, int dtype) {
     const int whole = dim / LANES * LANES;
-    for (int key = 0; key < count; key++, to += padded) {
-        const char *from = base + offsets[key];
-        const float *floats = (const float *)from;
-        const uint16_t *halves = (const uint16_t *)from;
-        if (dtype == ATTENTION_BF16)
-            for (int i = 0; i < whole; i += LANES) STORE(to + i, WIDEN(halves + i));
-        else
-            for (int i = 0; i < whole; i += LANES) STORE(to + i, LOAD(floats + i));
+    for (int key = 0; key < rows.count; key++, to += padded) {
+        const float *floats = (const float *)(rows.base + rows.offsets[key]);
+        const uint16_t *halves = (const uint16_t *)floats;
+        for (int i = 0; i < whole; i += LANES)
+            STORE(to + i, dtype == ATTENTION_BF16 ? WIDEN(halves + i) : LOAD(floats + i));
         for (int i = whole; i < dim; i++) to[i] = dtype == ATTENTION_BF16 ? widen_bf16(halves[i]) : floats[i];
         for (int i = dim; i < padded; i++) to[i] = 0.0f;
     }
 }
 
-/* `rows` and `width` are constants where this is called: everything stays in registers. */
-TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
-                               const int rows, const int width, int depth, int add) {
+/* The right factor of a product. */
+struct NAME(right) {
+    const char *base;
+    const int64_t *offsets; /* of each row, in bytes; NULL: `stride` bytes apart */
+    int64_t stride;
+};
+
+/* `rows`, `width` and `kind` are constants where this is called: everything stays in registers. */
+TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_stride, const struct NAME(right) b,
+                               const int rows, const int width, const enum right_kind kind, int depth, int add,
+                               struct ahead *ahead) {
     vec sums[6][WIDE];
     for (int r = 0; r < rows; r++)
         for (int w = 0; w < width; w++) sums[r][w] = add ? LOAD(c + r * c_stride + w * LANES) : SET(0.0f);
     for (int k = 0; k < depth; k++) {
+        const char *at = b.base + (kind == RIGHT_MATRIX ? k * b.stride : b.offsets[k]);
+        if (kind != RIGHT_MATRIX || k % 2 == 0) fetch_row(ahead);
         vec column[WIDE];
-        for (int w = 0; w < width; w++) column[w] = LOAD(b + k * b_stride + w * LANES);
+        for (int w = 0; w < width; w++)
+            column[w] = kind == RIGHT_BF16 ? WIDEN((const uint16_t *)at + w * LANES) : LOAD((const float *)at + w * LANES);
         for (int r = 0; r < rows; r++) {
             const float scalar = a[r * a_stride + k];
             for (int w = 0; w < width; w++) sums[r][w] = FMA(SET(scalar), column[w], sums[r][w]);
@@ -97,26 +105,43 @@ TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_str
         for (int w = 0; w < width; w++) STORE(c + r * c_stride + w * LANES, sums[r][w]);
 }
 
-TARGET INLINE void NAME(panel)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
-                               int rows, const int width, int depth, int add) {
+TARGET INLINE void NAME(panel)(float *c, int c_stride, const float *a, int a_stride, const struct NAME(right) b,
+                               int rows, const int width, const enum right_kind kind, int depth, int add,
+                               struct ahead *ahead) {
     for (; rows > 6; rows -= 6, a += 6 * a_stride, c += 6 * c_stride)
-        NAME(block)(c, c_stride, a, a_stride, b, b_stride, 6, width, depth, add);
+        NAME(block)(c, c_stride, a, a_stride, b, 6, width, kind, depth, add, ahead);
     switch (rows) {
-        case 1: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 1, width, depth, add); break;
-        case 2: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 2, width, depth, add); break;
-        case 3: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 3, width, depth, add); break;
-        case 4: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 4, width, depth, add); break;
-        case 5: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 5, width, depth, add); break;
-        case 6: NAME(block)(c, c_stride, a, a_stride, b, b_stride, 6, width, depth, add); break;
+        case 1: NAME(block)(c, c_stride, a, a_stride, b, 1, width, kind, depth, add, ahead); break;
+        case 2: NAME(block)(c, c_stride, a, a_stride, b, 2, width, kind, depth, add, ahead); break;
+        case 3: NAME(block)(c, c_stride, a, a_stride, b, 3, width, kind, depth, add, ahead); break;
+        case 4: NAME(block)(c, c_stride, a, a_stride, b, 4, width, kind, depth, add, ahead); break;
+        case 5: NAME(block)(c, c_stride, a, a_stride, b, 5, width, kind, depth, add, ahead); break;
+        case 6: NAME(block)(c, c_stride, a, a_stride, b, 6, width, kind, depth, add, ahead); break;
     }
 }
 
+TARGET INLINE void NAME(multiply)(float *c, int c_stride, const float *a, int a_stride, struct NAME(right) b, int rows,
+                                  int columns, const enum right_kind kind, int depth, int add, struct ahead *ahead) {
+    const int64_t bytes = LANES * (kind == RIGHT_BF16 ? 2 : 4);
+    for (; columns >= WIDE * LANES; columns -= WIDE * LANES, b.base += WIDE * bytes, c += WIDE * LANES)
+        NAME(panel)(c, c_stride, a, a_stride, b, rows, WIDE, kind, depth, add, ahead);
+    for (; columns > 0; columns -= LANES, b.base += bytes, c += LANES)
+        NAME(panel)(c, c_stride, a, a_stride, b, rows, 1, kind, depth, add, ahead);
+}
+
 TARGET static void NAME(product)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride,
-                                 int rows, int columns, int depth, int add) {
-    for (; columns >= WIDE * LANES; columns -= WIDE * LANES, b += WIDE * LANES, c += WIDE * LANES)
-        NAME(panel)(c, c_stride, a, a_stride, b, b_stride, rows, WIDE, depth, add);
-    for (; columns > 0; columns -= LANES, b += LANES, c += LANES)
-        NAME(panel)(c, c_stride, a, a_stride, b, b_stride, rows, 1, depth, add);
+                                 int rows, int columns, int depth, int add, struct ahead *ahead) {
+    const struct NAME(right) right = {(const char *)b, NULL, (int64_t)b_stride * 4};
+    NAME(multiply)(c, c_stride, a, a_stride, right, rows, columns, RIGHT_MATRIX, depth, add, ahead);
+}
+
+TARGET static void NAME(product_in_place)(float *c, int c_stride, const float *a, int a_stride, struct pool_rows b,
+                                          int dtype, int rows, int dim, int add, struct ahead *ahead) {
+    const struct NAME(right) right = {b.base, b.offsets, 0};
+    if (dtype == ATTENTION_BF16)
+        NAME(multiply)(c, c_stride, a, a_stride, right, rows, dim, RIGHT_BF16, b.count, add, ahead);
+    else
+        NAME(multiply)(c, c_stride, a, a_stride, right, rows, dim, RIGHT_F32, b.count, add, ahead);
 }
 
 TARGET INLINE void NAME(scale_row)(float *row, int length, float factor) {
@@ -189,8 +214,8 @@ TARGET static void NAME(load_query)(float *to, const void *from, int dtype, int 
 }
 
 static const struct attention_kernel NAME(kernel) = {
-    LANES,        NAME(pack_keys), NAME(expand_values), NAME(product), NAME(soften),
-    NAME(merge),  NAME(finish),    NAME(load_query),
+    LANES,        NAME(pack_keys), NAME(expand_values), NAME(product), NAME(product_in_place),
+    NAME(soften), NAME(merge),     NAME(finish),        NAME(load_query),
 };
 
 #undef ISA
