@@ -12,6 +12,7 @@ from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
 from instance.offers import check_named
+from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.digest import process_mover
 from kvtransfer.interface import PoolMemory, SenderEvents
@@ -19,15 +20,20 @@ from kvtransfer.quorum import Quorum
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
-from wire.errors import ConfigError
+from wire.errors import ConfigError, PdserveError
 from wire.failpoints import process_failpoints
 
 log = EventLogger("instance")
 
 
-def build_engine(config: InstanceConfig) -> tuple[EngineCore, tuple[str, ...]]:
-    """Load the model and make its engine; return it with notes for the log. Blocks; heavy."""
-    model, notes = _fake_model(config) if config.options.engine == "fake" else _torch_model(config)
+def build_engine(
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None]
+) -> tuple[EngineCore, tuple[str, ...]]:  # fmt: skip
+    """Load the model and make its engine; return it with notes for the log. Blocks; heavy.
+
+    `on_lost` is told, from any thread, when one of its ranks is lost: nothing can be computed from then on.
+    """
+    model, notes = _load(config, on_lost)
     options, max_model_len = config.options, model.info.max_model_len
     if options.max_model_len is not None and options.max_model_len > max_model_len:
         raise ConfigError(f"--max-model-len {options.max_model_len} exceeds the model's {max_model_len}")
@@ -91,6 +97,12 @@ def _kv_host(config: InstanceConfig) -> str:
 def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:
     reason = why_no_names(block_size) if wanted else None
     return () if reason is None else (f"the prefix cache is off: {reason}",)
+
+
+def _load(config: InstanceConfig, on_lost: Callable[[PdserveError], None]) -> tuple[Model, tuple[str, ...]]:
+    if config.options.engine == "fake":
+        return _fake_model(config)
+    return _torch_model(config) if config.num_ranks == 1 else ranks_model(config, on_lost)
 
 
 def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:

@@ -29,7 +29,8 @@ class InstanceConfig:
 
     `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
     of one host apart; `cores` are the CPU cores it runs on (empty: all).
-    `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is.
+    `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is, and
+    `rank_step_s` how long a rank waits for the others within a step.
     `trust` says who its peers are: by default, without a table, loopback alone.
     """
 
@@ -43,6 +44,7 @@ class InstanceConfig:
     session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
+    rank_step_s: float = 10.0
     trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,11 @@ class InstanceConfig:
                 "--model is missing: give the folder of a model (`pdserve model path` prints the default)"
             )
         check_options(self.options)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the instance: as asked, else one for each device."""
+        return self.options.tensor_parallel_size or len(self.device_ids)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
         """Return the bound of a whole step: the flag, raised to the model's length."""

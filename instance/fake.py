@@ -27,7 +27,7 @@ def fake_model(config: InstanceConfig) -> Model:
         values["max_model_len"] = options.max_model_len
     if options.dtype != "auto":
         values["dtype"] = options.dtype
-    values["ranks"] = options.tensor_parallel_size or len(config.device_ids)
+    values["ranks"] = config.num_ranks
     draft = FakeConfig(**values)
     try:
         token_bytes = sum(layout.token_bytes for layout in fake_layouts(draft))

@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.host import Identity, InstanceHost
+from wire.errors import PdserveError
 from wire.inprocess import InProcessConnection
 
 
@@ -17,9 +19,11 @@ class LocalInstance:
         self.notes = notes
 
     @classmethod
-    async def start(cls, config: InstanceConfig) -> "LocalInstance":
-        """Load the model off the loop and start the engine thread."""
-        engine, notes = await asyncio.to_thread(build_engine, config)
+    async def start(
+        cls, config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None
+    ) -> "LocalInstance":
+        """Load the model off the loop and start the engine thread. `on_lost`: see build_engine."""
+        engine, notes = await asyncio.to_thread(build_engine, config, on_lost)
         identity = Identity.new(config, config.options.port)
         host = InstanceHost(config, engine, identity, config.options.port, time.monotonic)
         connect_handoff(config, engine, identity, host)

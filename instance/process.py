@@ -16,6 +16,7 @@ from instance.entry_lock import EntryLock
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
 from telemetry.logs import EventLogger
+from wire.errors import PdserveError
 from wire.grpc_server import GrpcServer
 
 log = EventLogger("instance")
@@ -38,15 +39,29 @@ def run(config: InstanceConfig) -> int:
     return 0
 
 
+class _Ending:
+    """When the process has to stop, and with what error: set by a signal, or by the loss of a rank."""
+
+    def __init__(self) -> None:
+        self._loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
+        self.error: PdserveError | None = None
+
+    def lost(self, error: PdserveError) -> None:
+        """Stop at once, with this error. Any thread."""
+        self.error = error
+        self._loop.call_soon_threadsafe(self.stop.set)
+
+
 async def _serve(config: InstanceConfig) -> None:
-    stop = asyncio.Event()
+    ending = _Ending()
+    stop = ending.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     config.trust.warn()
     server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
     try:
-        host = await _prepare(config, server, port, stop)
+        host = await _prepare(config, server, port, ending)
     except BaseException:
         await server.stop(0)
         raise
@@ -63,14 +78,16 @@ async def _serve(config: InstanceConfig) -> None:
         log.info("stopping", instance=identity.instance_id)
         for task in beside:
             task.cancel()
-    await server.stop(STOP_GRACE_S)
+    await server.stop(STOP_GRACE_S if ending.error is None else 0)
     await host.stop()
+    if ending.error is not None:
+        raise ending.error
 
 
-async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, stop: asyncio.Event) -> InstanceHost | None:
+async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, ending: _Ending) -> InstanceHost | None:
     """Load the engine, open the KV listeners and serve sessions; None if a signal came before that."""
     began = time.monotonic()
-    loaded = await _load_unless_stopped(config, stop)
+    loaded = await _load_unless_stopped(config, ending)
     if loaded is None:
         return None
     engine, notes = loaded
@@ -99,22 +116,20 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
         await asyncio.sleep(HEALTH_S)
 
 
-async def _load_unless_stopped(
-    config: InstanceConfig, stop: asyncio.Event
-) -> tuple[EngineCore, tuple[str, ...]] | None:
+async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple[EngineCore, tuple[str, ...]] | None:
     """Load in a daemon thread, so that a signal in the middle ends the process at once; None if one came."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[tuple[EngineCore, tuple[str, ...]]] = loop.create_future()
 
     def load() -> None:
         try:
-            built = build_engine(config)
+            built = build_engine(config, ending.lost)
             loop.call_soon_threadsafe(loading.set_result, built)
         except Exception as error:  # noqa: BLE001 - carried to the waiting task
             loop.call_soon_threadsafe(loading.set_exception, error)
 
     threading.Thread(target=load, name="load", daemon=True).start()
-    stopped = loop.create_task(stop.wait())
+    stopped = loop.create_task(ending.stop.wait())
     waits: set[asyncio.Future[Any]] = {loading, stopped}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():

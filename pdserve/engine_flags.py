@@ -16,7 +16,7 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     ports = parse_port_range(options.kv_port_range)
     if ports is None or set(options.kv_transport or DEFAULT_NAMES) <= set(ONE_HOST):
         return
-    ranks = options.tensor_parallel_size or 1 if options.engine == "fake" else 1  # the torch engine has one
+    ranks = options.tensor_parallel_size or 1
     num_ports = ports[1] - ports[0] + 1
     if num_ports < instances * ranks:
         raise ConfigError(

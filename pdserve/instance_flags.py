@@ -34,8 +34,7 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
     devices = plan.own.device_ids
     share, notices = CoreShare((), shared=False), []
     if options.device in ("auto", "cpu"):
-        said = check_tensor_parallel(options.tensor_parallel_size, devices)
-        notices += said if options.engine != "fake" else []  # the fake engine has a rank for each device
+        check_tensor_parallel(options.tensor_parallel_size, devices)
         share = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0)))
     if share.shared:
         notices.append(f"devices {','.join(devices)} share cores with others: this host has fewer cores than devices")
@@ -52,16 +51,13 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
     return InstanceLaunch(config, tuple(notices))
 
 
-def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> list[str]:
-    """Return what to say about an instance's ranks on CPU. Raises ConfigError unless `size` is the device count."""
+def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> None:
+    """Raise ConfigError, with both, unless an instance is asked for a rank on each of its devices."""
     if size is not None and size != len(devices):
         raise ConfigError(
             f"--tensor-parallel-size {size} differs from the {len(devices)} devices of the local ranktable "
             f"({','.join(devices)}): give {len(devices)} or leave it out"
         )
-    if len(devices) > 1:
-        return [f"{len(devices)} devices on CPU: one rank runs over the cores of devices {','.join(devices)}"]
-    return []
 
 
 def _port(options: EngineOptions, plan: LaunchPlan) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import signal
 from collections.abc import Sequence
 
 from pdserve.engine_flags import check_engine_flags
@@ -12,7 +13,7 @@ from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.process import Cluster, serve_cluster
 from telemetry import logs
-from wire.errors import ConfigError
+from wire.errors import ConfigError, PdserveError
 from wire.options import EngineOptions, Parser, add_flags, from_namespace
 from wire.types import Role
 
@@ -70,7 +71,13 @@ async def _serve(config: SchedulerConfig) -> None:
     from instance.local import LocalInstance
 
     told = InstanceConfig(config.engine, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS)
-    instance = await LocalInstance.start(told)
+    lost: list[PdserveError] = []
+
+    def end(error: PdserveError) -> None:
+        lost.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)  # what ends it in order
+
+    instance = await LocalInstance.start(told, end)
     for note in instance.notes:
         print(note, flush=True)
 
@@ -83,3 +90,5 @@ async def _serve(config: SchedulerConfig) -> None:
         await serve_cluster(config, Cluster((expected,), lambda address: instance.connection(), health=health))
     finally:
         await instance.stop()
+    if lost:
+        raise lost[0]

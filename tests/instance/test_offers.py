@@ -23,7 +23,7 @@ OTHERS = ("process_group: not named in --kv-transport", "mooncake: not named in 
 def test_every_transport_is_named_best_first_with_the_reason(
     named: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
 ) -> None:
-    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1))
+    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)
     try:
         assert transports_in_words(named, engine.memories[0]) == said
     finally:
@@ -31,7 +31,7 @@ def test_every_transport_is_named_best_first_with_the_reason(
 
 
 def test_a_named_one_that_is_lacking_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1))
+    engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)
     try:
         check_named(("shm", "tcp"), engine.memories[0])
         with pytest.raises(ConfigError) as caught:

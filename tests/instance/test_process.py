@@ -18,7 +18,7 @@ from instance.config import InstanceConfig
 from wire.options import EngineOptions
 from wire.types import Role
 
-def load_for_ever(config):
+def load_for_ever(config, on_lost):
     print("loading", flush=True)
     time.sleep(3600)
 

@@ -35,17 +35,18 @@ def test_a_wrong_flag_ends_the_command_where_it_was_typed(
     assert run_folder.RunFolder(tmp_path).read() is None
 
 
-FAKE_TP_2 = ("--engine", "fake", "--tensor-parallel-size", "2")
+TP_2 = ("--tensor-parallel-size", "2")
+FAKE_TP_2 = ("--engine", "fake", *TP_2)
 SHORT = [
     (2, "20000-20001", (), "has 2 ports: 3 ranks (3 instances x 1) take one each"),
     (3, "20000-20003", FAKE_TP_2, "has 4 ports: 8 ranks (4 instances x 2) take one each"),
-    (3, "20000-20006", FAKE_TP_2, "has 7 ports: 8 ranks (4 instances x 2) take one each"),
+    (3, "20000-20006", TP_2, "has 7 ports: 8 ranks (4 instances x 2) take one each"),
     (3, "20000-20002", ("--kv-transport", "shm", "process_group"), "has 3 ports: 4 ranks (4 instances x 1)"),
 ]
 ENOUGH = [
     ("20000-20003", ()),
     ("20000-20007", FAKE_TP_2),
-    ("20000-20003", ("--tensor-parallel-size", "2")),  # the torch engine has one rank
+    ("20000-20007", TP_2),
     ("20000-20000", ("--kv-transport", "shm")),
     ("20000-20000", ("--kv-transport", "cuda_ipc", "shm")),
 ]

@@ -1,0 +1,34 @@
+"""A device is a share of the host's cores, and carries one rank."""
+
+import pytest
+
+from instance.config import InstanceConfig
+from instance.ranks import deal_cores
+from wire.options import EngineOptions
+from wire.types import Role
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_ranks", "dealt"),
+    [
+        ((0, 1), 2, ((0,), (1,))),
+        ((2, 3, 6, 7), 2, ((2, 3), (6, 7))),
+        ((0, 1, 2), 2, ((0,), (1, 2))),
+        ((5,), 2, ((5,), (5,))),
+        ((0, 1), 3, ((0,), (0,), (1,))),
+        ((4, 5), 1, ((4, 5),)),
+    ],
+)
+def test_cores_are_dealt_evenly_and_shared_where_few(
+    cores: tuple[int, ...], num_ranks: int, dealt: tuple[tuple[int, ...], ...]
+) -> None:
+    assert deal_cores(cores, num_ranks) == dealt
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "ranks"), [(None, ("4", "5"), 2), (2, ("4", "5"), 2), (3, ("0",), 3), (None, ("0",), 1)]
+)
+def test_there_is_a_rank_for_each_device(asked: int | None, devices: tuple[str, ...], ranks: int) -> None:
+    options = EngineOptions(model="m", tensor_parallel_size=asked)
+
+    assert InstanceConfig(options, Role.DECODE, device_ids=devices).num_ranks == ranks
