@@ -6,16 +6,14 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeModel, expected_tokens
-from engine.interface import Chunk
+from engine.fake import expected_tokens
+from engine.interface import Chunk, Model
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InvalidRequest
 from wire.types import FinishReason, PromptState
 
 
-def hand_over(
-    state: PromptState, source: FakeModel, chunks: Sequence[Chunk], core: EngineCore, to: FakeModel
-) -> list[int]:
+def hand_over(state: PromptState, source: Model, chunks: Sequence[Chunk], core: EngineCore, to: Model) -> list[int]:
     """Copy the prompt's KV as a hand-off does: chunk by chunk, token ranges into blocks of the receiver."""
     target = core.blocks.allocate(to.info.layout.num_blocks_for(len(state.token_ids)))
     for chunk in chunks:

@@ -1,0 +1,217 @@
+"""Log probabilities of outputs and of prompts against transformers' log_softmax, chunked, batched and handed over."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine import logprobs
+from engine.core import EngineCore
+from engine.default_model import ensure_default_model
+from engine.interface import Chunk, StepResult
+from engine.loader import load_model
+from pdserve.run_folder import default_cache_dir
+from tests.engine.fake_engines import engine, prompt
+from tests.engine.test_core_handoff import hand_over
+from tests.engine.tiny_families import make_family
+from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
+from wire.errors import InvalidRequest
+from wire.types import PromptLogprobs, PromptState, SamplingParams, TokenLogprobs
+
+_TOLERANCE = 1e-4
+
+
+@dataclass
+class Told:
+    """What an engine said of one prompt."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt: list[PromptLogprobs] = field(default_factory=list)
+
+    def take(self, result: StepResult, prompt_id: str) -> None:
+        for token in result.tokens:
+            if token.prompt_id == prompt_id and token.token_id is not None:
+                self.tokens.append(token.token_id)
+                self.logprobs.append(token.logprobs)
+        self.prompt += [part for part in result.prompt_logprobs if part.prompt_id == prompt_id]
+
+    @property
+    def of_prompt(self) -> list[TokenLogprobs | None]:
+        """The prompt's, of all chunks; each begins where the last one ended."""
+        told: list[TokenLogprobs | None] = []
+        for part in self.prompt:
+            assert part.start == len(told)
+            told += part.tokens
+        return told
+
+
+def _step_to_the_end(core: EngineCore, prompt_id: str, told: Told) -> Told:
+    while core.has_work():
+        result = core.step()
+        assert result.failed == ()
+        told.take(result, prompt_id)
+    return told
+
+
+def _prompt(length: int) -> tuple[int, ...]:
+    numbers = random.Random(length)
+    return tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length))
+
+
+def _core(path: Path, *, chunk: int = 24) -> tuple[EngineCore, Any]:
+    model = load_model(path, dtype="float32", block_size=16, kv_cache_memory=4 << 20, num_threads=1).model
+    return EngineCore(model, max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=chunk), model
+
+
+@torch.inference_mode()
+def reference(path: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return transformers' log probabilities after each token, [num_tokens, vocab_size]."""
+    network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return torch.log_softmax(network(input_ids=torch.tensor([list(token_ids)])).logits[0].float(), dim=-1)
+
+
+def assert_is(told: TokenLogprobs | None, expected: torch.Tensor, token_id: int, top: int) -> None:
+    assert told is not None
+    assert told.logprob == pytest.approx(float(expected[token_id]), abs=_TOLERANCE)
+    assert 1 + int((expected > expected[token_id] + _TOLERANCE).sum()) <= told.rank
+    assert told.rank <= 1 + int((expected > expected[token_id] - _TOLERANCE).sum())
+    assert len(told.top_ids) == len(set(told.top_ids)) == top
+    assert list(told.top_logprobs) == pytest.approx(expected.topk(top).values.tolist(), abs=_TOLERANCE)
+    for other, logprob in zip(told.top_ids, told.top_logprobs, strict=True):
+        assert logprob == pytest.approx(float(expected[other]), abs=_TOLERANCE)
+
+
+def assert_told(told: Told, path: Path, state: PromptState) -> None:
+    """All that was asked was told, and as transformers says it."""
+    expected = reference(path, [*state.token_ids, *told.tokens])
+    length, top = len(state.token_ids), state.params.logprobs or 0
+    assert len(told.tokens) == len(told.logprobs) == state.params.max_tokens
+    for i, (token_id, one) in enumerate(zip(told.tokens, told.logprobs, strict=True)):
+        assert_is(one, expected[length + i - 1], token_id, top)
+    if state.params.prompt_logprobs is not None:
+        first, *others = told.of_prompt
+        assert first is None
+        assert len(others) == length - 1
+        for i, one in enumerate(others):
+            assert_is(one, expected[i], state.token_ids[i + 1], state.params.prompt_logprobs)
+
+
+def _family(name: str) -> Callable[[Path], Path]:
+    return lambda folder: make_family(name, folder)
+
+
+@pytest.mark.parametrize("length", [1, 2, 24, 25, 61])
+def test_they_are_those_of_transformers_whatever_the_chunks(length: int, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    params = SamplingParams(max_tokens=6, temperature=1.0, seed=4, logprobs=3, prompt_logprobs=2)
+    state = PromptState("p", "r", _prompt(length), params)
+    core, model = _core(path)
+    with closing(model):
+        core.add(PromptState("other", "r2", _prompt(40), SamplingParams(max_tokens=9)))
+        core.add(state)
+
+        assert_told(_step_to_the_end(core, "p", Told()), path, state)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda folder: make_tiny_model("opt", folder), _family("gemma2"), _family("cohere")],
+    ids=["no-final-norm", "soft-cap", "scaled"],
+)  # fmt: skip
+def test_what_a_model_does_after_its_output_matrix_is_in_them(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path)
+    state = PromptState("p", "r", _prompt(50), SamplingParams(4, temperature=0.0, logprobs=2, prompt_logprobs=2))
+    core, model = _core(path)
+    with closing(model):
+        core.add(state)
+
+        assert_told(_step_to_the_end(core, "p", Told()), path, state)
+
+
+def test_many_rows_are_computed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_family("gemma2", tmp_path)
+    monkeypatch.setattr(logprobs, "SLICE_BYTES", 5 * 4 * VOCAB_SIZE)
+    state = PromptState("p", "r", _prompt(61), SamplingParams(2, temperature=0.0, logprobs=0, prompt_logprobs=1))
+    core, model = _core(path, chunk=64)
+    with closing(model):
+        core.add(state)
+        seen: list[int] = []
+        head = model._network.lm_head.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[-2]))
+        told = _step_to_the_end(core, "p", Told())
+        head.remove()
+
+        assert max(seen) == 5
+        assert_told(told, path, state)
+
+
+def test_across_a_hand_off_there_is_no_seam(tmp_path: Path) -> None:
+    path = make_tiny_model("qwen3", tmp_path)
+    params = SamplingParams(
+        max_tokens=7, temperature=1.2, seed=9, logprobs=4, prompt_logprobs=0, repetition_penalty=1.3
+    )
+    state = PromptState("p", "r", _prompt(53), params)
+    (p, p_model), (d, d_model) = _core(path), _core(path)
+    with closing(p_model), closing(d_model):
+        told, chunks = Told(), list[Chunk]()
+        p.add(state, hold=True)
+        while not p.load().held_prompts:
+            result = p.step(lambda layer, now: chunks.extend(now) if layer == 1 else None)
+            told.take(result, "p")
+        (prefilled,) = result.prefilled
+        assert len(told.of_prompt) == 53, "P tells of the whole prompt"
+        d.admit(prefilled.state, hand_over(state, p_model, chunks, d, d_model))
+
+        assert_told(_step_to_the_end(d, "p", told), path, state)
+
+
+def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
+    state = prompt("x", 30, prompt_logprobs=1, logprobs=0)
+    with engine(chunk=8) as (core, _):
+        core.add(state)
+        whole = _step_to_the_end(core, "x", Told())
+        core.add(replace(state, outputs=(tuple(whole.tokens[:4]),)))
+        rest = _step_to_the_end(core, "x", Told())
+
+    assert len(whole.of_prompt) == 30
+    assert rest.prompt == []
+    assert rest.logprobs == whole.logprobs[4:]
+
+
+def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None:
+    fine, impossible = prompt("fine", 9), prompt("impossible", 9, allowed_token_ids=(4,), bad_words=((4,),))
+    with engine() as (core, _):
+        core.add(fine)
+        core.add(impossible)
+        result = core.step()
+
+        ((prompt_id, error),) = result.failed
+        assert prompt_id == "impossible"
+        assert isinstance(error, InvalidRequest)
+        assert "no token is left to choose" in str(error)
+        assert [token.prompt_id for token in result.tokens] == ["fine"]
+        core.cancel("fine")
+
+
+def test_an_id_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
+    with engine() as (core, _), pytest.raises(InvalidRequest, match=r"token id 500, .* \[0, 500\)"):
+        core.check(prompt("x", 9, logit_bias=((500, 1.0),)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_those_of_the_default_model_are_transformers_too() -> None:
+    path = ensure_default_model(default_cache_dir(os.environ), lambda words: None)
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, logprobs=5, prompt_logprobs=5)
+    state = PromptState("p", "r", tuple(1000 + 37 * i for i in range(70)), params)
+    core, model = _core(path)
+    with closing(model):
+        core.add(state)
+
+        assert_told(_step_to_the_end(core, "p", Told()), path, state)
