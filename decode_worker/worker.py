@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from engine.ending import finish_of
+from engine.grammar.interface import Grammar
 from engine.interface import Engine, PooledPrompt
 from kvtransfer.interface import Receiver
 from telemetry.logs import EventLogger
@@ -29,10 +30,11 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """Blocks waiting for a prompt's KV."""
+    """Blocks waiting for a prompt's KV. Its grammar stays in the store while it is held."""
 
     state: PromptState
     ticket_id: str
+    grammar: Grammar | None = None
 
 
 class DecodeWorker:
@@ -56,7 +58,7 @@ class DecodeWorker:
         assert self._receiver is not None
         return self._receiver
 
-    def reserve(self, state: PromptState) -> None:
+    def reserve(self, state: PromptState, grammar: Grammar | None = None) -> None:
         """Answer Reserved with a ticket, or Refused with nothing left behind."""
         began = self._clock()
         layout = self._engine.info.layout
@@ -69,20 +71,20 @@ class DecodeWorker:
         except PdserveError as error:
             self._emit(Refused(state.prompt_id, to_name(error), str(error)))
             return
-        reservation = _Reservation(state, secrets.token_hex(16))
+        reservation = _Reservation(state, secrets.token_hex(16), grammar)
         with self._lock:
             self._reservations[state.prompt_id] = reservation
             self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
         ticket = self._open(reservation, block_ids, first_token=num_held * layout.block_size)
         self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
-    def generate(self, state: PromptState) -> None:
+    def generate(self, state: PromptState, grammar: Grammar | None = None) -> None:
         """Run a whole prompt here. Raises InvalidRequest (and its kin) if it is here already or never can be run."""
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
             self._running[state.prompt_id] = set(range(state.params.num_sequences))
-        self._post(lambda engine: self._add(engine, state))
+        self._post(lambda engine: self._add(engine, state, grammar))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
         """Every frame is in: admit the prompt. Raising leaves the blocks to `ended`."""
@@ -98,7 +100,7 @@ class DecodeWorker:
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
             # under the lock: a cancel that finds the prompt running must come to the engine after it
-            self._post(lambda engine: self._admit(engine, state, block_ids))
+            self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
         log.debug("kv_received", request_id=state.request_id, bytes=kv_bytes)
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
@@ -202,13 +204,13 @@ class DecodeWorker:
             if finish_of(output, state.params, prompt_length=len(state.token_ids), max_model_len=longest) is None
         }
 
-    def _add(self, engine: Engine, state: PromptState) -> None:
+    def _add(self, engine: Engine, state: PromptState, _held: Grammar | None) -> None:
         try:
             engine.add(state)
         except PdserveError as error:
             self.on_failed(state.prompt_id, error)
 
-    def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...]) -> None:
+    def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...], _held: Grammar | None) -> None:
         with self._lock:
             known = state.prompt_id in self._running
         if not known:

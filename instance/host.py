@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.interface import Chunk, Engine, StepResult
 from engine.pool_touch import PoolTouch
@@ -24,6 +25,9 @@ from telemetry.logs import EventLogger
 from wire.errors import Incompatible
 from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen
 from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
+
+if TYPE_CHECKING:
+    from engine.grammar.store import GrammarStore
 
 log = EventLogger("instance")
 
@@ -48,10 +52,11 @@ class InstanceHost:
     """Composes one instance and serves its sessions (InstanceService). Its methods run on the event loop's thread."""
 
     def __init__(
-        self, config: InstanceConfig, engine: Engine, identity: Identity, port: int, clock: Callable[[], float]
-    ):
+        self, config: InstanceConfig, engine: Engine, identity: Identity, port: int, clock: Callable[[], float],
+        grammars: "GrammarStore | None" = None,
+    ):  # fmt: skip
         self.config, self.engine, self.identity = config, engine, identity
-        self._port = port
+        self._port, self._grammars = port, grammars
         self.loop = EngineLoop(engine, clock=clock, on_layer=self._on_layer, on_step=self._on_step)
         self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
         self._session: InstanceSession | None = None
@@ -83,6 +88,8 @@ class InstanceHost:
             await asyncio.to_thread(touch.stop)
         await asyncio.to_thread(self._sender.close)
         await asyncio.to_thread(self._receiver.close)
+        if self._grammars is not None:
+            await asyncio.to_thread(self._grammars.close)
         if await asyncio.to_thread(self.loop.stop, self.config.drain_s):
             self.engine.close()
         else:
@@ -134,7 +141,7 @@ class InstanceHost:
             if old.hello.epoch > hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than the living one, {old.hello.epoch}")
             old.lost()
-        session = InstanceSession(hello, self.workers, self._session_over, self._measure)
+        session = InstanceSession(hello, self.workers, self._session_over, self._measure, self._grammars)
         self._session = session
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
+from engine.grammar.interface import Grammar
+from instance.grammar_gate import GrammarGate
 from instance.workers import Workers
 from telemetry.logs import EventLogger
-from wire.errors import PdserveError, to_name
+from wire.errors import Cancelled, PdserveError, to_name
 from wire.messages import (
     Cancel,
     Command,
@@ -20,6 +23,10 @@ from wire.messages import (
     Refused,
     Reserve,
 )
+from wire.types import PromptState
+
+if TYPE_CHECKING:
+    from engine.grammar.store import GrammarStore
 
 log = EventLogger("instance")
 
@@ -29,12 +36,13 @@ class InstanceSession:
 
     def __init__(
         self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None],
-        measure: Callable[[MeasureLink], None],
+        measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
     ) -> None:  # fmt: skip
         self.hello = hello
         self._workers, self._on_over, self._measure = workers, on_over, measure
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._gate = GrammarGate(grammars, loop)
         self._last_heard = loop.time()
         self._over = False
 
@@ -59,15 +67,14 @@ class InstanceSession:
             return
         match command:
             case Reserve():
-                self._guard(command.prompt.prompt_id, lambda: self._workers.decode.reserve(command.prompt))
+                self._take(command.prompt, lambda grammar: self._workers.decode.reserve(command.prompt, grammar))
             case Prefill():
-                self._guard(
-                    command.prompt.prompt_id, lambda: self._workers.prefill.accept(command.prompt, command.ticket)
-                )
+                accept = self._workers.prefill.accept
+                self._take(command.prompt, lambda grammar: accept(command.prompt, command.ticket, grammar))
             case Generate():
-                self._guard(command.prompt.prompt_id, lambda: self._workers.decode.generate(command.prompt))
+                self._take(command.prompt, lambda grammar: self._workers.decode.generate(command.prompt, grammar))
             case Cancel():
-                self._guard(command.prompt_id, lambda: self._workers.cancel(command))
+                self._guard(command.prompt_id, lambda: self._cancel(command))
             case MeasureLink():
                 self._measure(command)
             case Heartbeat() | OpenSession():
@@ -82,8 +89,26 @@ class InstanceSession:
         """The scheduler is gone: end all its work."""
         if not self._over:
             self._over = True
+            self._gate.drop_all()
             self._on_over(self)
             self._queue.put_nowait(None)
+
+    def _take(self, state: PromptState, take: Callable[[Grammar | None], None]) -> None:
+        """Take a prompt once its grammar is compiled."""
+
+        def go(grammar: Grammar | None) -> None:
+            self._guard(state.prompt_id, lambda: take(grammar))
+
+        def refuse(error: PdserveError) -> None:
+            self.emit(Refused(state.prompt_id, to_name(error), str(error)))
+
+        self._guard(state.prompt_id, lambda: self._gate.pass_on(state, go, refuse))
+
+    def _cancel(self, command: Cancel) -> None:
+        if self._gate.drop(command.prompt_id):
+            self.emit(Failed(command.prompt_id, Cancelled.__name__, command.reason))
+        else:
+            self._workers.cancel(command)
 
     def _guard(self, prompt_id: str, accept: Callable[[], None]) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from engine.grammar.interface import Grammar
 from engine.interface import Chunk, Engine, Prefilled
 from kvtransfer.interface import Sender, SendStats
 from telemetry.logs import EventLogger
@@ -27,11 +28,12 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 @dataclass(slots=True)
 class _Handing:
-    """One prompt on its way out. Guarded by the worker's lock."""
+    """One prompt on its way out. Guarded by the worker's lock. Its grammar stays in the store while it is held."""
 
     request_id: str
     ticket: Ticket
     blocks: int
+    grammar: Grammar | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
     committed_at: float | None = None
@@ -57,13 +59,15 @@ class PrefillWorker:
         assert self._sender is not None
         return self._sender
 
-    def accept(self, state: PromptState, ticket: Ticket) -> None:
-        """Take a prompt. Raises InvalidRequest (and its kin) if it is here already or this engine can never run it.
+    def accept(self, state: PromptState, ticket: Ticket, grammar: Grammar | None = None) -> None:
+        """Take a prompt with its compiled grammar.
 
-        Raises NoCapacity while finished KV that waits for its receivers fills its share of the pool.
+        Raises InvalidRequest (and its kin) if it is here already or this engine can never run it, and
+        NoCapacity while finished KV that waits for its receivers fills its share of the pool.
         """
         self._engine.check(state, hold=True)
-        handing = _Handing(state.request_id, ticket, self._engine.info.layout.num_blocks_for(len(state.token_ids)))
+        num_blocks = self._engine.info.layout.num_blocks_for(len(state.token_ids))
+        handing = _Handing(state.request_id, ticket, num_blocks, grammar)
         with self._lock:
             if state.prompt_id in self._handing:
                 raise InvalidRequest(f"prompt {state.prompt_id} is being prefilled here already")

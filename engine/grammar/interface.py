@@ -7,14 +7,15 @@ A backend knows only text; endings (which ids, when) are the Matcher's (matcher.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from engine.grammar.source import Source
 
-Bits = NDArray[np.int32]
+if TYPE_CHECKING:  # an instance of the fake engine needs no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Bits: TypeAlias = "NDArray[np.int32]"
 """One bit a token id, lowest bit first: [ceil(vocab_size / 32)] int32."""
 
 

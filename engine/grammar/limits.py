@@ -37,8 +37,8 @@ class StepLimits:
     Time grows with the square of `items`, linearly with `lexer_fuel`; each of `lexer_states` takes 1 to 2 kB.
     """
 
-    items: int = 4000
-    items_in_row: int = 2000
+    items: int = 3000
+    items_in_row: int = 1000
     lexer_fuel: int = 50_000
     lexer_states: int = 20_000
     initial_lexer_fuel: int = 1_000_000

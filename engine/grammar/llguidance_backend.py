@@ -9,6 +9,7 @@ import llguidance
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.grammar.bits import set_bit
 from engine.grammar.ebnf import ebnf_to_lark, looks_like_ebnf
 from engine.grammar.interface import Bits
 from engine.grammar.limits import GrammarLimits, StepLimits
@@ -75,7 +76,7 @@ class LlguidanceBackend:
         """Build what `compile` made. Raises InvalidGrammar."""
         matcher = LLMatcher(self._tokenizer, form, log_level=0, limits=self._step_limits)
         _check(matcher)
-        return LlguidanceGrammar(matcher)
+        return LlguidanceGrammar(matcher, self._tokenizer)
 
     def _form(self, source: Source) -> str:
         if source.kind is Kind.REGEX:
@@ -114,21 +115,21 @@ class LlguidanceBackend:
 class LlguidanceGrammar:
     """A built grammar: the matcher that all others are copied from."""
 
-    def __init__(self, first: LLMatcher) -> None:
-        self._first = first
+    def __init__(self, first: LLMatcher, tokenizer: LLTokenizer) -> None:
+        self._first, self._tokenizer = first, tokenizer
         self._lock = threading.Lock()  # a matcher may be used by one thread only, to be copied too
 
     def start(self) -> "LlguidanceMatcher":
         """Return a matcher at the beginning. Any thread."""
         with self._lock:
-            return LlguidanceMatcher(self._first.deep_copy())
+            return LlguidanceMatcher(self._first.deep_copy(), self._tokenizer)
 
 
 class LlguidanceMatcher:
     """One sequence's place in the text."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
 
     @property
     def accepting(self) -> bool:
@@ -137,6 +138,8 @@ class LlguidanceMatcher:
 
     def advance(self, token_id: int) -> bool:
         """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
+        if token_id >= self._tokenizer.vocab_size or token_id in self._tokenizer.eos_tokens:
+            return False
         taken = self._matcher.try_consume_tokens([token_id])
         _check(self._matcher)
         return taken == 1
@@ -147,7 +150,10 @@ class LlguidanceMatcher:
             return np.zeros(0, dtype=np.int32)
         mask = self._matcher.compute_bitmask()
         _check(self._matcher)
-        return np.frombuffer(mask, dtype=np.int32)
+        bits = np.frombuffer(mask, dtype=np.int32).copy()
+        for token_id in self._tokenizer.eos_tokens:
+            set_bit(bits, token_id, allowed=False)
+        return bits
 
 
 def _json_options(whitespace: str | None) -> "JsonCompileOptions":
@@ -160,12 +166,21 @@ def _json_options(whitespace: str | None) -> "JsonCompileOptions":
 def _load(tokenizer: TokenizerFile) -> LLTokenizer:
     text = tokenizer.read()
     try:
-        return LLTokenizer(text, eos_token=list(tokenizer.eos_token_ids) or None)
+        found = LLTokenizer(text)
+        eos = [token_id for token_id in tokenizer.eos_token_ids if token_id < found.vocab_size]
+        return found if not eos or set(eos) == set(found.eos_tokens) else LLTokenizer(text, eos_token=eos)
     except ValueError as error:
         raise InvalidGrammar(f"structured output is not possible with this model's tokenizer: {error}") from error
 
 
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        words = matcher.get_error().split("\n<", 1)[0].strip()
-        raise InvalidGrammar("no text satisfies it" if words.startswith("NoExtension") else words[:_WORDS])
+        raise InvalidGrammar(_in_short(matcher.get_error().split("\n<", 1)[0].strip()))
+
+
+def _in_short(words: str) -> str:
+    """A parser repeats what it was given before it says what is wrong with it."""
+    if words.startswith("NoExtension"):
+        return "no text satisfies it"
+    said = re.search(r"^error: .*", words, re.MULTILINE)
+    return said.group()[:_WORDS] if said is not None and len(words) > _WORDS else words[:_WORDS]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.grammar.bits import set_bit
 from engine.grammar.interface import Bits, TextGrammar, TextMatcher
 from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import InvalidGrammar
@@ -56,7 +57,8 @@ class SequenceMatcher:
         """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32; at least one is, or InvalidGrammar."""
         row[:] = 0 if self._ended else self._text_row()
         if self._ended or self._text.accepting:
-            _set(row, self._enders)
+            for token_id in self._enders:
+                set_bit(row, token_id, allowed=True)
         if not row.any():
             raise InvalidGrammar(f"the grammar allows no token after {self._length} output tokens")
 
@@ -76,18 +78,9 @@ class SequenceMatcher:
         if self._vocab_size % 32:
             row[-1] &= (1 << (self._vocab_size % 32)) - 1
         for token_id in self._eos:
-            row[token_id // 32] &= ~_bit(token_id)
+            set_bit(row, token_id, allowed=False)
         return row
 
 
 def _in_vocabulary(token_ids: Sequence[int], vocab_size: int) -> list[int]:
     return [token_id for token_id in token_ids if 0 <= token_id < vocab_size]
-
-
-def _set(row: Bits, token_ids: frozenset[int]) -> None:
-    for token_id in token_ids:
-        row[token_id // 32] |= _bit(token_id)
-
-
-def _bit(token_id: int) -> np.int32:
-    return np.int32(np.uint32(1 << (token_id % 32)).astype(np.int32))

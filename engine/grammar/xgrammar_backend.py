@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.grammar.bits import set_bit
 from engine.grammar.interface import Bits
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.repetitions import check_repetitions
@@ -165,7 +166,7 @@ class XgrammarMatcher:
             row[:] = -1  # all of them
             row[0, -1] = (1 << (self._num_tokens % 32)) - 1 if self._num_tokens % 32 else -1
         for token_id in self._stops:
-            row[0, token_id // 32] &= ~np.int32(np.uint32(1 << (token_id % 32)).astype(np.int32))
+            set_bit(row[0], token_id, allowed=False)
         bits: Bits = row[0]
         return bits
 

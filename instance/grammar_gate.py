@@ -1,0 +1,80 @@
+"""Holds back the commands of prompts whose output is structured until their grammar is compiled, or refuses them."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from engine.grammar.interface import Grammar
+from wire.errors import InternalError, InvalidGrammar, InvalidRequest, PdserveError
+from wire.types import PromptState
+
+if TYPE_CHECKING:
+    from engine.grammar.store import GrammarStore
+
+Go = Callable[[Grammar | None], None]
+
+
+class GrammarGate:
+    """Commands that wait for a grammar, one a prompt. Lives on the event loop's thread, as the session that owns it.
+
+    So a cancel either finds the prompt here, or finds it where it went on to: nothing is in between.
+    """
+
+    def __init__(self, grammars: "GrammarStore | None", loop: asyncio.AbstractEventLoop) -> None:
+        self._grammars, self._loop = grammars, loop
+        self._waiting: dict[str, Future[Grammar]] = {}
+
+    def pass_on(self, state: PromptState, go: Go, refuse: Callable[[PdserveError], None]) -> None:
+        """Call `go` with the prompt's grammar, None where it asks for none, or `refuse`: now, or when it is known.
+
+        Raises InvalidRequest for a prompt that waits here already.
+        """
+        wish = state.params.structured
+        if wish is None:
+            go(None)
+            return
+        if state.prompt_id in self._waiting:
+            raise InvalidRequest(f"prompt {state.prompt_id} is here already")
+        if self._grammars is None:
+            refuse(
+                InvalidGrammar(
+                    "structured output is not possible here: it needs the model's tokenizer.json and a real engine"
+                )
+            )
+            return
+        future = self._grammars.prepare(wish)
+        if future.done():
+            _tell(future, go, refuse)
+            return
+        self._waiting[state.prompt_id] = future
+        future.add_done_callback(lambda _: self._wake(state.prompt_id, future, go, refuse))
+
+    def drop(self, prompt_id: str) -> bool:
+        """Forget a prompt; nothing of it is called any more. Returns whether it waited."""
+        return self._waiting.pop(prompt_id, None) is not None
+
+    def drop_all(self) -> None:
+        """Forget every prompt."""
+        self._waiting.clear()
+
+    def _wake(self, prompt_id: str, future: "Future[Grammar]", go: Go, refuse: Callable[[PdserveError], None]) -> None:
+        """Any thread."""
+
+        def pass_on() -> None:
+            if self._waiting.get(prompt_id) is future:
+                del self._waiting[prompt_id]
+                _tell(future, go, refuse)
+
+        try:
+            self._loop.call_soon_threadsafe(pass_on)
+        except RuntimeError:  # the event loop has closed: nobody waits
+            return
+
+
+def _tell(future: "Future[Grammar]", go: Go, refuse: Callable[[PdserveError], None]) -> None:
+    error = future.exception()
+    if error is None:
+        go(future.result())
+    else:
+        refuse(error if isinstance(error, PdserveError) else InternalError("the grammar compiler failed; see its log"))

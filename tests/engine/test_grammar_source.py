@@ -1,0 +1,83 @@
+"""What a request may ask its output to be: refused in words before anything is compiled, or brought into one form."""
+
+import json
+
+import pytest
+
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.source import BACKENDS, Kind, Source, nesting, read_source
+from wire.errors import InvalidGrammar, appearance
+from wire.types import StructuredOutput
+
+_LIMITS = GrammarLimits()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("json", "", "json is empty"),
+        ("json", " ", "json is empty"),
+        ("json", "{}", "says nothing"),
+        ("json", "3", "json is 3, must be an object"),
+        ("json", "[]", r"json is \[\], must be an object"),
+        ("json", "{", "not JSON"),
+        ("json", '{"maximum": NaN}', "not JSON"),
+        ("json", '{"maximum": 1e999}', "not JSON"),
+        ("json", r'{"const": "\ud800"}', "not JSON"),
+        ("json", '{"$ref": "http://x"}', "'http://x', must be within the schema"),
+        ("json", '{"items": [{"$ref": "file:///etc/passwd"}]}', "must be within the schema"),
+        ("json", "[" * 10_000 + "]" * 10_000, "nested 10000 deep, the limit is 64"),
+        ("json", '{"a":' * 65 + "1" + "}" * 65, "nested 65 deep, the limit is 64"),
+        ("regex", "a|" * 500_000, "1000000 bytes, the limit is 65536"),
+        ("regex", "", "regex is empty"),
+        ("regex", "\ud800", "regex is no text"),
+        ("choice", "[]", "0 texts, must have 1 to 4096"),
+        ("choice", '["a", 1]', "a list of texts"),
+        ("choice", '"a"', "a list of texts"),
+        ("choice", json.dumps([str(i) for i in range(4097)]), "4097 texts"),
+        ("grammar", "", "grammar is empty"),
+        ("structural_tag", "[]", "must be an object"),
+        ("nope", "x", "'nope' is no kind of structured output; there are json"),
+    ],
+)
+def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words: str) -> None:
+    with pytest.raises(InvalidGrammar, match=words) as caught:
+        read_source(StructuredOutput(kind, value), _LIMITS)
+
+    assert appearance(caught.value).http_status == 400
+
+
+def test_another_backend_is_unknown() -> None:
+    with pytest.raises(InvalidGrammar, match="Unknown guided decoding backend: 'jsonformer'"):
+        read_source(StructuredOutput("regex", "a", backend="jsonformer"), _LIMITS)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "xgrammar"])
+def test_old_names_are_served_by_llguidance(name: str) -> None:
+    assert read_source(StructuredOutput("regex", "a", backend=name), _LIMITS).backend == "llguidance"
+
+
+def test_a_structural_tag_of_the_newer_form_goes_to_xgrammar() -> None:
+    newer = StructuredOutput("structural_tag", '{"format": {"type": "any_text"}}')
+
+    assert read_source(newer, _LIMITS).backend == "xgrammar"
+
+
+def test_nesting_counts_no_brackets_in_strings() -> None:
+    assert nesting(r'{"a": "[[[\"[", "b": [{}]}', "[{", "]}") == 3
+
+
+def test_any_json_object_is_a_schema() -> None:
+    assert read_source(StructuredOutput("json_object", ""), _LIMITS) == Source(Kind.JSON, '{"type":"object"}')
+
+
+def test_equal_sources_have_equal_keys_and_others_do_not() -> None:
+    spaced = read_source(StructuredOutput("json", '{"type":  "object"}'), _LIMITS)
+    others = [
+        Source(Kind.JSON, '{"type":"object"}', whitespace=""),
+        Source(Kind.JSON, '{"type":"object"}', backend="xgrammar"),
+        Source(Kind.REGEX, '{"type":"object"}'),
+    ]
+
+    assert spaced.key == Source(Kind.JSON, '{"type":"object"}').key
+    assert len({spaced.key, *(other.key for other in others)}) == 4

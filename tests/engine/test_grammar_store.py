@@ -1,0 +1,210 @@
+"""The store compiles once, keeps within its bytes, refuses past its queue, and lets no wish harm another."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.grammar.cache import OutcomeCache
+from engine.grammar.interface import Grammar
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.store import GrammarStore
+from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
+from tests.engine.tiny_models import save_tiny_tokenizer
+from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded
+from wire.types import StructuredOutput
+
+_WAIT_S = 60.0
+_LIMITS = GrammarLimits(cpu_s=0.3)
+_CPU_BOUND = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
+_CPU_BOUND += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the tiny tokenizer."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_tiny_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[GrammarStore]:
+    """Yield a store whose compiles may take less than a real one's."""
+    with GrammarStore(tokenizer_of(folder), _LIMITS) as made:
+        yield made
+
+
+def _regex(pattern: str, backend: str = "auto") -> StructuredOutput:
+    return StructuredOutput("regex", pattern, backend=backend)
+
+
+def _grammar(future: "Future[Grammar]") -> Grammar:
+    return future.result(_WAIT_S)
+
+
+def test_a_prepared_grammar_is_there_at_once_the_next_time(store: GrammarStore) -> None:
+    first = _grammar(store.prepare(_regex("a")))
+    again = store.prepare(_regex("a"))
+
+    assert again.done()
+    assert again.result() is first
+    assert store.get(_regex("a")) is first
+    assert len(allowed_ids(first.matcher((EOS_ID,)))) == 1
+
+
+def test_those_who_ask_for_the_same_meanwhile_share_one_compile(store: GrammarStore) -> None:
+    futures = [store.prepare(_regex("[a-z]{1,7}")) for _ in range(20)]
+
+    assert len({id(_grammar(future)) for future in futures}) == 1
+
+
+def test_a_shared_future_cannot_be_cancelled_by_one(store: GrammarStore) -> None:
+    future = store.prepare(_regex("[a-z]{1,8}"))
+
+    assert not future.cancel()
+    assert _grammar(future)
+
+
+def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
+    first = store.prepare(_regex("(?=a)")).exception(_WAIT_S)
+    again = store.prepare(_regex("(?=a)"))
+
+    assert again.done()
+    assert isinstance(first, InvalidGrammar)
+    assert str(again.exception()) == str(first)
+    assert again.exception() is not first
+
+
+def test_what_is_wrong_at_first_sight_costs_no_compile(store: GrammarStore) -> None:
+    assert isinstance(store.prepare(StructuredOutput("json", "")).exception(0), InvalidGrammar)
+
+
+def test_what_was_not_prepared_cannot_be_got(store: GrammarStore) -> None:
+    with pytest.raises(InternalError, match="was not prepared here"):
+        store.get(_regex("never"))
+
+
+def test_one_that_ends_the_child_costs_only_itself(store: GrammarStore) -> None:
+    before = _grammar(store.prepare(_regex("before")))
+    hostile = store.prepare(StructuredOutput("grammar", _CPU_BOUND))
+    after = store.prepare(_regex("after"))
+
+    assert store.prepare(_regex("before")).result(0) is before
+    assert "of CPU time" in str(hostile.exception(_WAIT_S))
+    assert _grammar(after)
+
+
+def test_a_killed_child_costs_nobody_anything(store: GrammarStore) -> None:
+    _grammar(store.prepare(_regex("first")))
+    pid = store.child_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    assert _grammar(store.prepare(_regex("second")))
+
+    assert store.child_pid() != pid
+
+
+def test_the_queue_is_bounded(folder: Path) -> None:
+    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, queue_length=2)) as store:
+        slow = [store.prepare(StructuredOutput("grammar", f"{_CPU_BOUND}\nX{i}: /x/")) for i in range(2)]
+        third = store.prepare(_regex("a"))
+
+        assert isinstance(third.exception(0), Overloaded)
+        assert all("of CPU time" in str(future.exception(_WAIT_S)) for future in slow)
+        assert _grammar(store.prepare(_regex("a")))
+
+
+def test_one_that_waited_too_long_is_refused_and_not_kept(folder: Path) -> None:
+    now = [0.0]
+    with GrammarStore(tokenizer_of(folder), _LIMITS, clock=lambda: now[0]) as store:
+        slow = store.prepare(StructuredOutput("grammar", _CPU_BOUND))
+        late = store.prepare(_regex("late"))
+        now[0] = 31.0
+
+        assert isinstance(late.exception(_WAIT_S), Overloaded)
+        assert slow.exception(_WAIT_S)
+        assert _grammar(store.prepare(_regex("late")))
+
+
+def test_closing_refuses_what_waits_and_leaves_no_process(folder: Path) -> None:
+    store = GrammarStore(tokenizer_of(folder), _LIMITS)
+    _grammar(store.prepare(_regex("a")))
+    pid = store.child_pid()
+    assert pid is not None
+    waiting = [store.prepare(StructuredOutput("grammar", _CPU_BOUND)), store.prepare(_regex("b"))]
+
+    store.close()
+    store.close()
+
+    assert not psutil.pid_exists(pid)
+    assert all(future.done() for future in waiting)
+    assert isinstance(store.prepare(_regex("c")).exception(0), Draining)
+    assert not [thread for thread in threading.enumerate() if thread.name == "grammar-compiler"]
+
+
+def test_old_names_share_one_compile_and_one_notice(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
+    made = {
+        _grammar(store.prepare(_regex("o+", name))) for name in ("outlines", "lm-format-enforcer", "guidance", "auto")
+    }
+
+    assert len(made) == 1
+    assert sum("guided_decoding_backend_served_by_llguidance" in line for line in caplog.messages) == 1
+
+
+def test_a_grammar_in_use_is_found_after_the_cache_dropped_it(folder: Path) -> None:
+    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, cache_bytes=300 * 1024)) as store:
+        held = _grammar(store.prepare(_regex("held")))
+        for i in range(12):
+            _grammar(store.prepare(_regex(f"other{i}")))
+
+        assert store.get(_regex("held")) is held
+
+
+def test_the_cache_keeps_the_latest_within_its_bytes(folder: Path) -> None:
+    cache = OutcomeCache(10 * 2048)
+    for i in range(1000):
+        cache.keep(b"%d" % i, "no")
+        cache.find(b"0")
+
+    assert len(cache) == 9
+    assert cache.num_bytes <= 10 * 2048
+    assert cache.find(b"0") == "no"
+    assert cache.find(b"999") == "no"
+    assert cache.find(b"1") is None
+
+
+def test_an_outcome_kept_again_is_counted_once() -> None:
+    cache = OutcomeCache(10_000)
+    for _ in range(5):
+        cache.keep(b"a", "no")
+
+    assert (len(cache), cache.num_bytes) == (1, 2050)
+
+
+@pytest.mark.long
+def test_ten_thousand_small_schemas_leave_memory_flat(folder: Path) -> None:
+    """GHSA-hf3c-wxg2-49q9: a cache without bounds. RSS may grow while the cache fills, and not afterwards."""
+    process = psutil.Process()
+    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, queue_length=20_000, wait_s=3600.0)) as store:
+        filled = 0
+        for i in range(10_000):
+            wish = StructuredOutput(
+                "json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "integer"}}})
+            )
+            made = store.prepare(wish).result(_WAIT_S)
+            assert isinstance(made, CompiledGrammar)
+            if i == 2000:
+                filled = process.memory_info().rss
+        grown = process.memory_info().rss - filled
+
+    assert grown < 32 * 2**20, f"{grown} bytes more after 10,000 schemas than after 2,000"

@@ -1,0 +1,223 @@
+"""A prompt with structured output goes on when its grammar is compiled, or is refused with it, or cancelled."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.grammar.interface import Grammar
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.store import GrammarStore
+from engine.grammar.tokenizer_file import TokenizerFile
+from instance.grammar_gate import GrammarGate
+from instance.session import InstanceSession
+from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
+from wire.errors import InvalidRequest, PdserveError
+from wire.messages import Cancel, Event, Failed, Generate, OpenSession, Prefill, Refused, Reserve
+from wire.types import PromptState, SamplingParams, StructuredOutput, Ticket
+
+_WAIT_S = 60.0
+_CPU_BOUND = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
+_CPU_BOUND += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
+_TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarStore]:
+    """Yield a store whose compiles may take little."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tiny_tokenizer(folder)
+    tokenizer = TokenizerFile(str(folder / "tokenizer.json"), (2,), VOCAB_SIZE)
+    with GrammarStore(tokenizer, GrammarLimits(cpu_s=0.5)) as store:
+        yield store
+
+
+def _prompt(prompt_id: str, wish: StructuredOutput | None) -> PromptState:
+    return PromptState(prompt_id, "r", (1, 2, 3), SamplingParams(max_tokens=4, structured=wish))
+
+
+def _regex(pattern: str) -> StructuredOutput:
+    return StructuredOutput("regex", pattern)
+
+
+class _Halves:
+    """Both halves, which note what they are given."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str, Grammar | None]] = []
+        self.cancelled: list[str] = []
+        self.prefill = SimpleNamespace(accept=lambda state, ticket, grammar: self._take("prefill", state, grammar))
+        self.decode = SimpleNamespace(
+            reserve=lambda state, grammar: self._take("reserve", state, grammar),
+            generate=lambda state, grammar: self._take("generate", state, grammar),
+        )
+
+    def cancel(self, command: Cancel) -> None:
+        self.cancelled.append(command.prompt_id)
+
+    def _take(self, what: str, state: PromptState, grammar: Grammar | None) -> None:
+        self.taken.append((what, state.prompt_id, grammar))
+
+
+def _run(test: Callable[[Any, _Halves], Awaitable[None]], grammars: GrammarStore | None) -> None:
+    async def run() -> None:
+        halves: Any = _Halves()
+        session = InstanceSession(OpenSession("s", 1, 1.0), halves, lambda _: None, lambda _: None, grammars)
+        async with asyncio.timeout(_WAIT_S):
+            await test(session, halves)
+
+    asyncio.run(run())
+
+
+async def _next(session: InstanceSession) -> Event:
+    async for event in session.events():
+        return event
+    raise AssertionError("the session is over")
+
+
+async def _settled(grammars: GrammarStore, wish: StructuredOutput) -> None:
+    """Wait until the wish is answered and its callbacks have run."""
+    await asyncio.wait([asyncio.wrap_future(grammars.prepare(wish))])
+    await asyncio.sleep(0)
+
+
+def test_each_command_goes_on_with_its_grammar(grammars: GrammarStore) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        wish = _regex("a{1,3}")
+        for command in (
+            Reserve(_prompt("r", wish)),
+            Prefill(_prompt("p", wish), _TICKET),
+            Generate(_prompt("g", wish)),
+        ):
+            session.handle(command)
+        await _settled(grammars, wish)
+
+        made = grammars.get(wish)
+        assert halves.taken == [("reserve", "r", made), ("prefill", "p", made), ("generate", "g", made)]
+
+    _run(test, grammars)
+
+
+def test_a_prompt_without_goes_on_at_once(grammars: GrammarStore) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_prompt("slow", _regex("b{1,3}"))))
+        session.handle(Generate(_prompt("plain", None)))
+
+        assert halves.taken == [("generate", "plain", None)]
+
+    _run(test, grammars)
+
+
+def test_a_hostile_grammar_costs_only_its_own_request(grammars: GrammarStore) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Reserve(_prompt("bad", StructuredOutput("grammar", _CPU_BOUND))))
+        session.handle(Generate(_prompt("plain", None)))
+        session.handle(Generate(_prompt("good", _regex("c"))))
+
+        refused = await _next(session)
+        await _settled(grammars, _regex("c"))
+        assert isinstance(refused, Refused)
+        assert (refused.prompt_id, refused.error) == ("bad", "InvalidGrammar")
+        assert "of CPU time, the limit" in refused.message
+        assert [prompt_id for _, prompt_id, _ in halves.taken] == ["plain", "good"]
+
+    _run(test, grammars)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        StructuredOutput("json", ""),
+        StructuredOutput("json", json.dumps({"$ref": "http://x"})),
+        StructuredOutput("regex", "a", backend="jsonformer"),
+    ],
+)
+def test_what_is_wrong_at_first_sight_is_refused_at_once(grammars: GrammarStore, wish: StructuredOutput) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Prefill(_prompt("bad", wish), _TICKET))
+
+        refused = await _next(session)
+        assert isinstance(refused, Refused)
+        assert refused.error == "InvalidGrammar"
+        assert halves.taken == []
+
+    _run(test, grammars)
+
+
+def test_without_a_store_structured_output_is_refused() -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        session.handle(Generate(_prompt("g", _regex("a"))))
+
+        refused = await _next(session)
+        assert isinstance(refused, Refused)
+        assert "not possible here" in refused.message
+        assert halves.taken == []
+
+    _run(test, None)
+
+
+def test_a_prompt_cancelled_while_its_grammar_is_compiled_ends_once(grammars: GrammarStore) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        wish = _regex("d{1,3}")
+        session.handle(Generate(_prompt("g", wish)))
+        session.handle(Cancel("g", None, "enough"))
+        session.handle(Cancel("g", None, "enough"))
+
+        failed = await _next(session)
+        await _settled(grammars, wish)
+        assert failed == Failed("g", "Cancelled", "enough")
+        assert halves.taken == []
+        assert halves.cancelled == ["g"], "the second cancel is for the halves, who know no such prompt"
+
+    _run(test, grammars)
+
+
+def test_a_lost_session_takes_nothing_any_more(grammars: GrammarStore) -> None:
+    async def test(session: InstanceSession, halves: _Halves) -> None:
+        wish = _regex("e{1,3}")
+        session.handle(Generate(_prompt("g", wish)))
+        session.lost()
+        await _settled(grammars, wish)
+
+        assert halves.taken == []
+
+    _run(test, grammars)
+
+
+def test_a_prompt_that_waits_cannot_be_taken_twice(grammars: GrammarStore) -> None:
+    async def run() -> None:
+        gate = GrammarGate(grammars, asyncio.get_running_loop())
+        state = _prompt("g", _regex("f{1,3}"))
+        refusals: list[PdserveError] = []
+        gate.pass_on(state, lambda _: None, refusals.append)
+
+        with pytest.raises(InvalidRequest, match="prompt g is here already"):
+            gate.pass_on(state, lambda _: None, refusals.append)
+
+        assert gate.drop("g")
+        assert not gate.drop("g")
+        await _settled(grammars, _regex("f{1,3}"))
+        assert refusals == []
+
+    asyncio.run(run())
+
+
+def test_the_store_is_made_from_the_model_folder(tmp_path: Path) -> None:
+    from instance.grammars import make_grammars
+
+    options = SimpleNamespace(model=str(tmp_path), engine="torch")
+    config: Any = SimpleNamespace(options=options)
+    info: Any = SimpleNamespace(eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
+
+    assert make_grammars(config, info) is None
+    save_tiny_tokenizer(tmp_path)
+    store = make_grammars(config, info)
+    assert store is not None
+    with store:
+        assert store.prepare(_regex("a")).result(_WAIT_S)
+    options.engine = "fake"
+    assert make_grammars(config, info) is None
