@@ -42,7 +42,7 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "gguf")
+QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxfp4", "gguf")
 
 
 @dataclass(frozen=True, slots=True)

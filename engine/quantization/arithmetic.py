@@ -1,8 +1,11 @@
 """From codes and scales to plain weights: one subtraction and one product in float32, then one rounding."""
 
+from dataclasses import dataclass
+
 import torch
 
-from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule
+from engine.weights import Part
 
 _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
 
@@ -23,6 +26,25 @@ def dequantise(grouped: Grouped, dtype: torch.dtype) -> torch.Tensor:
         _scale(values, scales, zeros, grouped.groups)
         result[rows] = values
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The plain weight of one quantised linear layer."""
+
+    module: QuantisedModule
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(outputs, inputs)."""
+        return self.module.shape
+
+    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight, or rows or columns of it."""
+        spans = [range(length) for length in self.module.shape]
+        if part is not None:
+            spans[part.dim] = range(part.start, part.end)
+        return dequantise(self.module.read(spans[0], spans[1]), dtype)
 
 
 def _scale(

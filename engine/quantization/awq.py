@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import covering
-from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
 from engine.weights import Weights
 from wire.errors import ConfigError
 
@@ -30,13 +31,13 @@ class AwqLayout:
     companions: frozenset[str] = frozenset({"qweight", "qzeros", "scales"})
     dropped: frozenset[str] = frozenset()
 
-    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
-        """Yield each module that has a qweight. Raises ConfigError for scales of activations, which need a layer."""
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield the weight of each module that has a qweight. Raises ConfigError for scales of activations too."""
         names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
             if tensor == "qweight":
-                yield module, self._module(stored, module)
+                yield f"{module}.weight", Matrix(self._module(stored, module))
             elif tensor == "scales" and f"{module}.qweight" not in names:
                 raise ConfigError(f"{name}: AWQ scales of an activation are not supported")
 

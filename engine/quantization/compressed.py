@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, unpack
-from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, QuantisedTensor, read_region
 from engine.quantization.scaled import (
     ScaleGrid,
     find_grid,
@@ -44,14 +45,14 @@ class CompressedLayout:
     )  # fmt: skip
     dropped: frozenset[str] = frozenset({"q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"})
 
-    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
-        """Yield each module that has a scale of its weight."""
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield the weight of each module that has a scale of it."""
         names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
             if tensor == "weight_scale":
-                packed = f"{module}.weight_packed" in names
-                yield module, (self._packed(stored, module, names) if packed else self._scaled(stored, module, names))
+                read = self._packed if f"{module}.weight_packed" in names else self._scaled
+                yield f"{module}.weight", Matrix(read(stored, module, names))
 
     def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
         scale, zero = f"{module}.weight_scale", f"{module}.weight_zero_point"

@@ -12,6 +12,7 @@ from engine.quantization.fp8 import Fp8Layout
 from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
+from engine.quantization.mxfp4 import Mxfp4Layout
 from wire.errors import ConfigError
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what GPTQ's formats add to a stored zero
@@ -114,4 +115,5 @@ _READERS: dict[str, Callable[[QuantizationConfig], Layout]] = {
     "gptq": _read_gptq,
     "compressed-tensors": read_compressed,
     "fp8": _read_fp8,
+    "mxfp4": lambda config: Mxfp4Layout(),
 }

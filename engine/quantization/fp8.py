@@ -6,7 +6,8 @@ weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.quantization.interface import QuantisedModule
+from engine.quantization.arithmetic import Matrix
+from engine.quantization.interface import QuantisedTensor
 from engine.quantization.scaled import ScaledModule, scaled_module
 from engine.weights import Weights
 
@@ -23,13 +24,13 @@ class Fp8Layout:
     companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
     dropped: frozenset[str] = frozenset()
 
-    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
-        """Yield each module that has a factor."""
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield the weight of each module that has a factor."""
         names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
             if tensor == _MARK:
-                yield module, self._module(stored, module, names)
+                yield f"{module}.weight", Matrix(self._module(stored, module, names))
 
     def _module(self, stored: Weights, module: str, names: frozenset[str]) -> ScaledModule:
         return scaled_module(stored, module, names, scale=f"{module}.{_MARK}", zero=None, block=self.block)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, fields_per_period, unpack
-from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, read_region
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
 from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
@@ -36,13 +37,14 @@ class GptqLayout:
         """Return the method and its width."""
         return f"GPTQ {self.bits or 'mixed'}-bit"
 
-    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
-        """Yield each module that has a qweight."""
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield the weight of each module that has a qweight."""
         names = frozenset(stored.names)
         for name in stored.names:
             if name.endswith(_MARK):
                 module = name.removesuffix(_MARK)
-                yield module, self._module(stored, module, ordered=f"{module}.g_idx" in names)
+                ordered = f"{module}.g_idx" in names
+                yield f"{module}.weight", Matrix(self._module(stored, module, ordered=ordered))
 
     def _module(self, stored: Weights, module: str, *, ordered: bool) -> "GptqModule":
         try:

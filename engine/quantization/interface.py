@@ -57,6 +57,19 @@ class QuantisedModule(Protocol):
         ...
 
 
+class QuantisedTensor(Protocol):
+    """One plain tensor, made of quantised ones."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return its shape as the network has it."""
+        ...
+
+    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return the whole, or a part that is not empty, in `dtype`; reads what that needs."""
+        ...
+
+
 class Layout(Protocol):
     """One way of storing quantised weights, as a checkpoint's config describes it."""
 
@@ -70,8 +83,8 @@ class Layout(Protocol):
         """Whether the checkpoint was made for layers that quantise their inputs too."""
         ...
 
-    def modules(self, stored: Weights) -> Iterator[tuple[str, QuantisedModule]]:
-        """Yield the quantised modules by name, found by their tensors. Raises ConfigError for shapes that disagree."""
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield plain tensors by name, found by what they are made of. Raises ConfigError for shapes that disagree."""
         ...
 
     @property

@@ -4,7 +4,6 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import Layout
 from engine.weights import Part, Weights
 from wire.errors import ConfigError
@@ -20,12 +19,12 @@ class DequantisingWeights:
     def __init__(self, stored: Weights, layout: Layout, dtype: torch.dtype) -> None:
         self._stored = stored
         self._dtype = dtype
-        found = dict(layout.modules(stored))
-        if not found:
+        self._tensors = dict(layout.tensors(stored))
+        if not self._tensors:
             raise ConfigError(f"the config says {layout.name}, but no tensor of the checkpoint is stored like that")
-        self._modules = {f"{module}.weight": quantised for module, quantised in found.items()}
-        plain = (name for name in stored.names if not _is_hidden(name, layout, found))
-        self._names = sorted({*plain, *self._modules})
+        modules = frozenset(name.rpartition(".")[0] for name in self._tensors)
+        plain = (name for name in stored.names if not _is_hidden(name, layout, modules))
+        self._names = sorted({*plain, *self._tensors})
         self._name_set = frozenset(self._names)
 
     @property
@@ -34,24 +33,24 @@ class DequantisingWeights:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's whole shape, [outputs, inputs] for a dequantised weight."""
-        if name in self._modules:
-            return self._modules[name].shape
+        """Return a tensor's whole shape, as the network has it."""
+        if name in self._tensors:
+            return self._tensors[name].shape
         return self._plain(name).shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that `read` gives: the one chosen for dequantised weights, else the stored one."""
-        return self._dtype if name in self._modules else self._plain(name).dtype(name)
+        return self._dtype if name in self._tensors else self._plain(name).dtype(name)
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """Return a plain tensor, or a range of one dimension of it, equal to that range of the whole."""
-        if name not in self._modules:
+        if name not in self._tensors:
             return self._plain(name).read(name, part)
-        module = self._modules[name]
-        rows, columns = _ranges(name, module.shape, part)
-        if not rows or not columns:
-            return torch.empty(len(rows), len(columns), dtype=self._dtype)
-        return dequantise(module.read(rows, columns), self._dtype)
+        tensor = self._tensors[name]
+        taken = tensor.shape if part is None else _cut(name, tensor.shape, part)
+        if 0 in taken:
+            return torch.empty(taken, dtype=self._dtype)
+        return tensor.dequantise(part, self._dtype)
 
     @property
     def stored_bytes(self) -> int:
@@ -70,14 +69,11 @@ class DequantisingWeights:
         return self._stored
 
 
-def _ranges(name: str, shape: tuple[int, int], part: Part | None) -> tuple[range, range]:
-    rows, columns = (range(length) for length in shape)
-    if part is None:
-        return rows, columns
-    if part.dim not in (0, 1) or not 0 <= part.start <= part.end <= shape[part.dim]:
+def _cut(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, ...]:
+    """Return the shape of a part. Raises ValueError for one that is not there."""
+    if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
         raise ValueError(f"{name} has shape {shape}: no [{part.start}, {part.end}) of dimension {part.dim}")
-    asked = range(part.start, part.end)
-    return (asked, columns) if part.dim == 0 else (rows, asked)
+    return (*shape[: part.dim], part.end - part.start, *shape[part.dim + 1 :])
 
 
 def _is_hidden(name: str, layout: Layout, modules: Container[str]) -> bool:

@@ -1,0 +1,87 @@
+"""MXFP4 experts as gpt-oss stores them: 4-bit floats, two to a byte, with a power of two for each 32 inputs.
+
+    gate_up_proj_blocks [experts, outputs, groups, 16] uint8   gate_up_proj_scales [experts, outputs, groups] uint8
+    down_proj_blocks, down_proj_scales                         likewise
+
+A byte's low nibble comes first: sign, two bits of exponent, one of mantissa; a scale s is 2^(s - 127). The network's
+own tensors are transposed: gate_up_proj and down_proj [experts, inputs, outputs].
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.arithmetic import dequantise
+from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor
+from engine.weights import Part, Weights
+from wire.errors import ConfigError
+
+_GROUP = 32
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice each nibble's value, so that all are whole
+_BIAS = 127 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Layout:
+    """An mxfp4 checkpoint; its config says no more than that."""
+
+    name: str = "mxfp4"
+    rounds_inputs: bool = False
+    companions: frozenset[str] = frozenset(
+        name + kind for name in ("gate_up_proj", "down_proj") for kind in (_BLOCKS, _SCALES)
+    )
+    dropped: frozenset[str] = frozenset()
+
+    def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield each expert tensor that has blocks."""
+        for name in stored.names:
+            if name.endswith(_BLOCKS):
+                plain = name.removesuffix(_BLOCKS)
+                yield plain, _experts(stored, plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """One tensor of all experts of a layer."""
+
+    stored: Weights
+    name: str
+    shape: tuple[int, int, int]
+
+    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+        """Return [experts, inputs, outputs] or a range of one of them; a range of inputs reads whole groups."""
+        blocks, scales, inside = self._read(part)
+        made = torch.empty(len(blocks), len(inside), blocks.shape[1], dtype=dtype)
+        halves = torch.tensor(_HALVES, dtype=torch.int8)
+        pairs = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), dim=1)  # [256, 2], low nibble first
+        for expert, block in enumerate(blocks):
+            codes = pairs[block.to(torch.int32)].flatten(1)  # [outputs, inputs]
+            exponents = scales[expert].to(torch.int32) - _BIAS
+            powers = torch.ldexp(torch.ones(exponents.shape), exponents)
+            values = dequantise(Grouped(codes, powers, None, EvenGroups(_GROUP)), dtype)
+            made[expert] = values[:, inside.start : inside.stop].t()
+        return made
+
+    def _read(self, part: Part | None) -> tuple[torch.Tensor, torch.Tensor, range]:
+        """Return blocks, scales, and where the inputs wanted lie in them."""
+        inside = range(self.shape[1])
+        if part is not None and part.dim == 1:
+            groups = range(part.start // _GROUP, -(-part.end // _GROUP))
+            inside = range(part.start - groups.start * _GROUP, part.end - groups.start * _GROUP)
+            part = Part(2, groups.start, groups.stop)
+        elif part is not None and part.dim == 2:
+            part = Part(1, part.start, part.end)
+        read = self.stored.read
+        return read(f"{self.name}{_BLOCKS}", part), read(f"{self.name}{_SCALES}", part), inside
+
+
+def _experts(stored: Weights, name: str) -> Experts:
+    try:
+        blocks, scales = stored.shape(f"{name}{_BLOCKS}"), stored.shape(f"{name}{_SCALES}")
+    except KeyError as error:
+        raise ConfigError(f"{name}: MXFP4 blocks without {error.args[0]}") from error
+    if len(blocks) != 4 or blocks[:3] != scales or blocks[3] != _GROUP // 2:
+        raise ConfigError(f"{name}: blocks {blocks} and scales {scales} are not MXFP4's of {_GROUP} inputs each")
+    return Experts(stored, name, (blocks[0], blocks[2] * _GROUP, blocks[1]))
