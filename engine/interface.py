@@ -269,7 +269,7 @@ class ScoreRow:
 class BatchSequence:
     """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks.
 
-    `prompt_length`: how many of the sequence's tokens are its prompt's; some rotations depend on it (rope_lengths.py).
+    `prompt_length`: how many of its tokens count as its prompt's; some rotations depend on that (rope_lengths.py).
     """
 
     start: int

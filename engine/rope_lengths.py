@@ -6,7 +6,8 @@
 
 transformers computes a prompt in one pass, rotated by the prompt's length, and then each token by the sequence's length
 with it; keys stay as they were. So a token's length is the prompt's, or its own place + 1 where that is more: the same
-in whatever chunks, batch, instance or resumption it is computed.
+in whatever chunks, batch, instance or resumption it is computed. Some models compute a sequence anew as it crosses the
+border; its first border + 1 tokens then count as its prompt.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,24 @@ from wire.errors import ConfigError
 
 DYNAMIC, LONGROPE = "dynamic", "longrope"
 LENGTH_TYPES = (DYNAMIC, LONGROPE)
+_COMPUTED_ANEW = frozenset({"phi3"})  # transformers' generate drops their cache there
 
 
 @dataclass(frozen=True, slots=True)
 class RopeLengths:
-    """A model's rope type, one of LENGTH_TYPES, and the longest sequence that has the frequencies of short ones."""
+    """A model's rope type, one of LENGTH_TYPES, and the longest sequence that has the frequencies of short ones.
+
+    `computes_anew`: all keys of a sequence that grows past the border are those of long ones from then on.
+    """
 
     rope_type: str
     border: int
+    computes_anew: bool = False
+
+    def counted_prompt(self, prompt_length: int, num_tokens: int) -> int:
+        """Return how many of a sequence's first tokens are computed as its prompt, once it has `num_tokens`."""
+        crossed = self.computes_anew and num_tokens > self.border
+        return max(prompt_length, self.border + 1) if crossed else prompt_length
 
     def prefix_salt(self, prompt_length: int) -> str:
         """Return what sets a prompt's keys apart from those of like tokens in prompts of another length."""
@@ -43,7 +54,8 @@ def rope_lengths(text_config: Any) -> RopeLengths | None:
         return None
     if rope_type == DYNAMIC:
         return RopeLengths(rope_type, text_config.max_position_embeddings)
-    return RopeLengths(rope_type, parameters["original_max_position_embeddings"])
+    border = parameters["original_max_position_embeddings"]
+    return RopeLengths(rope_type, border, computes_anew=text_config.model_type in _COMPUTED_ANEW)
 
 
 def longest_sequence(text_config: Any) -> int | None:

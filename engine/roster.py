@@ -106,6 +106,9 @@ class Roster:
         self._start_waiting(now)
         in_order = sorted(self.running.values(), key=lambda prompt: (not prompt.state.probe, prompt.age))
         runs = [(prompt, run) for prompt in in_order for run in prompt.runs()]
+        if self._model.info.rope is not None:
+            for _, run in runs:
+                run.sequence.recount(self._model.info.rope, self._blocks)
         counts = plan_step([run.sequence.remaining for _, run in runs], self._limits)
         selection = Selection()
         for (prompt, run), count in zip(runs, counts, strict=True):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.blocks import BlockPool
 from engine.interface import BatchSequence, Model
 from engine.prefix import BlockName, PrefixChain
+from engine.rope_lengths import RopeLengths
 from engine.swap import SavedBlocks
 from wire.types import FinishReason
 
@@ -17,7 +18,8 @@ class Sequence:
     While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
     token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
     its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
-    Put aside, it has copies in `saved` instead of blocks.
+    Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if `counted_prompt` tokens at least were
+    its prompt's (rope_lengths.py).
     """
 
     token_ids: list[int]
@@ -26,6 +28,7 @@ class Sequence:
     num_computed: int = 0
     num_named: int = 0
     num_cached: int = 0
+    counted_prompt: int = 0
     block_ids: list[int] = field(default_factory=list)
     saved: SavedBlocks | None = None
     finish: FinishReason | None = None
@@ -74,7 +77,7 @@ class Sequence:
 
     def share(self, stem: "Sequence", blocks: BlockPool) -> None:
         """Start with the KV of the prompt that `stem` has computed, and what is held of the outputs so far."""
-        self.chain = stem.chain.fork()
+        self.chain, self.counted_prompt = stem.chain.fork(), 0
         num_full = self.chain.num_full(self.prompt_length)
         found = blocks.find(self.prefix[num_full:])
         shared = stem.block_ids[:num_full] if found else stem.block_ids
@@ -82,6 +85,16 @@ class Sequence:
         self.block_ids = [*shared, *found]
         self.num_named = num_full + len(found)
         self.num_computed = self.chain.num_tokens(self.num_named) if found else self.prompt_length
+
+    def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
+        """Drop KV that was rotated for a shorter sequence than this has become, where the model computes it anew.
+
+        What is computed then has no names: others start with their prompts rotated for their own lengths.
+        """
+        counted = rope.counted_prompt(self.prompt_length, len(self.token_ids))
+        if counted > max(self.prompt_length, self.counted_prompt):
+            self.drop(blocks)
+            self.chain, self.counted_prompt = PrefixChain("", None), counted
 
     def blocks_missing(self, count: int, blocks: BlockPool, block_size: int) -> int:
         """Return how many blocks must be allocated before the next `count` tokens can be written."""
@@ -102,7 +115,8 @@ class Sequence:
 
     def part(self, count: int) -> BatchSequence:
         """Return this sequence's part of a step that computes its next `count` tokens."""
-        return BatchSequence(self.num_computed, count, tuple(self.block_ids), self.prompt_length)
+        counted = max(self.prompt_length, self.counted_prompt)
+        return BatchSequence(self.num_computed, count, tuple(self.block_ids), counted)
 
     def next_tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens to compute."""

@@ -17,7 +17,7 @@ from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.rope import Frequencies
 from engine.rope_lengths import RopeLengths, token_lengths
-from tests.engine.fake_engines import run
+from tests.engine.fake_engines import Answers, run
 from tests.engine.tiny_families import make_family, tiny_config
 from tests.engine.tiny_models import VOCAB_SIZE
 from wire.errors import ConfigError
@@ -43,6 +43,7 @@ def _longrope(half_dim: int, **more: float) -> dict[str, Any]:
 
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", _DYNAMIC),
+    "phi3-longrope": ("phi3", {**_longrope(4), "original_max_position_embeddings": _BORDER, "sliding_window": None}),
     "llama-longrope": ("llama", _longrope(8)),
     "cohere-dynamic": ("cohere", _DYNAMIC),
     "deepseek_v2-dynamic": ("deepseek_v2", _DYNAMIC),
@@ -62,7 +63,7 @@ def test_sequences_about_the_border_equal_transformers_in_one_batch(name: str, b
     assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 def test_a_preempted_sequence_is_computed_again_as_it_was(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
     kv_bytes_of_block = 16 * 4 * 2 * 2 * 16 * 4
@@ -74,7 +75,7 @@ def test_a_preempted_sequence_is_computed_again_as_it_was(name: str, tmp_path: P
     assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 def test_a_prompt_finds_no_keys_of_a_prompt_of_another_kind_of_length(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
     long = _prompts()[-1]
@@ -84,6 +85,38 @@ def test_a_prompt_finds_no_keys_of_a_prompt_of_another_kind_of_length(name: str,
     got = [_answers(core, [prompt])[0] for prompt in prompts]
 
     assert got == Oracle(path, "float32").generate_greedy(prompts, _NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 32])
+@pytest.mark.parametrize("length", [30, 31, 32])
+def test_a_model_that_computes_anew_does_so_in_any_chunks_and_for_each_sequence(
+    length: int, chunk: int, tmp_path: Path
+) -> None:
+    path = _make("phi3-longrope", tmp_path)
+    prompt = _prompts()[-1][:length]
+    core = _core(_load(path), chunk=chunk)
+    core.add(PromptState("p", "r", prompt, SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, n=2)))
+
+    answers = run(core)
+
+    expected = Oracle(path, "float32").generate_greedy([prompt], _NUM_TOKENS, ignore_eos=True)
+    assert [answers.tokens["p", index] for index in range(2)] == expected * 2
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
+@pytest.mark.parametrize("given", [1, 4, 9])
+def test_a_sequence_goes_on_elsewhere_as_it_would_have(name: str, given: int, tmp_path: Path) -> None:
+    path = _make(name, tmp_path)
+    prompts = _prompts()
+    expected = Oracle(path, "float32").generate_greedy(prompts, _NUM_TOKENS, ignore_eos=True)
+    core, params = _core(_load(path)), SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0)
+    for number, prompt in enumerate(prompts):
+        outputs = (tuple(expected[number][:given]),)
+        core.add(PromptState(f"p{number}", f"r{number}", prompt, params, outputs=outputs))
+
+    answers = run(core, Answers(tokens={(f"p{n}", 0): tokens[:given] for n, tokens in enumerate(expected)}))
+
+    assert [answers.tokens[f"p{number}", 0] for number in range(len(prompts))] == expected
 
 
 def test_the_length_of_a_token_is_its_prompts_or_its_own() -> None:
@@ -155,8 +188,8 @@ def _load(path: Path, *, backend: str = "auto", kv_bytes: int = 2 << 20, max_mod
     ).model
 
 
-def _core(model: Model) -> EngineCore:
-    return EngineCore(model, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk_size=13)
+def _core(model: Model, *, chunk: int = 13) -> EngineCore:
+    return EngineCore(model, max_num_seqs=8, max_num_batched_tokens=32, prefill_chunk_size=chunk)
 
 
 def _prompts() -> list[tuple[int, ...]]:
