@@ -26,6 +26,7 @@ from engine.ranks.part import load_part
 from engine.ranks.reduce import Reduce, ReduceFailed
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.team import OnLost, Team
+from engine.rope_lengths import rope_lengths
 from engine.sharding import check_shards
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
@@ -107,7 +108,7 @@ def load_ranks(
             model=identify(path, name or path.resolve().name), max_model_len=length,
             vocab_size=checkpoint.text_config.vocab_size, dtype=choice.name, device="cpu",
             layout=PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size),
-            eos_token_ids=part.eos_token_ids,
+            eos_token_ids=part.eos_token_ids, rope=rope_lengths(checkpoint.text_config),
         )  # fmt: skip
         own = part.make_model(dataclasses.replace(info, layout=pools[0].layout), pools[0])
         model = ShardedModel(

@@ -1,6 +1,6 @@
 """A step, or a copy of blocks, as it crosses to the other ranks: 32-bit integers, nothing that could be executed.
 
-num_tokens, num_sequences | token ids | for each sequence: start, count, blocks | all block ids, one table after another
+num_tokens, num_sequences | token ids | of each sequence: start, count, blocks, prompt length | all tables' block ids
 
 Which rows are sampled stays with rank 0, which alone samples. A copy is all sources, then as many targets.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.interface import BatchSequence, StepBatch
 
-_PER_SEQUENCE = 3
+_PER_SEQUENCE = 4
 
 
 def pack_step(batch: StepBatch) -> bytes:
@@ -22,7 +22,7 @@ def pack_step(batch: StepBatch) -> bytes:
     values = array("i", (len(batch.token_ids), len(batch.sequences)))
     values.extend(batch.token_ids)
     for part in batch.sequences:
-        values.extend((part.start, part.count, len(part.block_ids)))
+        values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
     for part in batch.sequences:
         values.extend(part.block_ids)
     return _little_endian(values).tobytes()
@@ -43,8 +43,8 @@ def unpack_step(payload: bytes) -> StepBatch:
         raise ValueError(f"{len(values)} integers are no step of {num_tokens} tokens in {num_sequences} sequences")
     parts, first = [], tables
     for head in range(heads, tables, _PER_SEQUENCE):
-        start, count, blocks = values[head : head + _PER_SEQUENCE]
-        parts.append(BatchSequence(start, count, tuple(values[first : first + blocks])))
+        start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
+        parts.append(BatchSequence(start, count, tuple(values[first : first + blocks]), prompt_length))
         first += blocks
     return StepBatch(tuple(values[2:heads]), tuple(parts), ())
 

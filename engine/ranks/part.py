@@ -20,6 +20,7 @@ from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
+from engine.rope import rotate_by_sequence
 from engine.sharding import num_reductions, shard_network
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
@@ -58,7 +59,7 @@ class Part:
         """Return the model of this rank over its pool."""
         return TorchModel(
             self.network, info=info, memory=pool, backend=make_backend(self.setup.attention_backend),
-            keeps_logits=self.checkpoint.keeps_logits,
+            keeps_logits=self.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
         )  # fmt: skip
 
 

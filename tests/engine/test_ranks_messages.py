@@ -22,7 +22,7 @@ _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10
 _TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
 
 _INTS = st.integers(0, 2**31 - 1)
-_PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple))
+_PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max_size=8).map(tuple), _INTS)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_step_comes_out_as_it_went_in(parts: tuple[BatchSequence, ...]) -> Non
     payload = pack_step(StepBatch(token_ids, parts, ()))
 
     assert unpack_step(payload) == StepBatch(token_ids, parts, ())
-    assert len(payload) == 4 * (2 + len(token_ids) + sum(3 + len(part.block_ids) for part in parts))
+    assert len(payload) == 4 * (2 + len(token_ids) + sum(4 + len(part.block_ids) for part in parts))
 
 
 def test_copies_come_out_as_pairs() -> None:
@@ -51,7 +51,7 @@ def test_copies_come_out_as_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 7), (0, 1, 5, 1, -1), (0, 0, 1)]
+    "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 9, 7), (0, 1, 5, 1, -1, 9), (0, 0, 1)]
 )
 def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"integers are no step|at least 8 bytes"):
