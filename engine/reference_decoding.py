@@ -36,10 +36,20 @@ class ReferenceDecoder:
 
     def __init__(self, network: Any) -> None:
         self._network = network
+        self._known: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
         self._longest = int(network.config.get_text_config(decoder=True).max_position_embeddings)
 
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
-        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams."""
+        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams.
+
+        Asked again for the same, it answers from memory.
+        """
+        key = (tuple(prompt), params)
+        if key not in self._known:
+            self._known[key] = self._decode(prompt, params)
+        return self._known[key]
+
+    def _decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
         if params.beam_search is not None:
             return self._search(prompt, params)
         every = [self._sequence(prompt, params, number) for number in range(params.num_sequences)]

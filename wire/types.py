@@ -93,6 +93,11 @@ class SamplingParams:
         return self.n if self.beam_search is not None else max(self.n, self.best_of or 0)
 
     @property
+    def width(self) -> int:
+        """Sequences that run at once, each with a seat in the step and blocks of its own."""
+        return self.num_beams if self.beam_search is not None else self.num_sequences
+
+    @property
     def num_beams(self) -> int:
         """Width of the beam search."""
         return max(self.n, self.best_of or 0)
