@@ -150,6 +150,7 @@ class EngineCore:
             uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in roster.prompts()),
             held_prompts=len(roster.held),
             preemptions=roster.preemptions,
+            blocks_swapped=roster.swap.num_used,
         )
 
     def close(self) -> None:

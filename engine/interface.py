@@ -122,6 +122,7 @@ class EngineLoad:
     uncomputed_tokens: int
     held_prompts: int
     preemptions: int
+    blocks_swapped: int = 0
 
 
 class Blocks(Protocol):

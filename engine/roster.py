@@ -48,7 +48,7 @@ class Roster:
     def __init__(self, model: Model, blocks: BlockPool, swap: SwapArea, limits: BatchLimits) -> None:
         self._model = model
         self._blocks = blocks
-        self._swap = swap
+        self.swap = swap
         self._limits = limits
         self._block_size = model.info.layout.block_size
         self.waiting: deque[Prompt] = deque()
@@ -146,7 +146,7 @@ class Roster:
         if len(droppable) < 2:
             return False
         youngest = max(droppable, key=lambda prompt: prompt.age)
-        put_aside(youngest, self._blocks, self._swap, self._block_size)
+        put_aside(youngest, self._blocks, self.swap, self._block_size)
         del self.running[youngest.state.prompt_id]
         self.waiting.appendleft(youngest)
         self.preemptions += 1
@@ -162,7 +162,7 @@ class Roster:
             self.running[prompt.state.prompt_id] = self.waiting.popleft()
 
     def _start(self, prompt: Prompt, now: float) -> None:
-        if not (prompt.is_aside and bring_back(prompt, self._blocks, self._swap, self._block_size)):
+        if not (prompt.is_aside and bring_back(prompt, self._blocks, self.swap, self._block_size)):
             prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:

@@ -164,6 +164,9 @@ class InstanceHost:
             steps=self.loop.steps,
             step_seconds=self.loop.step_seconds,
             preemptions=engine.preemptions,
+            prefix_tokens_sought=blocks.tokens_sought,
+            prefix_tokens_found=blocks.tokens_found,
+            blocks_swapped=engine.blocks_swapped,
         )
         return load if sender is None or receiver is None else with_links(load, sender, receiver)
 

@@ -27,7 +27,10 @@ GAUGES = {
     "step_seconds": "Seconds spent in steps since the start",
     "kv_bytes_sent": "KV bytes sent over all links since the start",
     "kv_bytes_received": "KV bytes received over all links since the start",
-    "preemptions": "Sequences dropped for lack of KV blocks since the start",
+    "preemptions": "Prompts put aside for lack of KV blocks since the start",
+    "blocks_swapped": "KV blocks of preempted prompts that have copies outside the pool",
+    "prefix_tokens_sought": "Prompt tokens looked for among those computed before, since the start",
+    "prefix_tokens_found": "Prompt tokens that were there and were not computed again, since the start",
 }
 
 

@@ -11,6 +11,7 @@ from wire.types import LoadSnapshot
 _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_blocks_used", "KV blocks held by a sequence or a ticket", lambda load: load.blocks_used - load.blocks_probe),
     ("kv_blocks_cached", "KV blocks that hold a reusable prefix", lambda load: load.blocks_cached),
+    ("kv_blocks_swapped", "KV blocks of preempted prompts kept outside the pool", lambda load: load.blocks_swapped),
     ("kv_blocks_total", "KV blocks of the pool", lambda load: load.blocks_total),
     ("kv_blocks_probe", "KV blocks held by probes", lambda load: load.blocks_probe),
     ("running", "Sequences in the batch", lambda load: load.running),
@@ -27,7 +28,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_frames_dropped", "KV frames of no living ticket", lambda load: load.kv_frames_dropped),
     ("kv_frames_duplicate", "KV frames that were there already", lambda load: load.kv_frames_duplicate),
     ("kv_links_refused", "KV links that the instance refused", lambda load: load.kv_links_refused),
-    ("preemptions", "Sequences dropped for lack of blocks", lambda load: load.preemptions),
+    ("preemptions", "Prompts put aside for lack of blocks", lambda load: load.preemptions),
+    ("prefix_tokens_sought", "Tokens looked for among cached ones", lambda load: load.prefix_tokens_sought),
+    ("prefix_tokens_found", "Tokens that were cached", lambda load: load.prefix_tokens_found),
     ("steps", "Steps of the instance", lambda load: load.steps),
 )
 _LEDGER: tuple[tuple[str, str, Callable[[LedgerView], float]], ...] = (

@@ -180,6 +180,7 @@ _LOAD_FIELDS = (
     "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
     "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
     "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
+    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped",
 )  # fmt: skip
 _LINK_FIELDS = (
     "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",

@@ -291,7 +291,8 @@ class LoadSnapshot:
 
     Blocks in use are held by a sequence or a ticket; `blocks_probe` of them by probes. `uncomputed_tokens` are prompt
     tokens accepted and not yet computed. `progress_age_s` is how long ago the engine loop last turned or finished a
-    layer.
+    layer. `prefix_tokens_sought` were looked for among blocks computed before, `prefix_tokens_found` were there.
+    `blocks_swapped` of preempted sequences have copies outside the pool.
     """
 
     blocks_total: int
@@ -313,6 +314,9 @@ class LoadSnapshot:
     kv_frames_dropped: int = 0
     kv_frames_duplicate: int = 0
     kv_links_refused: int = 0
+    prefix_tokens_sought: int = 0
+    prefix_tokens_found: int = 0
+    blocks_swapped: int = 0
     links: tuple["LinkStatus", ...] = field(default=())
 
 

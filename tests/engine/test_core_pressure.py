@@ -49,7 +49,7 @@ def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step:
         assert oldest is None or oldest.ended or progress(oldest) > before, "the oldest stood still"
         answers.take(result.tokens)
         core.blocks.check()
-        core._roster._swap.check()
+        core._roster.swap.check()
         steps += 1
         assert steps <= work, "more steps than tokens: somebody is computed again and again"
     return answers, steps
@@ -84,7 +84,7 @@ def test_answers_under_pressure_equal_those_of_an_unbounded_pool(
         prefix_caching=caches, swap_bytes=swap_blocks * BLOCK_BYTES,
     )  # fmt: skip
     answers, _ = run_to_the_end(core, states, added_each_step)
-    used, aside = core.blocks.num_used, core._roster._swap.num_used
+    used, aside = core.blocks.num_used, core._roster.swap.num_used
     model.close()
 
     assert (used, aside) == (0, 0)

@@ -210,6 +210,7 @@ def test_a_combined_instance_tells_what_it_did_not_compute(tmp_path: Path) -> No
             assert isinstance(beat, Heartbeat)
             assert beat.load is not None
             assert (beat.load.blocks_used, beat.load.blocks_cached) == (0, 3)
+            assert (beat.load.prefix_tokens_sought, beat.load.prefix_tokens_found) == (64, 32)
         return told
 
     assert asyncio.run(run()) == [0, 32]

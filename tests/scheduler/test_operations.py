@@ -101,6 +101,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         blocks_total=100, blocks_used=7, blocks_probe=2, blocks_cached=30, running=3, waiting=1, uncomputed_tokens=9,
         held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links,
         kv_frames_corrupt=5, kv_frames_resent=4, kv_frames_dropped=3, kv_frames_duplicate=2, kv_links_refused=1,
+        prefix_tokens_sought=96, prefix_tokens_found=64, blocks_swapped=12,
     )  # fmt: skip
     living = InstanceView(0, Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
@@ -116,6 +117,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
+        "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "kv_blocks_swapped": 12,
     }  # fmt: skip
     assert (
         'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",role="decode",'
