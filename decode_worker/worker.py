@@ -204,20 +204,20 @@ class DecodeWorker:
             if finish_of(output, state.params, prompt_length=len(state.token_ids), max_model_len=longest) is None
         }
 
-    def _add(self, engine: Engine, state: PromptState, _held: Grammar | None) -> None:
+    def _add(self, engine: Engine, state: PromptState, grammar: Grammar | None) -> None:
         try:
-            engine.add(state)
+            engine.add(state, grammar=grammar)
         except PdserveError as error:
             self.on_failed(state.prompt_id, error)
 
-    def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...], _held: Grammar | None) -> None:
+    def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...], grammar: Grammar | None) -> None:
         with self._lock:
             known = state.prompt_id in self._running
         if not known:
             engine.blocks.release(block_ids)
             return
         try:
-            engine.admit(state, block_ids)
+            engine.admit(state, block_ids, grammar)
         except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's admission: answered
             log.error("admission_failed", error, request_id=state.request_id, error=error)
             engine.blocks.release(block_ids)

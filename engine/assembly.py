@@ -62,7 +62,7 @@ def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
     sequence, params = prompt.sequences[index], prompt.state.params
     position, history = sequence.num_outputs, sequence.token_ids
     banned = banned_tokens(params, position, history)
-    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length)
+    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length, sequence.mask)
 
 
 def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:

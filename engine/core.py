@@ -12,6 +12,7 @@ from engine.assembly import Announcer, batch_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
 from engine.ending import finish_of
+from engine.grammar.interface import Grammar
 from engine.interface import (
     EngineInfo,
     EngineLoad,
@@ -21,6 +22,7 @@ from engine.interface import (
     Prefilled,
     StepResult,
 )
+from engine.masks import fill_masks
 from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_runnable
@@ -95,12 +97,15 @@ class EngineCore:
         """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread."""
         check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
 
-    def add(self, state: PromptState, *, hold: bool = False) -> None:
-        """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit."""
-        self.check(state, hold=hold)
-        self._roster.queue(self._accept(state, hold=hold))
+    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
+        """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit.
 
-    def admit(self, state: PromptState, block_ids: Many[int]) -> None:
+        Raises InvalidGrammar for outputs so far that `grammar` does not allow.
+        """
+        self.check(state, hold=hold)
+        self._roster.queue(self._accept(state, hold=hold, grammar=grammar))
+
+    def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
         """Start a prompt whose KV lies in `block_ids`. If it raises (as `check`), the references stay the caller's."""
         layout = self.info.layout
         wanted = layout.num_blocks_for(len(state.token_ids))
@@ -110,7 +115,7 @@ class EngineCore:
             raise InvalidRequest(
                 f"an admitted prompt has a token for each of its {state.params.num_sequences} sequences"
             )
-        prompt = self._accept(state, hold=False)
+        prompt = self._accept(state, hold=False, grammar=grammar)
         if not prompt.ended:
             self.check(state)
             prompt.admitted_at = self._clock()
@@ -164,8 +169,9 @@ class EngineCore:
         selection = self._roster.select(started)
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
-        if selection.pieces:
-            self._compute(selection.pieces, on_layer, outcome)
+        pieces = self._masked(selection.pieces, outcome)
+        if pieces:
+            self._compute(pieces, on_layer, outcome)
         return StepResult(
             tokens=tuple(outcome.tokens),
             prefilled=tuple(outcome.prefilled),
@@ -175,6 +181,15 @@ class EngineCore:
             seconds=self._clock() - started,
             prompt_logprobs=tuple(outcome.prompt_logprobs),
         )
+
+    def _masked(self, pieces: list[Piece], outcome: _Outcome) -> list[Piece]:
+        """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
+        for piece in pieces:
+            try:
+                fill_masks(piece, self.info.vocab_size)
+            except Exception as error:  # noqa: BLE001 - this prompt's own grammar: answered in `failed`
+                self._fail(piece.prompt, error, outcome)
+        return [piece for piece in pieces if self._roster.runs(piece.prompt)]
 
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
@@ -223,7 +238,7 @@ class EngineCore:
         sequence, params = prompt.sequences[index], prompt.state.params
         if not prompt.hold:
             failpoint("decode.token")
-        sequence.token_ids.append(chosen.token_id)
+        sequence.append(chosen.token_id)
         if sequence.finish is not None:
             return
         ending = finish_of(
@@ -250,12 +265,15 @@ class EngineCore:
         else:
             self._roster.hold(prompt)
 
-    def _accept(self, state: PromptState, *, hold: bool) -> Prompt:
+    def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:
         if self._roster.find(state.prompt_id) is not None:
             raise InvalidRequest(f"prompt {state.prompt_id} is here already")
         self._accepted += 1
         chain = self._blocks.chain(state)
-        return Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
+        prompt = Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
+        if grammar is not None:
+            prompt.bind(grammar)
+        return prompt
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: _Outcome) -> None:
         prompt_id = prompt.state.prompt_id

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.grammar.interface import Grammar
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.errors import PdserveError
@@ -159,9 +160,7 @@ class Blocks(Protocol):
         """Return the names of a prompt's blocks; none where nothing is cached, or for a probe."""
         ...
 
-    def take(
-        self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False
-    ) -> tuple[tuple[int, ...], int]:
+    def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
         """As `allocate`, with those that hold a leading part of `prefix` first, not to be written; say how many."""
         ...
 
@@ -195,14 +194,14 @@ class Engine(Protocol):
         """
         ...
 
-    def add(self, state: PromptState, *, hold: bool = False) -> None:
-        """Queue a prompt whose KV is computed here; with outputs so far it is resumed.
+    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
+        """Queue a prompt whose KV is computed here; with outputs so far it is resumed. `grammar` binds its outputs.
 
         `hold`: stop after the first token of each sequence and keep the prompt's blocks until `release`.
         """
         ...
 
-    def admit(self, state: PromptState, block_ids: Sequence[int]) -> None:
+    def admit(self, state: PromptState, block_ids: Sequence[int], grammar: Grammar | None = None) -> None:
         """Start a prompt whose KV of all its prompt tokens lies in `block_ids`; the engine takes their references.
 
         `state.outputs` has at least one token for each sequence. The prompt's sequences share the blocks, copy on

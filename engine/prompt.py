@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from engine.blocks import BlockPool
 from engine.ending import finish_of
+from engine.grammar.interface import Grammar
 from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence
 from wire.types import FinishReason, PromptState, TokenOutput
@@ -53,6 +54,12 @@ class Prompt:
             )
             sequence.finish = ending[0] if ending else None
         return cls(state, age, hold, sequences, _stem_of(state, chain), chain)
+
+    def bind(self, grammar: Grammar) -> None:
+        """Let `grammar` decide what each sequence may be. Raises InvalidGrammar for outputs that it does not allow."""
+        for sequence in self.live:
+            sequence.matcher = grammar.matcher(self.state.params.stop_token_ids)
+            sequence.matcher.replay(sequence.outputs)
 
     @property
     def live(self) -> list[Sequence]:

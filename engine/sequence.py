@@ -4,10 +4,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
+from engine.grammar.interface import Matcher
 from engine.interface import BatchSequence, Model
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from engine.swap import SavedBlocks
+from wire.errors import InternalError
 from wire.types import FinishReason
 
 
@@ -19,7 +21,8 @@ class Sequence:
     token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
     its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
     Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if `counted_prompt` tokens at least were
-    its prompt's (rope_lengths.py).
+    its prompt's (rope_lengths.py). Where a grammar binds it, `matcher` has taken its outputs and `mask` says what may
+    come next.
     """
 
     token_ids: list[int]
@@ -32,6 +35,8 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     saved: SavedBlocks | None = None
     finish: FinishReason | None = None
+    matcher: Matcher | None = None
+    mask: memoryview | None = None
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -52,6 +57,12 @@ class Sequence:
     def num_announced(self) -> int:
         """Tokens whose KV a receiver has heard of: what was found here is announced with the first chunk computed."""
         return 0 if self.num_computed == self.num_cached else self.num_computed
+
+    def append(self, token_id: int) -> None:
+        """Take the token chosen next. Raises InternalError for one that its grammar does not allow."""
+        if self.matcher is not None and self.finish is None and not self.matcher.advance(token_id):
+            raise InternalError(f"token {token_id} was chosen, which the grammar does not allow")
+        self.token_ids.append(token_id)
 
     def take(self, num_blocks: int, blocks: BlockPool, *, uses_cache: bool, probe: bool) -> None:
         """Start with `num_blocks`, the prefix that is held already first. Raises NoCapacity, unchanged.

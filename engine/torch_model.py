@@ -112,7 +112,8 @@ class TorchModel:
         """Return slices of the logits of the batch's score rows, computed as they are read."""
         rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
         if self._fused is not None:
-            return map(self._fused.logits, torch.split(rows, rows_at_once(self._info.vocab_size))) if batch.scores else ()
+            slices = torch.split(rows, rows_at_once(self._info.vocab_size))
+            return map(self._fused.logits, slices) if batch.scores else ()
         return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:

@@ -182,7 +182,7 @@ class PrefillWorker:
             return
         try:
             failpoint("prefill.before_chunk")
-            engine.add(state, hold=True)
+            engine.add(state, hold=True, grammar=handing.grammar)
         except PdserveError as error:
             self.on_failed(state.prompt_id, error)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from engine.blocks import BlockPool
+from engine.grammar.interface import Grammar
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, PooledPrompt, StepResult
 from engine.pooling.encoder import Encoder
@@ -68,12 +69,12 @@ class EncoderCore:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {self._info.vocab_size})", "input")
         check_dimensions(state.pooling, self._encoder.info.hidden_size)
 
-    def add(self, state: PromptState, *, hold: bool = False) -> None:
+    def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
         """Queue a text. Raises what `check` raises."""
         self.check(state, hold=hold)
         self._waiting.append(state)
 
-    def admit(self, state: PromptState, block_ids: Many[int]) -> None:
+    def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
         """Refuse: nothing is ever handed to an encoder."""
         self.check(state, hold=True)
 

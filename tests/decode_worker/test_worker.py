@@ -187,7 +187,7 @@ def test_a_commit_that_cannot_be_read_is_a_failed_hand_off_and_not_the_clients_f
 def test_an_admission_that_raises_ends_its_prompt_in_words_and_frees_the_blocks(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(state: PromptState, block_ids: Sequence[int]) -> None:
+    def refuse(*_: object) -> None:
         raise error
 
     with half() as it:

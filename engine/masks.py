@@ -1,0 +1,19 @@
+"""Which tokens the grammars of a step's sequences allow next, as the sampler takes it: one bit a token."""
+
+from engine.roster import Piece
+
+_WORD_BITS = 32
+
+
+def fill_masks(piece: Piece, vocab_size: int) -> None:
+    """Set the mask of each sequence that gets a token from this piece. Raises InvalidGrammar where none may follow."""
+    if not piece.reaches_end:
+        return
+    for index in piece.sampled:
+        sequence = piece.prompt.sequences[index]
+        if sequence.matcher is not None and sequence.finish is None:
+            import numpy as np  # only where a grammar is: the fake engine does without
+
+            row = np.zeros(-(-vocab_size // _WORD_BITS), dtype=np.int32)
+            sequence.matcher.fill(row)
+            sequence.mask = memoryview(row)
