@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pdserve.ports import free_ports
-from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import CLONE, GuideCluster, Tables, generate
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -34,18 +33,6 @@ def test_the_processes_may_start_in_any_order(tmp_path: Path, fake_model: Path, 
         cluster.wait_ready()
 
         assert _complete(cluster)
-        cluster.wait_idle()
-
-
-def test_the_guides_flags_serve_with_two_devices_an_instance(tmp_path: Path, tiny_model: Path) -> None:
-    guide = (
-        "--tensor-parallel-size=2", "--max-model-len=256", "--max-num-seqs=256", "--max-num-batched-tokens", "256",
-    )  # fmt: skip
-    with GuideCluster(tmp_path, tiny_model, flags=(*ENGINE_FLAGS, *guide)) as cluster:
-        cluster.up()
-
-        assert _complete(cluster)
-        assert "one rank runs over the cores of devices 4,5" in cluster.processes["prefill-0"].log
         cluster.wait_idle()
 
 
