@@ -12,7 +12,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.registered import PROBE, Mask, attach, register
 from engine.checkpoint import Checkpoint
 from engine.network import build_network
-from engine.rope import check_rotaries
+from engine.rope import check_rotaries, ignore_lengths
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
@@ -73,6 +73,7 @@ def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
         check_rotaries(network)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {checkpoint.config.model_type}: {error}") from error
+    ignore_lengths(network)
     try:
         with torch.device("meta"):
             return _run_one_token(network, checkpoint, dtype)

@@ -80,6 +80,12 @@ def check_rotaries(network: Any) -> None:
             raise ConfigError(f"{type(rotary).__name__} has its own way of rope type {rope_type}: not supported")
 
 
+def ignore_lengths(network: Any) -> None:
+    """Let a network without memory run at all: no length can be looked at there, and no frequency matters."""
+    for _, _, rotary in _rotaries(network):
+        rotary.rope_type = "default"
+
+
 def rotate_by_sequence(network: Any) -> StepRope | None:
     """Replace the rotary modules that look at lengths; return who is to be told them, None where there are none."""
     found = list(_rotaries(network))

@@ -15,12 +15,13 @@ from engine.interface import Model
 from engine.kv_probe import rehearse
 from engine.loader import load_model
 from engine.oracle import Oracle
+from engine.ranks.load import RanksOptions, load_ranks
 from engine.rope import Frequencies
 from engine.rope_lengths import RopeLengths, token_lengths
 from tests.engine.fake_engines import Answers, run
 from tests.engine.tiny_families import make_family, tiny_config
 from tests.engine.tiny_models import VOCAB_SIZE
-from wire.errors import ConfigError
+from wire.errors import ConfigError, PdserveError
 from wire.types import PromptState, SamplingParams
 
 _BORDER = 32
@@ -119,6 +120,22 @@ def test_a_sequence_goes_on_elsewhere_as_it_would_have(name: str, given: int, tm
     assert [answers.tokens[f"p{number}", 0] for number in range(len(prompts))] == expected
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope"])
+def test_every_rank_of_two_rotates_alike(name: str, tmp_path: Path) -> None:
+    path, lost = _make(name, tmp_path), list[PdserveError]()
+    options = RanksOptions(cores=((), ()), num_threads=1, step_s=30.0)
+    loaded = load_ranks(
+        path, dtype="float32", block_size=16, kv_cache_memory=2 << 20, ranks=options, on_lost=lost.append
+    )
+
+    got = _answers(core := _core(loaded.model), _prompts())
+
+    core.close()
+    assert got == Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
+    assert lost == []
+
+
 def test_the_length_of_a_token_is_its_prompts_or_its_own() -> None:
     assert token_lengths(0, 4, 3) == [3, 3, 3, 4]
     assert token_lengths(7, 2, 3) == [8, 9]
@@ -150,6 +167,13 @@ def test_dynamic_ends_factor_times_as_far_as_it_begins(tmp_path: Path) -> None:
     assert _load(path).info.max_model_len == 4 * _BORDER
     with pytest.raises(ConfigError, match="--max-model-len 129: must be from 1 to the model's 128"):
         _load(path, max_model_len=129)
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_shapes_alone_tell_what_its_layers_keep(name: str, tmp_path: Path) -> None:
+    path = _make(name, tmp_path)
+
+    assert rehearse(open_checkpoint(path), "float32") == _load(path).info.layout.tensors
 
 
 def test_a_rotary_module_with_its_own_way_is_refused(tmp_path: Path) -> None:
