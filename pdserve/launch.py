@@ -12,7 +12,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
 from pdserve.cli import guarded
-from pdserve.gguf_model import with_plain_model
+from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
 from pdserve.trust import trust_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdserve import model
 from pdserve.engine_flags import check_engine_flags
-from pdserve.gguf_model import with_plain_model
+from pdserve.model_flags import with_plain_model
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError

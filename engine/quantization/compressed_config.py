@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.quantization.compressed import PACKED_BITS, CompressedLayout
-from engine.quantization.config import QuantizationConfig, read_block
+from engine.quantization.config import QuantizationConfig, compressed_groups, read_block
 from wire.errors import ConfigError
 
 _UNPACKED = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
@@ -22,27 +22,12 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
         raise ConfigError(f"{config.source}: sparse weights ({sparsity}) are not supported")
     if _section(values, "transform_config").get("config_groups"):
         raise ConfigError(f"{config.source}: transforms of weights and activations are not supported")
-    groups = _groups(config)
+    groups = compressed_groups(config)
     if not groups:
         raise ConfigError(f"{config.source}: compressed-tensors without config_groups")
     names = sorted({_check_group(config, group) for group in groups})
     inputs = any(group.get("input_activations") for group in groups)
     return CompressedLayout(f"compressed-tensors {' and '.join(names)}", inputs, _block(config, groups))
-
-
-def is_int8_with_inputs(config: QuantizationConfig) -> bool:
-    """Whether all weights and inputs are int8: W8A8, which the guide calls smoothquant."""
-    parts = [group.get(key) for group in _groups(config) for key in ("weights", "input_activations")]
-    return bool(parts) and all(
-        part and (part.get("type", "int"), part.get("num_bits", 8)) == ("int", 8) for part in parts
-    )
-
-
-def _groups(config: QuantizationConfig) -> list[dict[str, Any]]:
-    groups = config.values.get("config_groups") or {}
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-        raise ConfigError(f"{config.source}: config_groups must be an object of objects")
-    return list(groups.values())
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -50,6 +50,14 @@ def read_block(config: QuantizationConfig, value: Any) -> tuple[int, int] | None
     return value[0], value[1]
 
 
+def compressed_groups(config: QuantizationConfig) -> list[dict[str, Any]]:
+    """Return the config groups of compressed-tensors. Raises ConfigError."""
+    groups = config.values.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ConfigError(f"{config.source}: config_groups must be an object of objects")
+    return list(groups.values())
+
+
 def _checked(values: Any, method: str | None, source: Path) -> QuantizationConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: its quantization config is {type(values).__name__}, not an object")

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.quantization.asked import check_asked
 from engine.quantization.awq import BITS as AWQ_BITS
 from engine.quantization.awq import AwqLayout
-from engine.quantization.compressed_config import is_int8_with_inputs, read_compressed
+from engine.quantization.compressed_config import read_compressed
 from engine.quantization.config import QuantizationConfig, read_block, read_quantization_config
 from engine.quantization.fp8 import Fp8Layout
 from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
@@ -26,7 +27,7 @@ def find_quantization(path: Path, asked: str | None) -> Layout | None:
     """
     config = read_quantization_config(path)
     if asked is not None:
-        _check_asked(path, asked, config)
+        check_asked(path, asked, config)
     if config is None:
         return None
     read = _READERS.get(config.method)
@@ -35,19 +36,6 @@ def find_quantization(path: Path, asked: str | None) -> Layout | None:
             f"{config.source}: quantised by {config.method}, which is not supported: only {', '.join(_READERS)}"
         )
     return read(config)
-
-
-def _check_asked(path: Path, asked: str, config: QuantizationConfig | None) -> None:
-    if config is None:
-        raise ConfigError(f"--quantization {asked}, but {path} is not quantised: its config.json says nothing of it")
-    method = "compressed-tensors" if asked == "smoothquant" else asked
-    if config.method != method:
-        raise ConfigError(f"--quantization {asked}, but {config.source} says {config.method}")
-    if asked == "smoothquant" and not is_int8_with_inputs(config):
-        raise ConfigError(
-            f"--quantization smoothquant means int8 weights and inputs (W8A8), but {config.source} says "
-            f"{config.values.get('format')}, or other widths"
-        )
 
 
 def _read_awq(config: QuantizationConfig) -> Layout:

@@ -1,12 +1,14 @@
-"""A GGUF file as --model: the flags every process goes on with, and what contradicts it."""
+"""--model and --quantization: what contradicts, and the flags that every process goes on with for a GGUF file."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.gguf_folder import converted_path
 from pdserve import up_request
-from pdserve.gguf_model import with_plain_model
+from pdserve.model_flags import with_plain_model
 from tests.engine.tiny_gguf import write_tiny_gguf
 from wire.errors import ConfigError
 from wire.options import EngineOptions
@@ -48,9 +50,23 @@ def test_up_converts_before_it_starts_processes(cache: Path, gguf_file: Path) ->
 
 
 def test_other_models_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     options = EngineOptions(model=str(tmp_path), quantization="awq")
 
     assert with_plain_model(options, {}) == options
+
+
+def test_flag_and_checkpoint_must_agree_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    script = (
+        "import sys; from pdserve.model_flags import with_plain_model; from wire.options import EngineOptions\n"
+        "try: with_plain_model(EngineOptions(model=sys.argv[1], quantization='awq'), {})\n"
+        "except Exception as error: print('torch' in sys.modules, error)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == f"False --quantization awq, but {tmp_path}/config.json says gptq\n"
 
 
 def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:

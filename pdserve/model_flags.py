@@ -1,4 +1,4 @@
-"""A model given as a GGUF file: its flags as if it were the checkpoint folder that it is converted to, once."""
+"""--model and --quantization, checked against each other; a GGUF file becomes the folder that it is converted to."""
 
 import sys
 from collections.abc import Mapping
@@ -24,12 +24,23 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str]) -> Engi
                 f"--quantization gguf, but {options.model or 'the default model'} is no .gguf file, nor a folder with "
                 "nothing else"
             )
+        _check_quantization(options)
         return options
     if options.quantization not in (None, "gguf"):
         raise ConfigError(f"--quantization {options.quantization}, but {file} is GGUF")
     folder = ensure_converted(file, default_cache_dir(environ), _progress)
     names = (*options.served_model_name, options.model)
     return replace(options, model=str(folder), served_model_name=names, quantization=None)
+
+
+def _check_quantization(options: EngineOptions) -> None:
+    """Tell a contradiction where it was typed, not in an instance's log."""
+    if options.quantization is not None and (Path(options.model) / "config.json").is_file():
+        from engine.quantization.asked import check_asked
+        from engine.quantization.config import read_quantization_config
+
+        path = Path(options.model)
+        check_asked(path, options.quantization, read_quantization_config(path))
 
 
 def _progress(line: str) -> None:
