@@ -1,0 +1,96 @@
+"""What this machine's memory and arithmetic allow, measured with plain torch in the same run."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rates.cases import PREFILL_PROMPT, Case
+from wire.model_identity import stored_tensors
+
+_READ_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """GFLOP/s of the model's matrix products and GB/s of plain reads; what a token costs of both."""
+
+    gflops: float
+    read_gbs: float
+    weight_bytes: int
+    weight_flops: int  # of one token, all linear layers but the one that makes logits
+    logit_flops: int
+    kv_token_bytes: int
+
+    def case_s(self, case: Case) -> float:
+        """Return the least seconds a case can take."""
+        run = case.run
+        steps = run.out - (0 if case.before is None else case.before.out)
+        prefill = run.requests * (run.prompt * self.weight_flops + self.logit_flops) / self.gflops / 1e9
+        if run.out == 1:
+            return prefill
+        decode = steps * self._step_s(run.requests, run.prompt + run.out // 2)
+        return decode if case.before is not None else decode + prefill
+
+    def _step_s(self, batch: int, context: int) -> float:
+        """A step reads the weights and the batch's KV once and multiplies: whichever takes longer."""
+        read = self.weight_bytes + batch * context * self.kv_token_bytes
+        return max(read / self.read_gbs, batch * (self.weight_flops + self.logit_flops) / self.gflops) / 1e9
+
+
+def measure_floors(path: Path, info: Any, say: Callable[..., None]) -> Floors:
+    """Measure at the shapes of the model's own linear layers, and say what the machine does.
+
+    Arithmetic is the faster of float32 and bfloat16: either may be how a bfloat16 product is made.
+    """
+    import torch
+
+    sizes = [tensor.shape for tensor in stored_tensors(path) if len(tensor.shape) == 2]
+    inner = [size for size in sizes if size[0] != info.vocab_size]
+    gflops = {name: _matmul_gflops(inner, getattr(torch, name)) for name in ("float32", "bfloat16")}
+    read = _read_gbs()
+    say(measure="floor", **{f"matmul_gflops_{name}": rate for name, rate in gflops.items()}, read_gbs=read)
+    num_inner = sum(rows * columns for rows, columns in inner)
+    num_logit = info.vocab_size * next(size[1] for size in sizes if size[0] == info.vocab_size)
+    return Floors(
+        gflops=max(gflops.values()) if info.dtype == "bfloat16" else gflops["float32"],
+        read_gbs=read,
+        weight_bytes=(num_inner + num_logit) * getattr(torch, info.dtype).itemsize,
+        weight_flops=2 * num_inner,
+        logit_flops=2 * num_logit,
+        kv_token_bytes=info.layout.token_bytes,
+    )
+
+
+def _matmul_gflops(sizes: Sequence[tuple[int, ...]], dtype: Any) -> float:
+    """Return GFLOP/s of 512 rows through one layer's worth of each distinct weight shape."""
+    import torch
+
+    layers = [torch.randn(size, dtype=dtype) for size in sorted(set(sizes))]
+    inputs = [torch.randn(PREFILL_PROMPT, weight.shape[1], dtype=dtype) for weight in layers]
+
+    def once() -> None:
+        for rows, weight in zip(inputs, layers, strict=True):
+            torch.nn.functional.linear(rows, weight)
+
+    return 2 * PREFILL_PROMPT * sum(weight.numel() for weight in layers) / _best_s(once, 20) / 1e9
+
+
+def _read_gbs() -> float:
+    """Return GB/s of summing memory that no cache holds."""
+    import torch
+
+    memory = torch.ones(_READ_BYTES // 4)
+    return _READ_BYTES / _best_s(lambda: memory.sum(), 5) / 1e9
+
+
+def _best_s(call: Callable[[], object], times: int) -> float:
+    """Return the shortest seconds of `times` calls, after one to warm up: a floor is what the machine can do."""
+    call()
+    shortest = float("inf")
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        shortest = min(shortest, time.perf_counter() - began)
+    return shortest

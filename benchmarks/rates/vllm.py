@@ -1,0 +1,105 @@
+"""vLLM's CPU build as a contestant: one engine in a process group of its own, stopped while others are measured."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rates.cases import Run
+
+_SCRIPT = Path(__file__).resolve().parents[1] / "peers" / "vllm_peer.py"
+_START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
+
+
+class Missing(Exception):
+    """The peer is not there, or did not start; says how to get it, or where its log is."""
+
+
+class Vllm:
+    """Asks benchmarks/peers/vllm_peer.py, in the environment that benchmarks/peers/setup made, run by run."""
+
+    name = "vllm"
+
+    def __init__(self, model: Path, *, dtype: str, environ: Mapping[str, str] = os.environ) -> None:
+        """Start it and wait until it is loaded. Raises Missing."""
+        home = peers_home(environ)
+        python = home / "vllm" / "bin" / "python"
+        if not python.exists():
+            raise Missing(f"{python} is not there: run benchmarks/peers/setup vllm, or set PEERS_HOME")
+        self.log = home / "vllm-rates.log"
+        self._buffer = b""
+        self._replies, theirs = os.pipe()
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)], stdin=subprocess.PIPE, stdout=log,
+                stderr=subprocess.STDOUT, pass_fds=[theirs], env=_environment(environ), start_new_session=True,
+            )  # fmt: skip
+        os.close(theirs)
+        try:
+            self.version = str(self._reply(_START_S)["version"])
+        except Missing:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    @property
+    def bound_to(self) -> str:
+        """What its log says of the cores it uses."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.strip() for line in lines if "core ids" in line.lower()), "not said in its log")
+
+    def time(self, run: Run) -> float:
+        """Return the seconds of one run. Raises Missing where it ended or takes too long."""
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        asked = {"requests": run.requests, "prompt": run.prompt, "out": run.out}
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.flush()
+        seconds = float(self._reply(_RUN_S)["seconds"])
+        self._signal(signal.SIGSTOP)
+        return seconds
+
+    def close(self) -> None:
+        """End the whole process group."""
+        self._signal(signal.SIGKILL)
+        self._process.wait(_END_S)
+        os.close(self._replies)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+    def _reply(self, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(self._replies, 4096) if ready else b""
+            if not piece:
+                raise Missing(f"vLLM {'ended' if ready else f'said nothing for {timeout_s:g} s'}: see {self.log}")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+def peers_home(environ: Mapping[str, str]) -> Path:
+    """Return where benchmarks/peers/setup installs: $PEERS_HOME, else a folder in the user's cache."""
+    if environ.get("PEERS_HOME"):
+        return Path(environ["PEERS_HOME"])
+    cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
+    return Path(cache) / "pdserve-peers"
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """All of this process's cores: by default vLLM keeps one back for its front end."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    own = {
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+    }  # fmt: skip
+    return {**{name: value for name, value in environ.items() if name != "PYTHONPATH"}, **own}
