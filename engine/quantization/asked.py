@@ -1,4 +1,4 @@
-"""--quantization against what a checkpoint says of itself. Without torch, so that every process can check it at once."""
+"""--quantization against what a checkpoint says of itself. Without torch, so that every process checks it at once."""
 
 from pathlib import Path
 
