@@ -101,7 +101,7 @@ class PooledPrompt:
 class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
 
-    `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
+    `progressed` are prompts that came further without a token that could be told (beam search). `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -112,6 +112,7 @@ class StepResult:
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()
+    progressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +307,8 @@ class StepOutput:
     """What a step made: one entry for each SampleRow in the first three, one for each ScoreRow in `scores`.
 
     `logprobs` and `candidates` are empty when no row asked, else None where a row did not. `failures` are (SampleRow's
-    index, why) of rows for which no token could be chosen; their other entries mean nothing.
+    index, why) of rows for which no token could be chosen; their other entries mean nothing. `score_failure` is why
+    `scores` are missing, which concerns those alone who asked.
     """
 
     token_ids: Sequence[int]
@@ -314,6 +316,7 @@ class StepOutput:
     candidates: Sequence[Candidates | None] = ()
     scores: Sequence[TokenLogprobs] = ()
     failures: Sequence[tuple[int, PdserveError]] = ()
+    score_failure: PdserveError | None = None
 
 
 class Pending(Protocol):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from engine.logprobs import rows_at_once
 from wire.errors import InternalError
@@ -19,37 +20,37 @@ class RowHead:
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._decoder: Any = network.get_decoder()
-        self._output: Any = None
+        self._parts = [part for part in network.modules() if isinstance(part, PreTrainedModel) and part is not network]
+        self._kept: tuple[Any, Any] | None = None
 
     @contextmanager
     def keeping(self, *, wanted: bool) -> Iterator[None]:
-        """Keep what the decoder returns in this block, where `wanted`."""
-        hook = self._decoder.register_forward_hook(self._keep) if wanted else None
+        """Keep what the decoder returns in this block, where `wanted`. It is the last of the models in it to return."""
+        hooks = [part.register_forward_hook(self._keep) for part in self._parts] if wanted else []
         try:
             yield
         finally:
-            if hook is not None:
+            for hook in hooks:
                 hook.remove()
 
     def slices(self, rows: torch.Tensor, vocab_size: int) -> Iterator[torch.Tensor]:
         """Yield the logits of `rows` (of the last step) in order, [rows of a slice, vocab_size]; then let it go."""
-        output, self._output = self._output, None
-        if output is None:
-            raise InternalError(f"{type(self._network).__name__} did not run {type(self._decoder).__name__}")
+        kept, self._kept = self._kept, None
+        if kept is None or not hasattr(kept[1], "last_hidden_state"):
+            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states could be kept")
         size = rows_at_once(vocab_size)
         for start in range(0, len(rows), size):
-            yield self._run(output, rows[start : start + size])
+            yield self._run(*kept, rows[start : start + size])
 
-    def _keep(self, _module: Any, _inputs: Any, output: Any) -> None:
-        self._output = output
+    def _keep(self, decoder: Any, _inputs: Any, output: Any) -> None:
+        self._kept = decoder, output
 
-    def _run(self, output: Any, rows: torch.Tensor) -> torch.Tensor:
+    def _run(self, decoder: Any, output: Any, rows: torch.Tensor) -> torch.Tensor:
         """Run the network with a decoder that returns these rows of what it returned before."""
         chosen = type(output)(last_hidden_state=output.last_hidden_state[:, rows])
-        self._decoder.forward = lambda *_, **__: chosen
+        decoder.forward = lambda *_, **__: chosen
         try:
             logits: torch.Tensor = self._network(input_ids=torch.zeros_like(rows)[None], use_cache=False).logits[0]
         finally:
-            del self._decoder.forward
+            del decoder.forward
         return logits

@@ -8,6 +8,7 @@ from engine.interface import Candidates, SampleRow, ScoreRow, StepBatch, StepOut
 from engine.logits import shape
 from engine.logprobs import token_logprobs
 from engine.sampler import Sampled, no_token, sample
+from wire.errors import InternalError
 from wire.types import TokenLogprobs
 
 _OFF = float("-inf")
@@ -26,13 +27,13 @@ def make_output(logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.T
         sampled, candidates = _search(logits, rows, searching)
     else:
         sampled = sample(logits, rows)
-    return StepOutput(
-        sampled.token_ids,
-        _logprobs(logits, rows, sampled.token_ids),
-        candidates,
-        _scores(batch.scores, scored),
-        sampled.failures,
-    )
+    logprobs = _logprobs(logits, rows, sampled.token_ids)
+    try:
+        scores, failure = _scores(batch.scores, scored), None
+    except Exception as error:  # noqa: BLE001 - who asked for them is told; the others have their tokens
+        scores, failure = [], InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+    return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure)
 
 
 def _search(

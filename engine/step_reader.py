@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.assembly import scored_positions
-from engine.interface import StepBatch, StepOutput
+from engine.interface import Candidates, StepBatch, StepOutput
 from engine.roster import Piece
 from wire.errors import InternalError, PdserveError
 from wire.types import PromptLogprobs, TokenLogprobs
@@ -12,40 +12,53 @@ from wire.types import PromptLogprobs, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What came of one sampled row: a token, or the reason why there is none."""
+    """What came of one sampled row."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    failure: PdserveError | None = None
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PieceOutput:
-    """What a step made for one piece: a token for each of its sequences sampled, and how likely its prompt is."""
+    """What a step made for one piece: a token for each of its sequences sampled, and how likely its prompt is.
+
+    `failure`: why not all of it was made; the prompt ends with it.
+    """
 
     chosen: tuple[Chosen, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    failure: PdserveError | None = None
 
 
 def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -> list[PieceOutput]:
     """Return each piece's part. Raises InternalError if the model returned more or less than it was asked."""
-    num_rows, num_scores = len(batch.samples), len(batch.scores)
-    if len(output.token_ids) != num_rows or len(output.scores) != num_scores:
-        raise InternalError(
-            f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores for {num_rows} rows "
-            f"and {num_scores} scores"
-        )
-    failures = dict(output.failures)
-    logprobs = output.logprobs or (None,) * num_rows
-    chosen = iter(Chosen(token_id, logprobs[row], failures.get(row)) for row, token_id in enumerate(output.token_ids))
+    _check_counts(output, batch)
+    failures, logprobs = dict(output.failures), output.logprobs or (None,) * len(batch.samples)
+    candidates = output.candidates or (None,) * len(batch.samples)
+    rows = iter(range(len(batch.samples)))
     scores = iter(output.scores)
-    return [
-        PieceOutput(
-            tuple(next(chosen) for _ in (piece.sampled if piece.reaches_end else ())),
-            _prompt_logprobs(piece, tuple(next(scores) for _ in scored_positions(piece))),
+    parts = []
+    for piece in pieces:
+        own = [next(rows) for _ in (piece.sampled if piece.reaches_end else ())]
+        chosen = tuple(Chosen(output.token_ids[row], logprobs[row], candidates[row]) for row in own)
+        failure = next((failures[row] for row in own if row in failures), None)
+        scored = scored_positions(piece)
+        if scored and output.score_failure is not None:
+            parts.append(PieceOutput(failure=failure or output.score_failure))
+        else:
+            told = _prompt_logprobs(piece, tuple(next(scores) for _ in scored))
+            parts.append(PieceOutput(chosen, told, failure))
+    return parts
+
+
+def _check_counts(output: StepOutput, batch: StepBatch) -> None:
+    num_scores = 0 if output.score_failure is not None else len(batch.scores)
+    if len(output.token_ids) != len(batch.samples) or len(output.scores) != num_scores:
+        raise InternalError(
+            f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores for "
+            f"{len(batch.samples)} rows and {num_scores} scores"
         )
-        for piece in pieces
-    ]
 
 
 def _prompt_logprobs(piece: Piece, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:

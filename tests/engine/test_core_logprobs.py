@@ -122,9 +122,10 @@ def test_they_are_those_of_transformers_whatever_the_chunks(length: int, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "make", [lambda folder: make_tiny_model("opt", folder), _family("gemma2"), _family("cohere")],
-    ids=["no-final-norm", "soft-cap", "scaled"],
-)  # fmt: skip
+    "make",
+    [lambda folder: make_tiny_model("opt", folder), *map(_family, ("gemma2", "cohere", "llama4_text"))],
+    ids=["nested decoder", "soft cap", "scaled", "odd prefix"],
+)
 def test_what_a_model_does_after_its_output_matrix_is_in_them(make: Callable[[Path], Path], tmp_path: Path) -> None:
     path = make(tmp_path)
     state = PromptState("p", "r", _prompt(50), SamplingParams(4, temperature=0.0, logprobs=2, prompt_logprobs=2))
@@ -202,6 +203,21 @@ def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None
 def test_an_id_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
     with engine() as (core, _), pytest.raises(InvalidRequest, match=r"token id 500, .* \[0, 500\)"):
         core.check(prompt("x", 9, logit_bias=((500, 1.0),)))
+
+
+def test_where_they_cannot_be_had_only_who_asked_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, model = _core(make_family("gemma2", tmp_path))
+    monkeypatch.setattr(model._head, "_parts", [])
+    with closing(model):
+        core.add(PromptState("asks", "r", _prompt(9), SamplingParams(4, temperature=0.0, prompt_logprobs=1)))
+        core.add(PromptState("other", "r", _prompt(9), SamplingParams(4, temperature=0.0)))
+        result = core.step()
+
+        ((prompt_id, error),) = result.failed
+        assert prompt_id == "asks"
+        assert "Gemma2ForCausalLM has no decoder whose hidden states could be kept" in str(error)
+        assert [token.prompt_id for token in result.tokens] == ["other"]
+        core.cancel("other")
 
 
 @pytest.mark.long
