@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import GuideCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -52,6 +53,27 @@ def test_killing_decode_ends_every_request_in_words(slow_cluster: GuideCluster) 
     assert seconds < ENDING_S
     assert all('"error"' in ending and "decode" in ending for ending in endings), endings
     _assert_survivors_are_idle(slow_cluster)
+
+
+@pytest.mark.long
+def test_decode_killed_in_the_middle_of_a_seeded_answer_changes_no_token(tmp_path: Path, tiny_model: Path) -> None:
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 40, "ignore_eos": True, "temperature": 1.1, "seed": 5}
+    with GuideCluster(tmp_path, tiny_model, prefill=["4"], decode=["6", "7"], flags=ENGINE_FLAGS) as cluster:
+        cluster.start("prefill-0", "decode-1", "scheduler")
+        cluster.start("decode-0", env={"PDSERVE_FAILPOINTS": "decode.token=kill9@100"})
+        cluster.wait_ready()
+        texts: list[str] = []
+        while cluster.processes["decode-0"].running:
+            assert len(texts) < 50, "decode-0 never generates"
+            reply = cluster.client.post("/v1/completions", body)
+            assert reply.status == 200, reply.body
+            texts.append(reply.json()["choices"][0]["text"])
+        (retried,) = cluster.gauge("pdserve_prompts_retried_total")
+        cluster.retired.append(cluster.processes.pop("decode-0"))
+
+        assert len(set(texts)) == 1
+        assert retried.value == 1
+        cluster.wait_idle()
 
 
 def test_killing_prefill_ends_requests_that_wait_for_it_in_words(tmp_path: Path, slow_fake_model: Path) -> None:

@@ -165,6 +165,23 @@ class FaultCluster:
                     answers[first, second, decode] = [f"w{token}" for token in tokens]
         return answers
 
+    def explains(self, prompt: Sequence[int], words: Sequence[str]) -> bool:
+        """Whether some pair says these words, or says the first of them and another one goes on from there."""
+        answers = self.expected(prompt, len(words)).values()
+        same = max(_common(answer, words) for answer in answers)
+        if same == len(words):
+            return True
+        tokens = [int(word.removeprefix("w")) for word in words]
+        prefills, decodes = (
+            [salt for name, salt in self._salts.items() if name.startswith(role)] for role in ("prefill", "decode")
+        )
+        return same > 0 and any(
+            _tokens((*prompt, *tokens[:same]), [prefill] * len(prompt) + [decode], count=len(words) - same)
+            == tuple(tokens[same:])
+            for prefill in prefills
+            for decode in decodes
+        )
+
 
 async def until(condition: Callable[[], bool], deadline: float, what: str) -> float:
     """Ask off the loop until it is so; return the time.time() of that. Fails at `deadline` (time.time())."""
@@ -183,6 +200,11 @@ def describe(seen: Iterable[Seen]) -> str:
 def client_of(cluster: FaultCluster) -> httpx.AsyncClient:
     """A client that waits longer than any fault lasts."""
     return httpx.AsyncClient(base_url=cluster.base_url, timeout=30, trust_env=False)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many words both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _tokens(prompt: Sequence[int], salts: Sequence[int], *, count: int) -> tuple[int, ...]:

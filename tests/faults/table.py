@@ -44,8 +44,8 @@ engine's tokens are checksums of the KV they were computed from, so an answer al
 
 What each row asserts:
 
-- a fault before the first token ends in the fault-free answer; one after it in that or in an error event, never in a
-  stream that just stops, and nothing follows an error;
+- a fault of an instance ends in the fault-free answer, whether before the first token or after it: another pair goes on
+  from the tokens that left; no stream just stops, and nothing follows an error;
 - killing the scheduler closes its connections; stopping it ends, after waking, in the answer or an error event;
 - every living, unstopped instance holds no KV block within lease + 1 s of the fault, a stopped one 1 s after waking;
 - each request ends once in the scheduler's counts, and as its client saw it;

@@ -23,6 +23,9 @@ class OneAnswer:
     def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
         return {("prefill-0", "prefill-0", "decode-0"): WHOLE[:count]}
 
+    def explains(self, prompt: Sequence[int], words: Sequence[str]) -> bool:
+        return list(words) == WHOLE[: len(words)]
+
 
 def _check(case: Case, seen: Seen) -> None:
     check_endings(cast(FaultCluster, OneAnswer()), case, [[1]], [seen])
@@ -31,7 +34,7 @@ def _check(case: Case, seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("case", "seen"),
     [
-        (BEFORE, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE[:5], ERROR, "lost")),
+        (BEFORE, Seen(WHOLE, ANSWER)), (AFTER, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:5], ERROR, "lost")),
         (KILLED, Seen(WHOLE[:1], CLOSED)), (STOPPED, Seen([], ERROR, "lost")),
     ],
 )  # fmt: skip
@@ -43,7 +46,8 @@ def test_a_kept_promise_passes(case: Case, seen: Seen) -> None:
     ("case", "seen"),
     [
         (BEFORE, Seen(WHOLE[:1], ERROR, "lost")), (BEFORE, Seen([], ERROR, "lost")), (AFTER, Seen([], ERROR, "lost")),
-        (AFTER, Seen(WHOLE[:5], CLOSED)), (AFTER, Seen(WHOLE[:5], ANSWER)), (AFTER, Seen(["w9"], ERROR, "lost")),
+        (AFTER, Seen(WHOLE[:5], CLOSED)), (AFTER, Seen(WHOLE[:5], ANSWER)), (AFTER, Seen(WHOLE[:5], ERROR, "lost")),
+        (STOPPED, Seen(["w9"], ERROR, "lost")),
         (BEFORE, Seen([*WHOLE[:-1], "w9"], ANSWER)), (BEFORE, Seen([*WHOLE, "w9"], ANSWER)),
         (KILLED, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:1], CLOSED)),
     ],
