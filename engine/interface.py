@@ -101,7 +101,7 @@ class PooledPrompt:
 class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
 
-    `progressed` are prompts that came further without a token that could be told (beam search). `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
+    `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -112,7 +112,6 @@ class StepResult:
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()
-    progressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
