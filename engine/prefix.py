@@ -10,7 +10,7 @@ unlike salt have no name in common.
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LINK_TOKENS = 16
 
@@ -18,8 +18,7 @@ _ROOT = bytes(32)
 _IDS = struct.Struct(f"<{LINK_TOKENS}i")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockName:
+class BlockName(NamedTuple):
     """The name of a full block: its last link, the link before its first token, and all that the two were made of.
 
     Two names are equal where the tokens are too: a collision of digests is no hit.
@@ -41,12 +40,12 @@ def why_no_names(block_size: int) -> str | None:
 class PrefixChain:
     """The names of one sequence's full blocks, made once each. Mutable; the tokens it has named never change."""
 
-    __slots__ = ("_block_size", "_names", "_salt")
+    __slots__ = ("_block_size", "_names", "_salt", "_salt_bytes")
 
     def __init__(self, salt: str, block_size: int | None) -> None:
         """`block_size` None: nothing is named."""
         assert block_size is None or why_no_names(block_size) is None
-        self._salt, self._block_size = salt, block_size
+        self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
         self._names: list[BlockName] = []
 
     def num_full(self, num_tokens: int) -> int:
@@ -82,7 +81,7 @@ class PrefixChain:
         start = len(self._names) * self._block_size
         own = tuple(token_ids[start : start + self._block_size])
         parent = self._names[-1].link if self._names else _ROOT
-        link, salt = parent, self._salt.encode()
+        link, salt = parent, self._salt_bytes
         for at in range(0, self._block_size, LINK_TOKENS):
             link = hashlib.sha256(link + _IDS.pack(*own[at : at + LINK_TOKENS]) + salt).digest()
         return BlockName(link, parent, own, self._salt)

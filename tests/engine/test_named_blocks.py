@@ -67,7 +67,7 @@ def test_a_collision_of_digests_is_no_hit() -> None:
     (name,) = names("a")
     blocks.release(compute(blocks, [name]))
 
-    for forged in (replace(name, token_ids=(1,) * SIZE), replace(name, salt="x"), replace(name, parent=bytes(31))):
+    for forged in (name._replace(token_ids=(1,) * SIZE), name._replace(salt="x"), name._replace(parent=bytes(31))):
         assert blocks.find([forged]) == ()
     assert len(blocks.find([name])) == 1
 
