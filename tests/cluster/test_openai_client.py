@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[GuideCluster]:
-    with GuideCluster(tmp_path_factory.mktemp("openai"), tiny_model, flags=ENGINE_FLAGS) as cluster:
+    with GuideCluster(
+        tmp_path_factory.mktemp("openai"), tiny_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS
+    ) as cluster:
         yield cluster.up()
 
 
