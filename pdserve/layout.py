@@ -17,7 +17,7 @@ _OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many instances, and what all their processes are told."""
+    """How many instances of how many ranks each, and what all their processes are told."""
 
     num_prefill: int
     num_decode: int
@@ -25,6 +25,7 @@ class ClusterShape:
     port: int
     flags: tuple[str, ...]
     device: str = "auto"
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Generated:
-    ids = [str(device) for device in range(len(ports))]
+    ranks = shape.num_ranks
+    ids = [",".join(str(i * ranks + rank) for rank in range(ranks)) for i in range(len(ports))]
     arguments = GenArguments(
         prefill_server_list=ids[: shape.num_prefill],
         decode_server_list=ids[shape.num_prefill :],

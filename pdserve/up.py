@@ -79,7 +79,10 @@ def start(request: UpRequest, folder: RunFolder, children: list[Child]) -> None:
     engine, options = request.engine, request.options
     require_free(engine.host, engine.port)
     folder.clear()
-    shape = ClusterShape(options.prefill, options.decode, engine.host, engine.port, request.flags, engine.device)
+    shape = ClusterShape(
+        options.prefill, options.decode, engine.host, engine.port, request.flags, engine.device,
+        engine.tensor_parallel_size or 1,
+    )  # fmt: skip
     for plan in lay_out(shape, folder.tables):
         children.append(Child(plan, folder.log(plan.name), os.environ))
         folder.write(ClusterState(request.base_url, engine.model, tuple(child.record for child in children)))

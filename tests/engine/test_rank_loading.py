@@ -40,7 +40,7 @@ def _owned_bytes(config: Any, rank: int, num_ranks: int, item: int) -> int:
     hidden, inner = config.hidden_size, config.intermediate_size // num_ranks
     layer = hidden * dim * (2 * held + 2 * kv_held) + 3 * hidden * inner + 2 * hidden
     head = config.vocab_size * hidden if rank == 0 and not config.tie_word_embeddings else 0
-    return item * (config.num_hidden_layers * layer + config.vocab_size * hidden + hidden + head)
+    return int(item * (config.num_hidden_layers * layer + config.vocab_size * hidden + hidden + head))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -26,6 +26,13 @@ def test_every_process_resolves_to_its_role_and_port(tmp_path: Path, shape: Clus
     assert plans[-1].command[-6:] == ("--host", "127.0.0.1", "--port", "9000", "--model", "/m")
 
 
+def test_an_instance_has_a_device_for_each_of_its_ranks(tmp_path: Path) -> None:
+    plans = lay_out(ClusterShape(1, 2, "127.0.0.1", 9000, ("--model", "/m"), num_ranks=2), tmp_path)
+
+    owned = [resolve(environment(plan, {})).own.device_ids for plan in plans[:-1]]
+    assert owned == [("0", "1"), ("2", "3"), ("4", "5")]
+
+
 def test_the_secret_lies_beside_the_table_for_us_alone(tmp_path: Path, shape: ClusterShape) -> None:
     lay_out(shape, tmp_path)
 
