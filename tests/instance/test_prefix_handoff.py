@@ -214,3 +214,22 @@ def test_a_combined_instance_tells_what_it_did_not_compute(tmp_path: Path) -> No
         return told
 
     assert asyncio.run(run()) == [0, 32]
+
+
+@pytest.mark.parametrize(("of_prefill", "of_decode"), [(2, 1), (1, 2), (2, 2)])
+def test_every_rank_sends_and_receives_the_same_part_of_a_prompt(
+    tmp_path: Path, of_prefill: int, of_decode: int
+) -> None:
+    async def run() -> list[Turn]:
+        prefill = instance_config(tmp_path, Role.PREFILL, port=4, tensor_parallel_size=of_prefill)
+        decode = instance_config(tmp_path, Role.DECODE, port=6, tensor_parallel_size=of_decode)
+        async with running(prefill) as (_, p), running(decode) as (_, d):
+            turns = [await converse(p, d, prompt(f"r/{i}", FIRST[:count])) for i, count in enumerate((32, 40, 32))]
+            await wait_empty(p, d)
+            return turns
+
+    turns = asyncio.run(run())
+
+    assert [turn.ticket.first_token for turn in turns] == [0, 32, 32]
+    assert [turn.tokens_sent for turn in turns] == [32, 8, 0]
+    assert turns[2].tokens == turns[0].tokens
