@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from engine.gguf_rope import ROPE_TENSOR, rope_parameters
 from engine.gguf_tokenizer import check_tokenizer, write_tokenizer
 from wire.errors import ConfigError
 
@@ -64,12 +65,15 @@ def convert(gguf_file: Path, target: Path, dtype: torch.dtype = torch.bfloat16) 
     fields = {name: field.contents() for name, field in reader.fields.items()}
     _check(fields)
     check_tokenizer(fields)
-    names = {tensor.name: _stored_name(tensor.name, fields) for tensor in reader.tensors}
+    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == ROPE_TENSOR), None)
+    config = _config(fields, dtype, rope_parameters(fields, divisors))
+    stored = [tensor for tensor in reader.tensors if tensor.name != ROPE_TENSOR]
+    names = {tensor.name: _stored_name(tensor.name, fields) for tensor in stored}
     target.mkdir()
-    weights = {names[tensor.name]: _dequantised(tensor, fields, dtype) for tensor in reader.tensors}
+    weights = {names[tensor.name]: _dequantised(tensor, fields, dtype) for tensor in stored}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (target / "model.safetensors").chmod(0o644)  # the library makes it private, unlike the other files
-    _write_json(target / "config.json", _config(fields, dtype, tied="lm_head.weight" not in weights))
+    _write_json(target / "config.json", config | {"tie_word_embeddings": "lm_head.weight" not in weights})
     _write_json(target / "generation_config.json", _special_ids(fields))
     write_tokenizer(fields, target)
 
@@ -88,9 +92,6 @@ def _check(fields: dict[str, Any]) -> None:
         raise ConfigError(f"this GGUF is {architecture}, which is not supported: only {', '.join(_FAMILIES)}")
     if fields.get(f"{architecture}.expert_count"):
         raise ConfigError(f"this GGUF is a mixture of experts of {architecture}, which is not supported")
-    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ConfigError(f"this GGUF scales its rotary positions ({scaling}), which is not supported")
 
 
 def _stored_name(name: str, fields: dict[str, Any]) -> str:
@@ -127,7 +128,7 @@ def _halves_apart(values: Any, num_heads: int) -> Any:
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _config(fields: dict[str, Any], dtype: torch.dtype, *, tied: bool) -> dict[str, Any]:
+def _config(fields: dict[str, Any], dtype: torch.dtype, rope: dict[str, Any]) -> dict[str, Any]:
     architecture = fields["general.architecture"]
 
     def value(key: str, default: Any = None) -> Any:
@@ -152,8 +153,8 @@ def _config(fields: dict[str, Any], dtype: torch.dtype, *, tied: bool) -> dict[s
         "num_hidden_layers": value("block_count"),
         "num_key_value_heads": value("attention.head_count_kv", heads),
         "rms_norm_eps": round(value("attention.layer_norm_rms_epsilon"), 12),
-        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
-        "tie_word_embeddings": tied,
+        "rope_parameters": rope,
+        "tie_word_embeddings": True,
         "vocab_size": value("vocab_size", len(fields["tokenizer.ggml.tokens"])),
         **_special_ids(fields),
     }

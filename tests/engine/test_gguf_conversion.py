@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import Qwen2Tokenizer
+from transformers import LlamaConfig, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.gguf_conversion import convert, stored_dtype
 from engine.gguf_folder import converted_path, ensure_converted, find_gguf
+from engine.gguf_rope import rope_parameters
 from engine.loader import load_model
 from engine.oracle import Oracle
 from tests.engine.step_runner import generate
@@ -105,6 +107,42 @@ def test_llama_3_begins_with_its_token_and_others_as_their_file_says(tmp_path: P
 
         settings = json.loads((tmp_path / pre / "out" / "tokenizer_config.json").read_text())
         assert settings.get("add_bos_token") is begins
+
+
+def _llama3_rule(theta: float, head_dim: int) -> tuple[dict[str, Any], Any]:
+    """Return Llama 3.1's rule, and what it divides frequencies by: transformers' own, default over stretched."""
+    rule = {
+        "rope_type": "llama3", "rope_theta": theta, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=4 * head_dim, num_attention_heads=4, max_position_embeddings=16384, rope_parameters=dict(rule)
+    )
+    stretched = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    return rule, (theta ** -(torch.arange(0, head_dim, 2) / head_dim) / stretched).numpy()
+
+
+def test_llama_3s_rotary_rule_is_found_from_its_divisors() -> None:
+    rule, divisors = _llama3_rule(500000.0, 64)
+    fields = {"general.architecture": "llama", "llama.rope.freq_base": 500000.0}
+
+    assert rope_parameters(fields, divisors) == rule
+
+    divisors[16] *= 1.05
+    with pytest.raises(ConfigError, match=r"divides rotary frequency 16 by .*, which is not Llama 3's rule"):
+        rope_parameters(fields, divisors)
+    with pytest.raises(ConfigError, match=r"scales its rotary positions \(yarn\)"):
+        rope_parameters(fields | {"llama.rope.scaling.type": "yarn"}, None)
+
+
+def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None:
+    rule, divisors = _llama3_rule(10000.0, 16)
+    file, _ = write_tiny_gguf(tmp_path, "llama", divisors=divisors)
+
+    convert(file, tmp_path / "out")
+
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"] == rule
+    assert "rope_freqs.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def write_gguf(
     *,
     pre: str = "smollm",
     stored: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    divisors: Any | None = None,
 ) -> None:
     """Write a `network` of one of _INTERLEAVED, its matrices as `stored`; `tokens` start with SPECIAL."""
     writer, config = gguf.GGUFWriter(file, network.config.model_type), network.config
@@ -70,6 +71,8 @@ def write_gguf(
             values = _interleaved(values, heads)
         kind = stored if values.dim() > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(_gguf_name(name), gguf.quantize(values.numpy(), kind), raw_dtype=kind)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
