@@ -42,6 +42,7 @@ class PromptRun:
         self.state = PromptState(
             self._new_id(), self.request.request_id, self.request.prompts[self.prompt],
             self.request.params_of(self.prompt), self.output.so_far, self.request.probe,
+            cache_salt=self.request.cache_salt,
             pooling=self.request.poolings[self.prompt] if self.request.poolings else None,
         )  # fmt: skip
         self.stage = "waiting in the queue"

@@ -17,7 +17,7 @@ class GenerationRequest:
 
     `params.seed` and `params.max_tokens` are set; `seeds`, where given, are one for each prompt instead. Limits in
     seconds: to the first token, and without progress. `poolings`, where given, are one for each prompt: nothing is
-    generated then, each prompt is answered by one Vector.
+    generated then, each prompt is answered by one Vector. `cache_salt` is whose KV it may share: the tenant's.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class GenerationRequest:
     probe: bool = False
     seeds: tuple[int, ...] = ()
     poolings: tuple[Pooling, ...] = ()
+    cache_salt: str = ""
 
     def params_of(self, prompt: int) -> SamplingParams:
         """Return the parameters that prompt `prompt` runs with."""

@@ -1,6 +1,7 @@
 """How long a prompt waits for what an instance tells."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -54,3 +55,13 @@ async def test_waiting_for_blocks_has_an_end_too() -> None:
         await prompt.hear()
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(60)
+
+
+@virtual
+async def test_every_attempt_shares_kv_within_its_tenant_alone() -> None:
+    prompt = PromptRun(replace(REQUEST, cache_salt="tenant"), 0, iter("pq").__next__, lambda token: None)
+    first = prompt.state
+    prompt.begin_attempt()
+
+    assert (first.prompt_id, first.cache_salt) == ("p", "tenant")
+    assert (prompt.state.prompt_id, prompt.state.cache_salt) == ("q", "tenant")
