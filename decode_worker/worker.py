@@ -95,7 +95,7 @@ class DecodeWorker:
             reservation = self._reservations.get(prompt_id) if prompt_id is not None else None
             if prompt_id is None or reservation is None:
                 raise HandoffFailed(f"ticket {ticket_id} is not waited for here any more")
-            if not _is_same(state, reservation.state) or not state.outputs:
+            if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
                 raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
@@ -198,6 +198,8 @@ class DecodeWorker:
 
     def _unfinished(self, state: PromptState) -> set[int]:
         longest = self._engine.info.max_model_len
+        if state.params.beam_search is not None:
+            return set(range(state.params.num_sequences))
         return {
             index
             for index, output in enumerate(state.outputs)

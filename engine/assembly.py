@@ -59,10 +59,11 @@ class Announcer:
 
 
 def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
-    sequence, params = prompt.sequences[index], prompt.state.params
+    sequence, params = prompt.sampled(index), prompt.state.params
     position, history = sequence.num_outputs, sequence.token_ids
     banned = banned_tokens(params, position, history)
-    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length, sequence.mask)
+    candidates = 0 if prompt.beams is None else prompt.beams.num_candidates
+    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates)
 
 
 def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:

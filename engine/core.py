@@ -25,7 +25,7 @@ from engine.interface import (
 from engine.masks import fill_masks
 from engine.prefix import why_no_names
 from engine.prompt import Prompt
-from engine.requirements import check_runnable
+from engine.requirements import check_begun, check_runnable
 from engine.roster import Piece, Roster
 from engine.step_reader import Chosen, PieceOutput, read_output
 from engine.swap import SwapArea
@@ -47,6 +47,7 @@ class _Outcome:
     first_steps: list[tuple[str, float]] = field(default_factory=list)
     cached: list[tuple[str, int]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    progressed: list[str] = field(default_factory=list)
 
 
 class EngineCore:
@@ -111,10 +112,7 @@ class EngineCore:
         wanted = layout.num_blocks_for(len(state.token_ids))
         if len(block_ids) < wanted:
             raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} do")
-        if len(state.outputs) != state.params.num_sequences or not all(state.outputs):
-            raise InvalidRequest(
-                f"an admitted prompt has a token for each of its {state.params.num_sequences} sequences"
-            )
+        check_begun(state)
         prompt = self._accept(state, hold=False, grammar=grammar)
         if not prompt.ended:
             self.check(state)
@@ -180,6 +178,7 @@ class EngineCore:
             cached=tuple(outcome.cached),
             seconds=self._clock() - started,
             prompt_logprobs=tuple(outcome.prompt_logprobs),
+            progressed=tuple(dict.fromkeys(outcome.progressed)),
         )
 
     def _masked(self, pieces: list[Piece], outcome: _Outcome) -> list[Piece]:
@@ -224,7 +223,10 @@ class EngineCore:
                 failpoint("prefill.between_chunks")
             return
         for index, chosen in zip(piece.sampled, part.chosen, strict=True):
-            self._append(prompt, index, chosen, outcome)
+            if prompt.beams is not None:
+                self._search(prompt, index, chosen, outcome)
+            else:
+                self._append(prompt, index, chosen, outcome)
         if piece.sequence is prompt.stem and prompt.num_cached and not prompt.hold:
             outcome.cached.append((prompt.state.prompt_id, prompt.num_cached))
         if prompt.hold:
@@ -252,6 +254,26 @@ class EngineCore:
         if finish is not None:
             sequence.finish = finish
             sequence.drop(self._blocks)
+        self._note_step(prompt, outcome)
+
+    def _search(self, prompt: Prompt, index: int, chosen: Chosen, outcome: _Outcome) -> None:
+        """Give a beam its candidates; the hypotheses are told when the search is over."""
+        beams = prompt.beams
+        assert beams is not None
+        assert chosen.candidates is not None, "a row that asks for candidates gets them"
+        if not prompt.hold:
+            failpoint("decode.token")
+        if prompt.stem is not None:
+            beams.begin(chosen.candidates, prompt.stem)
+        else:
+            beams.offer(index, chosen.candidates, self._blocks)
+        outcome.progressed.append(prompt.state.prompt_id)
+        self._note_step(prompt, outcome)
+        if beams.over:
+            outcome.tokens.extend(prompt.tell_hypotheses())
+
+    def _note_step(self, prompt: Prompt, outcome: _Outcome) -> None:
+        """Tell once how long the first step of an admitted prompt took."""
         if prompt.admitted_at is not None:
             outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
             prompt.admitted_at = None

@@ -102,6 +102,7 @@ class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
 
     `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
+    `progressed` are prompts that came further without a token that could be told (beam search).
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -112,6 +113,7 @@ class StepResult:
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()
+    progressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ def fill_masks(piece: Piece, vocab_size: int) -> None:
     if not piece.reaches_end:
         return
     for index in piece.sampled:
-        sequence = piece.prompt.sequences[index]
+        sequence = piece.prompt.sampled(index)
         if sequence.matcher is not None and sequence.finish is None:
             import numpy as np  # only where a grammar is: the fake engine does without
 
             row = np.zeros(-(-vocab_size // _WORD_BITS), dtype=np.int32)
             sequence.matcher.fill(row)
-            sequence.mask = memoryview(row)
+            sequence.mask = row.data

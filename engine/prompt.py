@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
+from engine.beam_search import describe
+from engine.beams import Beams
 from engine.blocks import BlockPool
 from engine.ending import finish_of
 from engine.grammar.interface import Grammar
 from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence
-from wire.types import FinishReason, PromptState, TokenOutput
+from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Prompt:
     """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock.
 
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
+    With `beams` the sequences are the hypotheses that are told in the end, and the beams compute in their place.
     """
 
     state: PromptState
@@ -42,6 +45,7 @@ class Prompt:
     num_cached: int = 0
     started_at: float | None = None
     admitted_at: float | None = None
+    beams: Beams | None = None
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
@@ -53,7 +57,10 @@ class Prompt:
                 sequence.outputs, state.params, prompt_length=sequence.prompt_length, max_model_len=max_model_len
             )
             sequence.finish = ending[0] if ending else None
-        return cls(state, age, hold, sequences, _stem_of(state, chain), chain)
+        prompt = cls(state, age, hold, sequences, _stem_of(state, chain), chain)
+        if state.params.beam_search is not None:
+            prompt.beams = Beams.of(state, chain, max_model_len=max_model_len)
+        return prompt
 
     def bind(self, grammar: Grammar) -> None:
         """Let `grammar` decide what each sequence may be. Raises InvalidGrammar for outputs that it does not allow."""
@@ -63,8 +70,21 @@ class Prompt:
 
     @property
     def live(self) -> list[Sequence]:
-        """Sequences that have not ended."""
+        """Sequences that compute, or will once the prompt is computed; beams have to be begun to be known."""
+        if self.beams is not None:
+            return self.beams.sequences
         return [sequence for sequence in self.sequences if sequence.finish is None]
+
+    @property
+    def num_seats(self) -> int:
+        """Sequences that it may have in one step."""
+        waits = self.beams is not None and not self.beams.has_begun
+        return self.state.params.width if waits else len(self.live)
+
+    def sampled(self, index: int) -> Sequence:
+        """Return the sequence that a run's index means: a beam once they are begun."""
+        begun = self.beams is not None and self.beams.has_begun
+        return self.live[index] if begun else self.sequences[index]
 
     @property
     def ended(self) -> bool:
@@ -80,16 +100,22 @@ class Prompt:
     @property
     def described(self) -> PromptState:
         """The prompt with its outputs so far."""
+        if self.beams is not None:
+            return replace(self.state, beams=describe(self.beams.search))
         return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
 
     def runs(self) -> Iterator[Run]:
         """Yield what can be computed: the stem while there is one, else each live sequence."""
         if self.stem is not None:
-            yield Run(self.stem, tuple(i for i, sequence in enumerate(self.sequences) if self._wants_first(sequence)))
-            return
-        for i, sequence in enumerate(self.sequences):
-            if sequence.finish is None:
-                yield Run(sequence, (i,))
+            yield Run(self.stem, self._first_wanted())
+        elif self.beams is not None:
+            for i, beam in enumerate(self.beams.sequences):
+                if beam.remaining:  # else it waits for the others
+                    yield Run(beam, (i,))
+        else:
+            for i, sequence in enumerate(self.sequences):
+                if sequence.finish is None:
+                    yield Run(sequence, (i,))
 
     @property
     def uses_cache(self) -> bool:
@@ -144,12 +170,30 @@ class Prompt:
     def drop(self, blocks: BlockPool) -> None:
         """Release every block; what is left are token ids, and a fresh stem to compute them again."""
         self.free(blocks)
+        if self.beams is not None:
+            self.beams.offered.clear()
         self.stem = _stem_of(self.state, self.chain)
 
     def free(self, blocks: BlockPool) -> None:
         """Release every block."""
-        for sequence in (*self.sequences, *([self.stem] if self.stem else [])):
+        for sequence in (*self.sequences, *self.live, *([self.stem] if self.stem else [])):
             sequence.drop(blocks)
+
+    def tell_hypotheses(self) -> list[TokenOutput]:
+        """End every sequence with the hypothesis it is, token by token; with none where there were fewer."""
+        assert self.beams is not None, "only a search has hypotheses"
+        told: list[TokenOutput] = []
+        winners, prompt_id = self.beams.winners, self.state.prompt_id
+        for index, sequence in enumerate(self.sequences):
+            if sequence.finish is not None:  # cancelled
+                continue
+            beam = winners[index] if index < len(winners) else Beam((), 0.0)
+            stopped = beam.stop_token_id is not None
+            sequence.finish = FinishReason.STOP if stopped else FinishReason.LENGTH
+            *before, last = beam.token_ids or (None,)
+            told.extend(TokenOutput(prompt_id, index, i, token_id) for i, token_id in enumerate(before))
+            told.append(TokenOutput(prompt_id, index, len(before), last, sequence.finish, beam.stop_token_id))
+        return told
 
     def cancel(self, index: int, blocks: BlockPool) -> TokenOutput:
         """End the live sequence `index` and release its blocks."""
@@ -158,9 +202,15 @@ class Prompt:
         sequence.drop(blocks)
         return TokenOutput(self.state.prompt_id, index, sequence.num_outputs, None, FinishReason.CANCELLED)
 
-    def _wants_first(self, sequence: Sequence) -> bool:
-        """A held prompt is described to its receiver whole, so even a cancelled sequence gets its first token."""
-        return sequence.num_outputs == 0 and (self.hold or sequence.finish is None)
+    def _first_wanted(self) -> tuple[int, ...]:
+        """Return who gets a token when the prompt is computed; one candidate list begins all beams.
+
+        A held prompt is described to its receiver whole, so even a cancelled sequence gets its first token.
+        """
+        if self.beams is not None:
+            return () if self.beams.has_begun else (0,)
+        wants = (one.num_outputs == 0 and (self.hold or one.finish is None) for one in self.sequences)
+        return tuple(i for i, wanted in enumerate(wants) if wanted)
 
 
 def _stem_of(state: PromptState, chain: PrefixChain) -> Sequence:

@@ -27,11 +27,20 @@ def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, p
     """
     _check_length(len(state.token_ids), info.max_model_len)
     _check_ids("prompt", state.token_ids, info.vocab_size)
-    for outputs in state.outputs:
+    for outputs in (*state.outputs, *(beam.token_ids for beam in state.beams)):
         _check_ids("outputs", outputs, info.vocab_size)
     check_token_params(state.params, info.vocab_size)
     _check_sequences(state, max_num_seqs, info.max_model_len)
     _check_blocks(state, info, prompt_only)
+
+
+def check_begun(state: PromptState) -> None:
+    """Raise InvalidRequest if an admitted prompt lacks the first token of a sequence, or the beams of a search."""
+    if state.params.beam_search is not None:
+        if not state.beams:
+            raise InvalidRequest("an admitted prompt that is searched has its beams")
+    elif len(state.outputs) != state.params.num_sequences or not all(state.outputs):
+        raise InvalidRequest(f"an admitted prompt has a token for each of its {state.params.num_sequences} sequences")
 
 
 def _check_length(num_tokens: int, max_model_len: int) -> None:
@@ -54,11 +63,13 @@ def _check_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) -> None:
     params = state.params
-    count, name = params.num_sequences, "n" if params.num_sequences == params.n else "best_of"
+    count, name = params.width, "n" if params.width == params.n else "best_of"
     if not 1 <= count <= max_num_seqs:
         raise InvalidRequest(f"{name} is {count}: it must be from 1 to {max_num_seqs} (max_num_seqs)", name)
     if params.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
+    if params.beam_search is not None and state.beams and all(beam.done for beam in state.beams):
+        raise InvalidRequest("every beam has ended already: nothing is left to generate", "beams")
     if len(state.outputs) > count:
         raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, {name} is {count}", "outputs")
     length = len(state.token_ids)
@@ -71,7 +82,7 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     length, params, layout = len(state.token_ids), state.params, info.layout
     # The last token of a sequence is never computed, so it needs no slot.
     computed = 0 if prompt_only else min(params.max_tokens, info.max_model_len - length) - 1
-    count = params.num_sequences
+    count = params.width
     needed = blocks_needed(length, [computed] * count, layout.block_size)
     if needed > layout.num_blocks:
         raise NeverFits(

@@ -172,13 +172,14 @@ class Roster:
         """
         running = self.running.values()
         backlog = sum(other.uncomputed_tokens for other in running)
-        seats = self._limits.max_num_seqs - sum(len(other.live) for other in running)
-        growing = sum(len(other.live) for other in running if not other.hold)
-        if seats < len(prompt.live) or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
+        seats = self._limits.max_num_seqs - sum(other.num_seats for other in running)
+        growing = sum(other.num_seats for other in running if not other.hold)
+        if seats < prompt.num_seats or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
             return False
         missing = self._blocks_to_start(prompt) + growing - self._blocks.num_free
         return missing <= 0 or missing <= self._blocks.num_shareable(prompt.prefix)
 
     def _blocks_to_start(self, prompt: Prompt) -> int:
-        outputs = [] if prompt.hold else [sequence.num_outputs for sequence in prompt.live]
+        counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seats
+        outputs = [] if prompt.hold else counts
         return blocks_needed(len(prompt.state.token_ids), outputs, self._block_size)

@@ -1,7 +1,7 @@
 """One token sequence under computation: its tokens, how far its KV is, and where that lies."""
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.blocks import BlockPool
 from engine.grammar.interface import Matcher
@@ -96,6 +96,13 @@ class Sequence:
         self.block_ids = [*shared, *found]
         self.num_named = num_full + len(found)
         self.num_computed = self.chain.num_tokens(self.num_named) if found else self.prompt_length
+
+    def fork(self, token_id: int, blocks: BlockPool) -> "Sequence":
+        """Return a sequence that goes on with `token_id` and shares all blocks."""
+        blocks.retain(self.block_ids)
+        return replace(
+            self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=list(self.block_ids)
+        )
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
         """Drop KV that was rotated for a shorter sequence than this has become, where the model computes it anew.

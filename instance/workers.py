@@ -30,6 +30,8 @@ class Workers:
         """Send one message with all new tokens, then commit what was prefilled. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
         times += [(prompt_id, StageTimes(cached_tokens=count)) for prompt_id, count in result.cached]
+        told = {prompt_id for prompt_id, _ in times}
+        times += [(prompt_id, StageTimes()) for prompt_id in result.progressed if prompt_id not in told]
         self.send_tokens(result.tokens, tuple(times), result.prompt_logprobs)
         for prefilled in result.prefilled:
             self.prefill.on_prefilled(prefilled)

@@ -27,6 +27,7 @@ class PromptRun:
         self.prompt = prompt
         self.output = OrderedOutput(request.params.num_sequences)
         self._scores = OrderedScores()
+        self._searches = False
         self.times = StageTimes()
         self.avoid: frozenset[tuple[int | None, int]] = frozenset()
         self._new_id = new_id
@@ -58,18 +59,18 @@ class PromptRun:
         """What placement needs to know."""
         params = self.request.params
         pooled = self.state.pooling is not None
-        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.num_sequences, self.avoid, pooled)
+        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.width, self.avoid, pooled)
 
     @property
     def deadline(self) -> float:
         """When the loop's clock ends the current wait: to the first token, then without progress."""
-        if self.output.started:
+        if self._is_generating:
             return self._stage_at + self.request.stall_timeout_s
         return self._started_at + self.request.first_token_timeout_s
 
     def deadline_error(self) -> DeadlineExceeded:
         """Say what was waited for when the deadline passed."""
-        if self.output.started:
+        if self._is_generating:
             return DeadlineExceeded(f"no progress for {self.request.stall_timeout_s:g} s, {self.stage}")
         return DeadlineExceeded(f"no first token within {self.request.first_token_timeout_s:g} s, {self.stage}")
 
@@ -109,6 +110,11 @@ class PromptRun:
             self._stage_at = loop.time()
             return arrival
 
+    @property
+    def _is_generating(self) -> bool:
+        """Whether tokens came, or a beam search, which tells them in the end, has come further."""
+        return self.output.started or self._searches
+
     def _waits_for_blocks(self) -> bool:
         return self.output.started and any(work.short_of_blocks() for work in self._works)
 
@@ -129,6 +135,7 @@ class PromptRun:
                 )  # fmt: skip
         if step.times is not None:
             self.add_times(step.times)
+            self._searches |= not step.tokens and self.request.params.beam_search is not None
 
     def answer(self, values: tuple[float, ...]) -> None:
         """Emit the vector of a prompt with pooling."""

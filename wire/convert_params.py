@@ -143,6 +143,7 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         ("top_k", params.top_k, params.top_k == -1, "-1 with beam search"),
         ("min_p", params.min_p, params.min_p == 0.0, "0 with beam search"),
         ("structured", "set", params.structured is None, "unset with beam search"),
+        ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
         ("length_penalty", search.length_penalty, abs(search.length_penalty) <= 100.0, "in [-100, 100]"),
     )
     for name, value, good, limit in rules:

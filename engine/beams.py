@@ -1,0 +1,79 @@
+"""The live hypotheses of one prompt's beam search as sequences that share their blocks, copy on write.
+
+every live beam computes its last token and is offered candidates --> advance (beam_search.py)
+    --> each continuation is a fork of its parent; parents that no one continues are dropped
+"""
+
+from dataclasses import dataclass, field
+
+from engine.beam_search import Search, advance, num_candidates, resume, winners
+from engine.blocks import BlockPool
+from engine.interface import Candidates
+from engine.prefix import PrefixChain
+from engine.sequence import Sequence
+from wire.types import Beam, PromptState, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Beams:
+    """Mutable, owned by its prompt. `sequences[i]` is live beam i; before the first step there are none.
+
+    A search that is `over` has no live beams any more; its hypotheses are its `winners`.
+    """
+
+    params: SamplingParams
+    limit: int
+    search: Search
+    sequences: list[Sequence]
+    over: bool = False
+    offered: dict[int, Candidates] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: PromptState, chain: PrefixChain, *, max_model_len: int) -> "Beams":
+        """Make the search as `state` tells of it; its live beams are their token ids."""
+        params = state.params
+        limit = min(params.max_tokens, max_model_len - len(state.token_ids))
+        search = resume(state.beams, params, limit=limit)
+        begun = search.live if state.beams else ()
+        sequences = [Sequence([*state.token_ids, *beam.token_ids], len(state.token_ids), chain) for beam in begun]
+        return cls(params, limit, search, sequences, over=bool(state.beams) and not begun)
+
+    @property
+    def num_candidates(self) -> int:
+        """Tokens that each live beam must be offered."""
+        return num_candidates(self.params)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the prompt's own candidates have been taken."""
+        return bool(self.sequences) or self.over
+
+    @property
+    def winners(self) -> tuple[Beam, ...]:
+        """The hypotheses of a search that is over, best first."""
+        return winners(self.search, self.params)
+
+    def begin(self, candidates: Candidates, stem: Sequence) -> None:
+        """Take the candidates behind the prompt, which `stem` has computed; the beams get its blocks when it forks."""
+        step = advance(self.search, [_pairs(candidates)], self.params, limit=self.limit)
+        self.search, self.over = step.search, step.over
+        self.sequences = [
+            Sequence([*stem.token_ids, one.token_id], stem.prompt_length, stem.chain) for one in step.kept
+        ]
+
+    def offer(self, index: int, candidates: Candidates, blocks: BlockPool) -> None:
+        """Take the candidates of live beam `index`; once all have theirs, the search takes a step."""
+        self.offered[index] = candidates
+        if len(self.offered) < len(self.sequences):
+            return
+        offered = [_pairs(self.offered[i]) for i in range(len(self.sequences))]
+        self.offered = {}
+        step = advance(self.search, offered, self.params, limit=self.limit)
+        parents, self.search, self.over = self.sequences, step.search, step.over
+        self.sequences = [parents[one.parent].fork(one.token_id, blocks) for one in step.kept]
+        for parent in parents:
+            parent.drop(blocks)
+
+
+def _pairs(candidates: Candidates) -> list[tuple[int, float]]:
+    return list(zip(candidates.token_ids, candidates.logprobs, strict=True))

@@ -1,0 +1,163 @@
+"""Beam search in the whole engine equals transformers' own: in a batch, across a hand-off, and after preemption."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.core import EngineCore
+from engine.interface import Prefilled
+from engine.loader import load_model
+from engine.oracle import load_plain
+from engine.reference_decoding import ReferenceDecoder
+from tests.engine.fake_engines import Answers, prompt, run
+from tests.engine.fake_engines import engine as fake_engine
+from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
+from wire.errors import InvalidRequest
+from wire.types import BeamSearch, FinishReason, PromptState, SamplingParams
+
+STOPS = tuple(range(4, 60, 5))
+PROMPTS = [
+    tuple(random.Random(seed).randrange(3, VOCAB_SIZE - 20) for _ in range(length))
+    for seed, length in enumerate((5, 16, 40, 33))
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def decoder(path: Path) -> ReferenceDecoder:
+    return ReferenceDecoder(load_plain(path, "float32"))
+
+
+@contextmanager
+def core_of(path: Path, *, kv_bytes: int = 4 << 20, chunk: int = 24, swap_bytes: int = 0) -> Iterator[EngineCore]:
+    model = load_model(path, dtype="float32", block_size=16, kv_cache_memory=kv_bytes, num_threads=1).model
+    core = EngineCore(
+        model, max_num_seqs=24, max_num_batched_tokens=64, prefill_chunk_size=chunk, swap_bytes=swap_bytes
+    )
+    yield core
+    core.blocks.check()
+    assert core.blocks.num_used == 0
+    core.close()
+
+
+def searched(name: str, token_ids: tuple[int, ...], max_tokens: int = 16, **search: object) -> PromptState:
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=STOPS,
+        beam_search=BeamSearch(**search),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return PromptState(name, f"request-{name}", token_ids, params)
+
+
+def states() -> list[PromptState]:
+    return [
+        searched("a", PROMPTS[0]),
+        searched("b", PROMPTS[1], early_stopping=True),
+        searched("c", PROMPTS[2], length_penalty=0.0, early_stopping="never"),
+        searched("d", PROMPTS[3], length_penalty=2.0),
+    ]
+
+
+def hypotheses(answers: Answers, name: str) -> list[list[int]]:
+    return [tokens for (prompt_id, _), tokens in sorted(answers.tokens.items()) if prompt_id == name]
+
+
+def assert_equal(answers: Answers, decoder: ReferenceDecoder) -> None:
+    assert answers.failed == []
+    for state in states():
+        wanted = [list(one.token_ids) for one in decoder.decode(state.token_ids, state.params)]
+        assert hypotheses(answers, state.prompt_id) == wanted, state.prompt_id
+        for index, tokens in enumerate(wanted):
+            stopped = tokens[-1] in STOPS
+            assert answers.finish[state.prompt_id, index] is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "swap_bytes", "preempts"),
+    [(4 << 20, 0, False), (96 << 10, 0, True), (96 << 10, 1 << 20, True)],
+    ids=["room-for-all", "rebuilt", "put-aside"],
+)
+def test_hypotheses_equal_transformers_in_a_batch_and_after_preemption(
+    path: Path, decoder: ReferenceDecoder, kv_bytes: int, swap_bytes: int, preempts: bool
+) -> None:
+    with core_of(path, kv_bytes=kv_bytes, swap_bytes=swap_bytes) as core:
+        for state in states():
+            core.add(state)
+        core.add(PromptState("plain", "r", PROMPTS[0], SamplingParams(max_tokens=12, temperature=0.0)))
+
+        answers = run(core)
+
+        assert (core.load().preemptions > 0) == preempts
+    assert_equal(answers, decoder)
+
+
+def test_a_search_crosses_with_its_first_beams_and_nothing_is_told_before_its_end(
+    path: Path, decoder: ReferenceDecoder
+) -> None:
+    with core_of(path) as p, core_of(path) as d:
+        for state in states():
+            p.add(state, hold=True)
+        held = run(p, until_held=len(states()))
+        answers = Answers()
+        for prefilled in held.prefilled:
+            _hand_over(p, d, prefilled)
+        run(d, answers)
+
+    assert held.tokens == {}
+    assert all(sum(not beam.done for beam in prefilled.state.beams) == 4 for prefilled in held.prefilled)
+    assert_equal(answers, decoder)
+
+
+def test_a_search_that_ends_with_its_first_token_never_crosses(path: Path, decoder: ReferenceDecoder) -> None:
+    state = searched("a", PROMPTS[1], max_tokens=1)
+    with core_of(path) as core:
+        core.add(state, hold=True)
+        answers = run(core)
+
+    wanted = [list(one.token_ids) for one in decoder.decode(state.token_ids, state.params)]
+    assert [prefilled.finished for prefilled in answers.prefilled] == [True]
+    assert hypotheses(answers, "a") == wanted
+
+
+def test_a_cancelled_search_frees_every_beam() -> None:
+    with fake_engine() as (core, _):
+        core.add(prompt("a", 9, n=2, best_of=4, beam_search=BeamSearch()))
+        core.step()
+        core.step()
+        endings = core.cancel("a")
+
+        assert [(ending.sequence, ending.finish) for ending in endings] == [(0, "cancelled"), (1, "cancelled")]
+        assert core.blocks.num_used == 0
+        assert not core.has_work()
+
+
+def test_a_search_wider_than_the_step_is_refused_with_both_numbers() -> None:
+    wide = prompt("a", 9, n=1, best_of=17, beam_search=BeamSearch())
+    with fake_engine() as (core, _), pytest.raises(InvalidRequest, match="best_of is 17: it must be from 1 to 16"):
+        core.add(wide)
+
+
+def _hand_over(p: EngineCore, d: EngineCore, prefilled: Prefilled) -> None:
+    """Move a held prompt's KV from one pool to the other, and admit it there."""
+    layout, state = p.info.layout, prefilled.state
+    source = p._roster.held[state.prompt_id].stem
+    assert source is not None
+    count = len(state.token_ids)
+    target = d.blocks.allocate(layout.num_blocks_for(count))
+    for tensor in range(len(layout.tensors)):
+        data = b"".join(
+            bytes(p.memories[0].buffer[piece.offset : piece.offset + piece.length])
+            for piece in layout.runs(tensor, source.block_ids, 0, count)
+        )
+        at = 0
+        for piece in layout.runs(tensor, target, 0, count):
+            d.memories[0].buffer[piece.offset : piece.offset + piece.length] = data[at : at + piece.length]
+            at += piece.length
+    d.admit(state, target)
+    p.release(state.prompt_id)
