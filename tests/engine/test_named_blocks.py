@@ -1,5 +1,6 @@
 """Cached blocks: found by name with their tokens compared, kept while held, evicted leaf first and oldest first."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -158,6 +159,32 @@ def test_probes_and_pools_without_a_cache_name_nothing() -> None:
     assert pool(2).chain(state).num_full(64) == 4
     assert pool(2).chain(replace(state, probe=True)).num_full(64) == 0
     assert BlockPool(2).chain(state).num_full(64) == 0
+
+
+def test_threads_share_a_cached_pool() -> None:
+    blocks, errors = pool(24), list[Exception]()
+
+    def churn(own: str) -> None:
+        try:
+            for turn in range(150):
+                chain = names("a", "b", own, str(turn % 5))
+                block_ids = compute(blocks, chain)
+                found = blocks.find(chain)
+                assert len(found) == len(chain)
+                blocks.release(found)
+                blocks.release(block_ids)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=churn, args=(own,)) for own in "wxyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert errors == []
+    assert blocks.num_used == 0
+    blocks.check()
 
 
 class Cache(RuleBasedStateMachine):
