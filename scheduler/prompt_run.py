@@ -46,7 +46,7 @@ class PromptRun:
             cache_salt=self.request.cache_salt,
             pooling=self.request.poolings[self.prompt] if self.request.poolings else None,
         )  # fmt: skip
-        self.stage = "waiting in the queue"
+        self.stage, self._computes = "waiting in the queue", False
         self.inbox: Inbox = asyncio.Queue()
 
     @property
@@ -74,10 +74,11 @@ class PromptRun:
             return DeadlineExceeded(f"no progress for {self.request.stall_timeout_s:g} s, {self.stage}")
         return DeadlineExceeded(f"no first token within {self.request.first_token_timeout_s:g} s, {self.stage}")
 
-    def enter(self, stage: str) -> float:
-        """Go on to the next stage; return how long the last one took."""
+    def enter(self, stage: str, *, computes: bool = False) -> float:
+        """Go on to the next stage; return how long the last one took. `computes`: an instance computes the prompt."""
         now = asyncio.get_running_loop().time()
         seconds, self._stage_at, self.stage = now - self._stage_at, now, stage
+        self._computes = computes
         return seconds
 
     @contextmanager
@@ -93,8 +94,9 @@ class PromptRun:
     async def hear(self) -> Arrival:
         """Return the next arrival. Raises DeadlineExceeded at the deadline.
 
-        A sequence that a full pool dropped waits for blocks on an instance that goes on: it is given as long as a
-        first token, since the instance's own progress is watched apart.
+        A sequence that a full pool dropped waits for blocks on an instance that goes on, and a prompt that another
+        instance computes again says nothing until it is done: both are given as long as a first token, since the
+        instance's own progress is watched apart.
         """
         loop = asyncio.get_running_loop()
         patience = loop.time() + self.request.first_token_timeout_s
@@ -103,7 +105,7 @@ class PromptRun:
                 async with asyncio.timeout_at(self.deadline):
                     arrival = await self.inbox.get()
             except TimeoutError:
-                if not self._waits_for_blocks() or loop.time() >= patience:
+                if not self._may_wait() or loop.time() >= patience:
                     raise self.deadline_error() from None
                 self._stage_at = loop.time()
                 continue
@@ -115,8 +117,10 @@ class PromptRun:
         """Whether tokens came, or a beam search, which tells them in the end, has come further."""
         return self.output.started or self._searches
 
-    def _waits_for_blocks(self) -> bool:
-        return self.output.started and any(work.short_of_blocks() for work in self._works)
+    def _may_wait(self) -> bool:
+        """Whether an instance may have a reason to say nothing for longer than the time without progress."""
+        waits = self._computes or any(work.short_of_blocks() for work in self._works)
+        return self._is_generating and waits
 
     def take(self, step: PromptStep, work: Work) -> None:
         """Emit what of a step may leave now; tell the instance of sequences stopped meanwhile."""

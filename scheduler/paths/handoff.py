@@ -39,7 +39,7 @@ class HandoffPath:
         with prompt.attend(self._decode) as on_decode:
             ticket = await self._reserve_in_time(prompt, on_decode)
             with prompt.attend(self._prefill) as on_prefill:
-                prompt.enter(f"in prefill on {self._prefill}")
+                prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
                 self._prefill.books.prefill_sent(prompt.prompt_id)
                 while not prompt.output.all_ended:

@@ -20,7 +20,7 @@ class LocalPath:
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt to the end of its sequences. Raises what ended it otherwise."""
         with prompt.attend(self._instance) as work:
-            prompt.enter(f"in prefill on {self._instance}")
+            prompt.enter(f"in prefill on {self._instance}", computes=True)
             work.post(Generate(prompt.state))
             self._instance.books.prefill_sent(prompt.prompt_id)
             while not prompt.output.all_ended:

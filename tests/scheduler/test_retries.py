@@ -1,6 +1,7 @@
 """A pair fails before its decode instance has given a token: the client sees the answer, once, as if nothing was."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
-from wire.types import FinishReason
+from wire.types import FinishReason, LoadSnapshot
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"
@@ -282,3 +283,61 @@ async def test_a_prompt_that_fails_in_the_middle_twice_ends_in_words() -> None:
 
         assert cluster.control.dispatch.ledger.retried_prompts == 1
         await until(lambda: set(cluster.blocks_used) == {0})
+
+
+class Computing(FakeInstance):
+    """Counts a prompt that it computes as running, as a real engine does."""
+
+    def load(self) -> LoadSnapshot:
+        return dataclasses.replace(super().load(), waiting=0)
+
+
+@pytest.mark.parametrize("roles", ["PDD", "CC"])
+@virtual
+async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: str) -> None:
+    long_prompt = tuple(range(480))  # fifteen chunks
+    cluster = FakeCluster(roles)
+    cluster.kind = Computing
+    async with cluster.serving():
+        for instance in cluster.instances:
+            instance.behaviour.step_s = 1.0
+        running = cluster.control.dispatch.start(request(long_prompt, max_tokens=10))
+
+        answer = await killed_after(cluster, running, 4)
+
+        assert answer.tokens == {(0, 0): expected(long_prompt, 10)}
+        assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
+async def test_a_prompt_computed_again_for_longer_than_that_ends_in_words() -> None:
+    cluster = FakeCluster("PDD")
+    cluster.kind = Computing
+    async with cluster.serving():
+        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10, limits_s=(12.0, 5.0)))
+        events = running.events()
+        async for _event in events:
+            cluster.instances[0].behaviour.step_s = 60.0
+            break
+        began = asyncio.get_running_loop().time()
+        cluster.kill(1)
+
+        with pytest.raises(DeadlineExceeded, match="no progress for 5 s, in prefill on prefill instance 0"):
+            async for _event in events:
+                pass
+
+        assert 12.0 <= asyncio.get_running_loop().time() - began < 18.0
+
+
+@virtual
+async def test_a_first_token_that_never_comes_ends_the_request_at_its_own_limit() -> None:
+    cluster = FakeCluster("PD")
+    cluster.kind = Computing
+    async with cluster.serving():
+        cluster.instances[0].behaviour.step_s = 600.0
+        began = asyncio.get_running_loop().time()
+
+        with pytest.raises(DeadlineExceeded, match="no first token within 12 s, in prefill on prefill instance 0"):
+            await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(12.0, 5.0))))
+
+        assert asyncio.get_running_loop().time() - began == pytest.approx(12.0, abs=0.1)
