@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.fused_structs import PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
+from engine.fused_structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
 
 _GAP = 16  # floats between rows, so that rows of a power of two do not fall into the same lines of a cache
 
@@ -76,6 +76,9 @@ class StepMemory:
         step.qkv, step.inner, step.attended = self.qkv.data_ptr(), self.inner.data_ptr(), self.attended.data_ptr()
         step.hidden_stride, step.qkv_stride, step.inner_stride = hidden, qkv, inner
         step.attended_stride = self.attended.stride(0)
+        widest = padded(max(sizes.hidden, sizes.attended, sizes.inner), PAIR) + 2 * _GAP
+        self.narrow = torch.zeros(max(rows, self._scratch_rows) + MAX_TILE_ROWS, widest, dtype=torch.bfloat16)
+        step.narrow, step.narrow_stride = self.narrow.data_ptr(), widest
 
 
 def _rows(count: int, size: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from native.engine_library import EngineLibrary
 
-PANEL, PAIR, SCRATCH_ROWS = 16, 32, 16
+PANEL, PAIR, SCRATCH_ROWS, MAX_TILE_ROWS = 16, 32, 16, 32
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that weights and pools may have."""
 
@@ -85,10 +85,11 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("num_rows", ctypes.c_uint32), ("num_samples", ctypes.c_uint32), ("num_positions", ctypes.c_uint32),
         ("hidden_stride", ctypes.c_uint32), ("qkv_stride", ctypes.c_uint32), ("attended_stride", ctypes.c_uint32),
-        ("inner_stride", ctypes.c_uint32), ("logits_stride", ctypes.c_uint32),
+        ("inner_stride", ctypes.c_uint32), ("logits_stride", ctypes.c_uint32), ("narrow_stride", ctypes.c_uint32),
         ("x", ctypes.c_void_p), ("scratch", ctypes.c_void_p), ("qkv", ctypes.c_void_p),
         ("attended", ctypes.c_void_p), ("inner", ctypes.c_void_p), ("partial", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p), ("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p), ("narrow", ctypes.c_void_p),
+        ("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p),
         ("positions", ctypes.c_void_p), ("slots", ctypes.c_void_p), ("sample_rows", ctypes.c_void_p),
         ("attention", ctypes.c_void_p), ("sequences", ctypes.c_void_p), ("notify", Notify),
     )  # fmt: skip

@@ -8,6 +8,7 @@ struct program {
     const struct step *step;
     const struct instruction *instructions;
     size_t count;
+    const struct linear_kernel *products;
     struct attention_layer attention; /* of the layer in hand; written by thread 0 */
     int refused;                      /* enum attention_error */
 };
@@ -18,7 +19,7 @@ struct worker_view {
     struct threads *threads;
     const struct decoder *decoder;
     const struct step *step;
-    const struct linear_kernel *kernel;
+    const struct linear_kernel *kernel; /* for everything but products */
     unsigned thread, count;
 };
 
@@ -49,9 +50,32 @@ static const float *normalise(const struct worker_view *view, const float *from,
     return to;
 }
 
+/* Return rows [num_rows][k] in bfloat16, with zeros up to a multiple of 32. */
+static const uint16_t *narrow_rows(const struct worker_view *view, const float *rows, size_t stride, size_t num_rows,
+                                   size_t k) {
+    const struct step *step = view->step;
+    int alone = num_rows <= SCRATCH_ROWS;
+    uint16_t *to = step->narrow + (alone ? (size_t)view->thread * SCRATCH_ROWS * step->narrow_stride : 0);
+    size_t row = alone ? 0 : part(num_rows, view, view->thread);
+    size_t end = alone ? num_rows : part(num_rows, view, view->thread + 1);
+    for (; row < end; row++) {
+        uint16_t *narrow = to + row * step->narrow_stride;
+        view->kernel->narrow(narrow, rows + row * stride, k);
+        memset(narrow + k, 0, (round_up(k, 32) - k) * sizeof *narrow);
+    }
+    if (!alone) barrier(view);
+    return to;
+}
+
 static void multiply(const struct worker_view *view, const struct linear *linear, const float *rows, size_t stride,
                      size_t num_rows, float *out, size_t out_stride) {
-    linear_run(linear, view->kernel, rows, stride, num_rows, out, out_stride, (int)view->decoder->rounded, view->thread,
+    const struct linear_kernel *kernel = view->program->products;
+    const void *from = rows;
+    if (kernel->row_format == FORMAT_BFLOAT16) {
+        from = narrow_rows(view, rows, stride, num_rows, linear->k);
+        stride = view->step->narrow_stride;
+    }
+    linear_run(linear, kernel, from, stride, num_rows, out, out_stride, (int)view->decoder->rounded, view->thread,
                view->count);
     barrier(view);
 }
@@ -182,7 +206,7 @@ static void run_one(const struct worker_view *view, const struct instruction *in
 static void run_program(void *context, int thread, int count) {
     struct program *program = context;
     struct worker_view view = {
-        program, program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads)),
+        program, program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads), FORMAT_FLOAT32),
         (unsigned)thread, (unsigned)count,
     };
     for (size_t i = 0; i < program->count; i++) run_one(&view, &program->instructions[i]);
@@ -214,7 +238,8 @@ static enum decoder_error check(const struct program *program) {
 
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count) {
-    struct program program = {threads, decoder, step, instructions, count, {0}, ATTENTION_OK};
+    const struct linear_kernel *products = linear_kernel_of(threads_isa(threads), decoder->layers[0].qkv.format);
+    struct program program = {threads, decoder, step, instructions, count, products, {0}, ATTENTION_OK};
     enum decoder_error error = check(&program);
     if (error != DECODER_OK) return (int)error;
     threads_run(threads, run_program, &program);

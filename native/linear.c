@@ -1,10 +1,12 @@
 /* Packing weights, and dealing a product's tiles to threads. The arithmetic is in linear_kernels.h. */
 
+#define _GNU_SOURCE
 #include "linear.h"
 
 #include <string.h>
 
-enum { AHEAD = 4096 }; /* bytes that weights are fetched before they are multiplied: one page */
+enum { AHEAD = 4096 };   /* bytes that weights are fetched before they are multiplied: one page */
+enum { TILE_ROWS = 12 }; /* rows whose sums fit AVX512's registers, two vectors of columns each */
 
 static inline uint32_t bits_of(float value) {
     uint32_t bits;
@@ -28,13 +30,28 @@ static inline float round_one(float value) { return widen_one(narrow_one(value))
 
 #include "linear_isa.h"
 
-const struct linear_kernel *linear_kernel_of(enum isa isa) {
 #if defined(__x86_64__)
-    if (isa >= ISA_AVX512) return &kernel_avx512;
-    if (isa == ISA_AVX2) return &kernel_avx2;
+#include "linear_bf16.h" /* it takes what surrounds a product from the kernels above */
 #endif
-    (void)isa;
-    return &kernel_plain;
+
+const struct linear_kernel *linear_kernel_number(unsigned number) {
+#if defined(__x86_64__)
+    switch (number) {
+        case KERNEL_AVX2: return isa_is_here(ISA_AVX2) ? &kernel_avx2 : NULL;
+        case KERNEL_AVX512: return isa_is_here(ISA_AVX512) ? &kernel_avx512 : NULL;
+        case KERNEL_AVX512_BF16: return isa_is_here(ISA_AVX512_BF16) ? &kernel_avx512_bf16 : NULL;
+#if defined(HAS_AMX)
+        case KERNEL_AMX: return isa_is_here(ISA_AVX512) && amx_is_here() ? &kernel_amx : NULL;
+#endif
+    }
+#endif
+    return number == KERNEL_PLAIN ? &kernel_plain : NULL;
+}
+
+const struct linear_kernel *linear_kernel_of(enum isa isa, uint32_t format) {
+    int best = isa < ISA_AVX512_BF16 ? (int)isa : format == FORMAT_BFLOAT16 ? KERNEL_AMX : KERNEL_AVX512;
+    while (linear_kernel_number((unsigned)best) == NULL) best--;
+    return linear_kernel_number((unsigned)best);
 }
 
 static void pack_panel(const struct packing *packing, size_t number) {
@@ -67,25 +84,38 @@ void linear_unpack_row(const struct linear *linear, size_t column, float *row) {
 /* Part `index` of `count` even parts of `total`. */
 static size_t cut(size_t total, size_t index, size_t count) { return total * index / count; }
 
-static void run_block(const struct linear *linear, const struct linear_kernel *kernel, size_t pair, const float *rows,
+/* The same of rows, in whole units that a kernel computes together. */
+static size_t cut_rows(const struct linear_kernel *kernel, size_t total, size_t index, size_t count) {
+    size_t unit = kernel->row_unit, row = cut((total + unit - 1) / unit, index, count) * unit;
+    return row < total ? row : total;
+}
+
+static const uint8_t *row_at(const struct linear_kernel *kernel, const void *rows, size_t stride, size_t row) {
+    return (const uint8_t *)rows + row * stride * (kernel->row_format == FORMAT_BFLOAT16 ? 2 : 4);
+}
+
+static void run_block(const struct linear *linear, const struct linear_kernel *kernel, size_t pair, const void *rows,
                       size_t stride, size_t num_rows, float *out, size_t out_stride, int rounded) {
-    _Alignas(64) float sums[TILE_ROWS * PAIR];
-    size_t num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
+    _Alignas(64) float sums[MAX_TILE_ROWS * PAIR];
+    size_t num_tiles = (num_rows + kernel->tile_rows - 1) / kernel->tile_rows;
     for (size_t tile = 0; tile < num_tiles; tile++) {
-        size_t row = cut(num_rows, tile, num_tiles), end = cut(num_rows, tile + 1, num_tiles);
-        kernel->tile(linear, pair, rows + row * stride, stride, (unsigned)(end - row), sums);
+        size_t row = cut_rows(kernel, num_rows, tile, num_tiles), end = cut_rows(kernel, num_rows, tile + 1, num_tiles);
+        kernel->tile(linear, pair, row_at(kernel, rows, stride, row), stride, (unsigned)(end - row), sums);
         kernel->finish(linear, pair, sums, (unsigned)(end - row), out + row * out_stride, out_stride, rounded);
     }
 }
 
-void linear_run(const struct linear *linear, const struct linear_kernel *kernel, const float *rows, size_t stride,
+void linear_run(const struct linear *linear, const struct linear_kernel *kernel, const void *rows, size_t stride,
                 size_t num_rows, float *out, size_t out_stride, int rounded, unsigned thread, unsigned num_threads) {
     size_t num_pairs = (linear->n + PAIR - 1) / PAIR, num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     size_t unit = cut(num_pairs * num_blocks, thread, num_threads);
     size_t last = cut(num_pairs * num_blocks, thread + 1, num_threads);
+    if (kernel->begin != NULL) kernel->begin();
     for (; unit < last; unit++) {
-        size_t block = unit / num_pairs, row = cut(num_rows, block, num_blocks);
-        run_block(linear, kernel, unit % num_pairs, rows + row * stride, stride, cut(num_rows, block + 1, num_blocks) - row,
+        size_t block = unit / num_pairs, row = cut_rows(kernel, num_rows, block, num_blocks);
+        size_t count = cut_rows(kernel, num_rows, block + 1, num_blocks) - row;
+        run_block(linear, kernel, unit % num_pairs, row_at(kernel, rows, stride, row), stride, count,
                   out + row * out_stride, out_stride, rounded);
     }
+    if (kernel->end != NULL) kernel->end();
 }

@@ -5,9 +5,10 @@
  *     float32    [n/32][k][32]
  *     bfloat16   [n/32][k/2][2 panels][16 columns][2]   one 64-byte line holds 16 columns of two k
  *
- * Columns past n are zeros; of bfloat16 k is even. Rows are float32 at any stride; where the model computes in bfloat16
- * their values are rounded to it, so the sums (float32, one after another in the order of k) are of exact products.
- * A row's result depends neither on how many rows run beside it nor on the number of threads.
+ * Columns past n are zeros; of bfloat16 k is even. Rows are float32 at any stride or, where the kernel says so, bfloat16
+ * with zeros up to a multiple of 32; where the model computes in bfloat16 float32 rows hold such values too, so the sums
+ * (float32, in the order of k) are of exact products. A row's result depends neither on how many rows run beside it nor
+ * on the number of threads.
  */
 
 #ifndef NATIVE_LINEAR_H
@@ -18,7 +19,7 @@
 
 #include "isa.h"
 
-enum { PAIR = 32, PANEL = 16, TILE_ROWS = 12, BLOCK_ROWS = 96 };
+enum { PAIR = 32, PANEL = 16, MAX_TILE_ROWS = 32, BLOCK_ROWS = 96 };
 enum { FORMAT_FLOAT32 = 0, FORMAT_BFLOAT16 = 1 };
 
 /* What becomes of a product before it is stored. */
@@ -37,8 +38,10 @@ struct linear {
 
 /* One instruction set's functions. `rounded`: every value transformers would keep in bfloat16 is rounded to it. */
 struct linear_kernel {
-    /* Columns of pair `pair` for `num_rows` <= TILE_ROWS rows: the sums, stored [num_rows][PAIR]. */
-    void (*tile)(const struct linear *, size_t pair, const float *rows, size_t stride, unsigned num_rows, float *sums);
+    uint32_t row_format, tile_rows, row_unit; /* row_unit: so many are computed together, wanted or not */
+    void (*begin)(void), (*end)(void); /* around the tiles that a thread computes; or NULL */
+    /* Columns of pair `pair` for `num_rows` <= tile_rows rows: the sums, stored [num_rows][PAIR]. */
+    void (*tile)(const struct linear *, size_t pair, const void *rows, size_t stride, unsigned num_rows, float *sums);
     void (*finish)(const struct linear *, size_t pair, const float *sums, unsigned num_rows, float *out,
                    size_t out_stride, int rounded);
     /* out = weight * (row / rms(row)); `size` is a multiple of 16 with zeros past `true_size`. */
@@ -50,8 +53,14 @@ struct linear_kernel {
     void (*narrow)(uint16_t *to, const float *from, size_t size);          /* float32 to bfloat16 */
 };
 
-/* The functions for `isa`, or for the best below it that has some of its own. */
-const struct linear_kernel *linear_kernel_of(enum isa isa);
+enum { KERNEL_PLAIN, KERNEL_AVX2, KERNEL_AVX512, KERNEL_AVX512_BF16, KERNEL_AMX, NUM_LINEAR_KERNELS };
+
+/* Kernel `number`; NULL where this CPU has no such instructions. Those from AVX512_BF16 on want rows in bfloat16, and
+ * AMX reads MAX_TILE_ROWS rows from wherever it begins: there is memory behind the last one. */
+const struct linear_kernel *linear_kernel_number(unsigned number);
+
+/* The best kernel for weights of `format` with no more than the instructions `isa` (AMX comes with AVX512_BF16). */
+const struct linear_kernel *linear_kernel_of(enum isa isa, uint32_t format);
 
 /* Pack panels [start, end) of `columns` weight rows, [columns][k], into `packed`.
  *
@@ -68,8 +77,8 @@ void linear_pack(const struct packing *packing, size_t start, size_t end);
 /* Read weight row `column` back, k floats: the embedding of a token where both are one tensor. */
 void linear_unpack_row(const struct linear *linear, size_t column, float *row);
 
-/* Thread `thread` of `num_threads` computes its part of `out` = finish(rows x weights). */
-void linear_run(const struct linear *linear, const struct linear_kernel *kernel, const float *rows, size_t stride,
+/* Thread `thread` of `num_threads` computes its part of `out` = finish(rows x weights); `stride` counts row items. */
+void linear_run(const struct linear *linear, const struct linear_kernel *kernel, const void *rows, size_t stride,
                 size_t num_rows, float *out, size_t out_stride, int rounded, unsigned thread, unsigned num_threads);
 
 #endif

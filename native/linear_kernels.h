@@ -81,13 +81,13 @@ TARGET static void NAME(sum_float32)(const float *from, size_t k, const float *r
     CASES(SUM_FLOAT32)
 }
 
-TARGET static void NAME(tile)(const struct linear *linear, size_t pair, const float *rows, size_t stride,
+TARGET static void NAME(tile)(const struct linear *linear, size_t pair, const void *rows, size_t stride,
                               unsigned num_rows, float *sums) {
     size_t k = linear->k;
     for (unsigned row = 0; row < num_rows; row += ROWS) {
         unsigned count = num_rows - row < ROWS ? num_rows - row : ROWS;
         for (unsigned column = 0; column < PAIR; column += NAME(COLUMNS)) {
-            const float *from_rows = rows + row * stride;
+            const float *from_rows = (const float *)rows + row * stride;
             float *to = sums + row * PAIR + column;
             if (linear->format == FORMAT_BFLOAT16)
                 NAME(sum_bfloat16)((const uint16_t *)linear->weights + (pair * k * PAIR + 2 * column), k, from_rows,

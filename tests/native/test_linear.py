@@ -1,6 +1,6 @@
 """Products of rows with packed weights: equal to float64 arithmetic, and a row's result is its own.
 
-Every instruction set this CPU has, both formats, shapes that fill no tile, every finish.
+Every kernel this CPU has, both formats, shapes that fill no tile, every finish.
 """
 
 import ctypes
@@ -12,10 +12,13 @@ import torch
 from engine.fused_structs import FORMATS, Finish, Functions, Linear, address, declare
 from engine.fused_weights import PackedMemory, packed_bytes
 from native.cache import NoNative
-from native.engine_library import ISAS, EngineLibrary, Threads, build_engine
+from native.engine_library import EngineLibrary, Threads, build_engine
 
 _SHAPES = ((1, 2), (16, 6), (33, 64), (96, 130), (320, 64))
 _ROWS = (1, 2, 5, 12, 13, 31, 97)
+_KERNELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")  # by number
+_BFLOAT16_ROWS = ("avx512_bf16", "amx")
+_BEHIND, _K_UNIT = 32, 32
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +29,33 @@ def library() -> EngineLibrary:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
+@pytest.fixture(params=_KERNELS)
 def kernel(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator["Kernel"]:
-    if request.param not in library.isas:
-        pytest.skip(f"this CPU has no {request.param}")
-    with library.threads(1, isa=request.param) as threads:
-        yield Kernel(library, threads, request.param)
+    with library.threads(1) as threads:
+        kernel = Kernel(library, threads, request.param)
+        if not kernel.is_here:
+            pytest.skip(f"this CPU has no {request.param}")
+        yield kernel
 
 
 class Kernel:
     """linear_run with one instruction set, as threads would call it one after another."""
 
-    def __init__(self, library: EngineLibrary, threads: Threads, isa: str) -> None:
+    def __init__(self, library: EngineLibrary, threads: Threads, name: str) -> None:
         native, pointer, size = library.functions, ctypes.c_void_p, ctypes.c_size_t
-        native.linear_kernel_of.argtypes, native.linear_kernel_of.restype = (ctypes.c_int,), pointer
+        native.linear_kernel_number.argtypes, native.linear_kernel_number.restype = (ctypes.c_uint,), pointer
         native.linear_run.argtypes = (
             pointer, pointer, pointer, size, size, pointer, size, ctypes.c_int, ctypes.c_uint, ctypes.c_uint,
         )  # fmt: skip
         native.linear_run.restype = None
-        self._run, self._kernel = native.linear_run, native.linear_kernel_of(ISAS.index(isa))
+        self._run, self._kernel = native.linear_run, native.linear_kernel_number(_KERNELS.index(name))
+        self._narrow = name in _BFLOAT16_ROWS
         self.functions: Functions = declare(library)
         self.threads = threads
+
+    @property
+    def is_here(self) -> bool:
+        return self._kernel is not None
 
     def pack(self, weights: list[torch.nn.Linear], finish: Finish) -> tuple[PackedMemory, Linear]:
         memory = PackedMemory(packed_bytes(weights), self.functions, self.threads)
@@ -55,6 +64,12 @@ class Kernel:
     def multiply(
         self, linear: Linear, rows: torch.Tensor, out: torch.Tensor, *, rounded: bool = False, num_threads: int = 1
     ) -> torch.Tensor:
+        if self._narrow and linear.format == FORMATS[torch.float32]:
+            pytest.skip("these instructions are for bfloat16")
+        if self._narrow:
+            narrow = torch.zeros(len(rows) + _BEHIND, -(-rows.shape[1] // _K_UNIT) * _K_UNIT, dtype=torch.bfloat16)
+            narrow[: len(rows), : rows.shape[1]] = rows
+            rows = narrow[: len(rows)]
         for thread in range(num_threads):
             self._run(
                 address(linear), self._kernel, rows.data_ptr(), rows.stride(0), len(rows), out.data_ptr(),
