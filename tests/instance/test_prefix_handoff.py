@@ -233,3 +233,14 @@ def test_every_rank_sends_and_receives_the_same_part_of_a_prompt(
     assert [turn.ticket.first_token for turn in turns] == [0, 32, 32]
     assert [turn.tokens_sent for turn in turns] == [32, 8, 0]
     assert turns[2].tokens == turns[0].tokens
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, 0), ({"enable_prefix_caching": False}, 0), ({"block_size": 8}, 1)])
+def test_blocks_that_cannot_be_named_are_said_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
+    async def run() -> tuple[str, ...]:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4, **options)) as (instance, _):
+            return instance.notes
+
+    notes = [note for note in asyncio.run(run()) if "prefix cache" in note]
+
+    assert notes == ["the prefix cache is off: blocks of 8 tokens are no multiple of 16"] * said
