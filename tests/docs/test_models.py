@@ -1,0 +1,33 @@
+"""docs/models.md lists the model types that the tests find exact, and those that they find refused, with the words."""
+
+import re
+from pathlib import Path
+
+from tests.engine.refused_families import REFUSED
+from tests.engine.tiny_families import NAMED, OTHERS
+
+_PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+_NAME = re.compile(r"`([\w-]+)`")
+
+
+def _rows(section: str) -> list[list[str]]:
+    """Return the cells of the section's table, without its head."""
+    text = _PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+def test_the_exact_ones_are_those_of_every_test_run() -> None:
+    assert [_NAME.findall(row[0])[0] for row in _rows("Exact")] == list(NAMED)
+
+
+def test_the_others_are_those_of_the_long_run() -> None:
+    listed = _PAGE.split("scripts/test --all`:\n\n")[1].split("\n\n")[0]
+
+    assert _NAME.findall(listed) == list(OTHERS)
+
+
+def test_the_refused_ones_stand_with_their_words() -> None:
+    listed = {name: row[1] for row in _rows("Refused") for name in _NAME.findall(row[0])}
+
+    assert listed == {name: words.replace("\\", "") for name, (words, _) in REFUSED.items()}

@@ -1,0 +1,36 @@
+"""Model types that are refused: the words of it, and what their config needs beside the sizes of tiny_families.py."""
+
+from typing import Any
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("layers of type linear_attention, which keep a recurrent state", {}),
+    "mamba2": ("layers of type linear_attention, which keep a recurrent state", {"num_heads": 8}),
+    "jamba": ("layers of type linear_attention, which keep a recurrent state", {}),
+    "recurrent_gemma": ("layers of type linear_attention, which keep a recurrent state", {}),
+    "qwen3_next": ("layers of type linear_attention, which keep a recurrent state", {}),
+    "zamba2": (
+        "layers of type hybrid, linear_attention, which keep a recurrent state",
+        {"layer_types": ["linear_attention", "hybrid"] * 2},
+    ),
+    "falcon_h1": ("layers of type hybrid, which keep a recurrent state", {}),
+    "rwkv": ("is a state-space or recurrent model", {}),
+    "lfm2": ("layers of type conv, which keep the last inputs", {"layer_types": ["conv", "full_attention"] * 2}),
+    "llama4_text": ("layers of type chunked_attention, which attend within chunks", {}),
+    "deepseek_v32": ("layers of type indexed_attention, which choose their keys", {"num_key_value_heads": 4}),
+    "bart": ("is an encoder-decoder model; only decoders run", {}),
+    "gemma3": (r"is a model of more than text \(it has vision_config\); only text models run", {}),
+    "mllama": (r"is a model of more than text \(it has vision_config\); only text models run", {}),
+    "phi4_multimodal": (r"is a model of more than text \(it has audio_config, vision_config\)", {}),
+    "moshi": ("is a model of sound; only text models run", {}),
+    "bloom": ("has ALiBi, a bias by distance, in attention code of its own", {}),
+    "mpt": ("has ALiBi, a bias by distance, in attention code of its own", {}),
+    "falcon": ("has attention code of its own; only models of transformers' attention interface run", {}),
+    "stablelm": ("has attention code of its own; only models of transformers' attention interface run", {}),
+    "bert": ("BertSelfAttention attends in both directions", {}),
+    "diffllama": ("layer 0 attends twice in one pass", {}),
+    "hrm_text": ("layer 0 attends twice in one pass", {}),
+    "doge": ("layer 0 masks neither the future alone nor a sliding window", {}),
+    "phimoe": ("layer 0 asks its attention for a window of any length and masks one of 12", {}),
+    "xmod": ("cannot run on token ids and positions alone: Input language unknown", {}),
+    "llava": ("is not a causal language model", {}),
+}
