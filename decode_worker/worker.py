@@ -125,7 +125,8 @@ class DecodeWorker:
         with self._lock:
             known = self._running.pop(pooled.prompt_id, None) is not None
         if known:
-            self._emit(Pooled(pooled.prompt_id, pooled.values, StageTimes(prefill_s=pooled.seconds)))
+            times = StageTimes(prefill_s=pooled.seconds, cached_tokens=pooled.cached_tokens)
+            self._emit(Pooled(pooled.prompt_id, pooled.values, times))
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """The engine gave a prompt up. Returns whether it was one of ours."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from engine.ending import banned_tokens
-from engine.interface import Chunk, OnLayer, SampleRow, ScoreRow, StepBatch
+from engine.interface import Chunk, OnLayer, PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.prompt import Prompt
 from engine.roster import Piece
 
@@ -13,13 +13,15 @@ def batch_of(pieces: list[Piece]) -> StepBatch:
     token_ids: list[int] = []
     samples: list[SampleRow] = []
     scores: list[ScoreRow] = []
+    pools: list[PoolRows] = []
     for piece in pieces:
+        pools.extend(_pool_rows(piece, len(token_ids)))
         scores.extend(_score_rows(piece, len(token_ids)))
         token_ids.extend(piece.sequence.next_tokens(piece.count))
         if piece.reaches_end:
             samples.extend(_sample_row(piece.prompt, index, len(token_ids) - 1) for index in piece.sampled)
     parts = tuple(piece.sequence.part(piece.count) for piece in pieces)
-    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores))
+    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools))
 
 
 def scored_positions(piece: Piece) -> range:
@@ -34,6 +36,14 @@ def scored_positions(piece: Piece) -> range:
         return range(0)
     first = sequence.num_computed + 1
     return range(first, min(first + piece.count, len(sequence.token_ids)))
+
+
+def pooled_tokens(piece: Piece) -> range:
+    """Return the prompt's tokens among the piece's whose hidden states its vector is made of."""
+    collected, sequence = piece.prompt.collected, piece.sequence
+    if collected is None:
+        return range(0)
+    return collected.wanted(sequence.num_computed, piece.count, len(sequence.token_ids))
 
 
 class Announcer:
@@ -64,6 +74,13 @@ def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
     banned = banned_tokens(params, position, history)
     candidates = 0 if prompt.beams is None else prompt.beams.num_candidates
     return SampleRow(row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates)
+
+
+def _pool_rows(piece: Piece, row: int) -> Iterator[PoolRows]:
+    """Yield the rows that a piece, whose first token is flattened row `row`, gives to its prompt's vector."""
+    tokens = pooled_tokens(piece)
+    if tokens:
+        yield PoolRows(row + tokens.start - piece.sequence.num_computed, len(tokens))
 
 
 def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:

@@ -19,10 +19,12 @@ from engine.interface import (
     Memory,
     Model,
     OnLayer,
+    PooledPrompt,
     Prefilled,
     StepResult,
 )
 from engine.masks import fill_masks
+from engine.pooling.collected import Collected, resolve
 from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_begun, check_runnable
@@ -48,6 +50,7 @@ class _Outcome:
     cached: list[tuple[str, int]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     progressed: list[str] = field(default_factory=list)
+    pooled: list[PooledPrompt] = field(default_factory=list)
 
 
 class EngineCore:
@@ -179,6 +182,7 @@ class EngineCore:
             seconds=self._clock() - started,
             prompt_logprobs=tuple(outcome.prompt_logprobs),
             progressed=tuple(dict.fromkeys(outcome.progressed)),
+            pooled=tuple(outcome.pooled),
         )
 
     def _masked(self, pieces: list[Piece], outcome: _Outcome) -> list[Piece]:
@@ -216,6 +220,9 @@ class EngineCore:
         if part.failure is not None:
             raise part.failure
         piece.sequence.advance(piece.count, self._blocks)
+        if prompt.collected is not None:
+            self._pool(prompt, prompt.collected, part, outcome, ends=ends)
+            return
         if part.prompt_logprobs is not None:
             outcome.prompt_logprobs.append(part.prompt_logprobs)
         if not ends:
@@ -235,6 +242,19 @@ class EngineCore:
             self._roster.remove(prompt)
         elif piece.sequence is prompt.stem:
             prompt.fork(self._blocks)
+
+    def _pool(self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: _Outcome, *, ends: bool) -> None:
+        """Take what a chunk gave to the prompt's vector; the last one ends it."""
+        if part.pooled:
+            collected.take(part.pooled)
+        if not ends:
+            return
+        assert prompt.started_at is not None
+        assert self.info.pooling is not None
+        values = collected.finish(len(prompt.state.token_ids), self.info.pooling)
+        seconds = self._clock() - prompt.started_at
+        outcome.pooled.append(PooledPrompt(prompt.state.prompt_id, values, seconds, prompt.num_cached))
+        self._roster.remove(prompt)
 
     def _append(self, prompt: Prompt, index: int, chosen: Chosen, outcome: _Outcome) -> None:
         sequence, params = prompt.sequences[index], prompt.state.params
@@ -291,6 +311,7 @@ class EngineCore:
         if self._roster.find(state.prompt_id) is not None:
             raise InvalidRequest(f"prompt {state.prompt_id} is here already")
         self._accepted += 1
+        state = resolve(state, self.info.pooling)
         chain = self._blocks.chain(state)
         prompt = Prompt.of(state, age=self._accepted, hold=hold, max_model_len=self.info.max_model_len, chain=chain)
         if grammar is not None:

@@ -17,6 +17,7 @@ from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
 from engine.host_pool import HostPool
 from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch, StepOutput
+from engine.pooling.settings import PoolingSettings
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 
@@ -58,6 +59,8 @@ def fake_info(config: FakeConfig) -> EngineInfo:
         device="cpu",
         layout=PoolLayout(fake_tensors(config), num_blocks=config.num_blocks, block_size=config.block_size),
         eos_token_ids=config.eos_token_ids,
+        pooling=PoolingSettings("last", normalize=False),
+        hidden_size=2,
     )
 
 

@@ -17,8 +17,9 @@ _UNIT = 64.0
 
 
 def rows_read(batch: StepBatch) -> list[int]:
-    """Return the flattened rows that `answer` wants checksums of: the sampled ones, then the scored ones."""
-    return [*(sample.row for sample in batch.samples), *(score.row for score in batch.scores)]
+    """Return the flattened rows that `answer` wants checksums of: the sampled, the scored, then the pooled ones."""
+    pooled = (row for rows in batch.pools for row in range(rows.row, rows.row + rows.count))
+    return [*(sample.row for sample in batch.samples), *(score.row for score in batch.scores), *pooled]
 
 
 def part_until(batch: StepBatch, row: int) -> BatchSequence:
@@ -54,9 +55,11 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
     candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
     scores = [
         likelihood(c, score.token_id, score.top, vocab_size)
-        for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=True)
+        for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=False)
     ]
-    return StepOutput(token_ids, logprobs, candidates, scores, failures)
+    rest = iter(checksums[len(token_ids) + len(scores) :])
+    pooled = [_vector(next(rest) for _ in range(rows.count)) for rows in batch.pools]
+    return StepOutput(token_ids, logprobs, candidates, scores, failures, pooled=pooled)
 
 
 def choose_token(checksum: int, sample: SampleRow, vocab_size: int) -> int | None:
@@ -77,6 +80,12 @@ def likelihood(checksum: int, token_id: int, top: int, vocab_size: int) -> Token
         tuple((best + i) % vocab_size for i in tops),
         tuple(-(i + 1) / _UNIT for i in tops),
     )
+
+
+def _vector(checksums: Iterable[int]) -> tuple[float, float]:
+    """Return the sum of these rows' states: each is its checksum, scaled, and 1."""
+    states = [checksum / (1 << 32) for checksum in checksums]
+    return sum(states), float(len(states))
 
 
 def _candidates(checksum: int, sample: SampleRow, vocab_size: int) -> Candidates:

@@ -100,6 +100,11 @@ class FusedDecoder:
                     self._reduce(self._memory.partial[:num_rows])
         return self._memory.x[:num_rows, : self._weights.sizes.hidden]
 
+    @property
+    def rows(self) -> torch.Tensor:
+        """What the last norm takes: [all rows there is memory for, hidden] float32, valid until the next call."""
+        return self._memory.x[:, : self._weights.sizes.hidden]
+
     def run_layer(self, layer: int, metadata: StepMetadata, rows: torch.Tensor) -> torch.Tensor:
         """Compute one layer alone: [num_tokens, hidden] in, the same float32 out, until the next call."""
         num_rows = self._begin(metadata)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.grammar.interface import Grammar
+from engine.pooling.settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.errors import PdserveError
@@ -29,7 +30,11 @@ from wire.types import (
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the loaded model and its pool are."""
+    """What the loaded model and its pool are.
+
+    `pooling` is how its hidden states, of `hidden_size`, become a vector, None where they never do. One that does not
+    `generate` has no output layer and answers with vectors alone.
+    """
 
     model: ModelIdentity
     max_model_len: int
@@ -39,6 +44,9 @@ class EngineInfo:
     layout: PoolLayout
     eos_token_ids: tuple[int, ...]
     rope: RopeLengths | None = None
+    pooling: PoolingSettings | None = None
+    hidden_size: int = 0
+    generates: bool = True
 
 
 class Memory(Protocol):
@@ -95,6 +103,7 @@ class PooledPrompt:
     prompt_id: str
     values: tuple[float, ...]
     seconds: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +295,22 @@ class BatchSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolRows:
+    """Add up the last hidden states (after the final norm) of flattened rows [row, row + count), one or more."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One flattened step: `token_ids` of all sequences one after another, which rows to sample, and which to score."""
+    """One flattened step: `token_ids` of all sequences one after another; which rows to sample, score and pool."""
 
     token_ids: tuple[int, ...]
     sequences: tuple[BatchSequence, ...]
     samples: tuple[SampleRow, ...]
     scores: tuple[ScoreRow, ...] = ()
+    pools: tuple[PoolRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +327,7 @@ class StepOutput:
 
     `logprobs` and `candidates` are empty when no row asked, else None where a row did not. `failures` are (SampleRow's
     index, why) of rows for which no token could be chosen; their other entries mean nothing. `score_failure` is why
-    `scores` are missing, which concerns those alone who asked.
+    `scores` are missing, which concerns those alone who asked. `pooled` has a vector for each of the PoolRows.
     """
 
     token_ids: Sequence[int]
@@ -318,6 +336,7 @@ class StepOutput:
     scores: Sequence[TokenLogprobs] = ()
     failures: Sequence[tuple[int, PdserveError]] = ()
     score_failure: PdserveError | None = None
+    pooled: Sequence[Sequence[float]] = ()
 
 
 class Pending(Protocol):

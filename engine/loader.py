@@ -12,12 +12,14 @@ from engine.attention.registered import NAME, register
 from engine.checkpoint import eos_token_ids, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
+from engine.headless import HeadlessWeights, is_headless, lend_head
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.network import load_network
+from engine.pooling.settings import read_settings
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
 from engine.rope import rotate_by_sequence
@@ -67,10 +69,15 @@ def load_model(
     identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()
+    headless = is_headless(checkpoint)
+    if headless:
+        lend_head(checkpoint)
     foreseen = rehearse(checkpoint, choice.name)
     with StoredWeights(path) as stored:
         plain = plain_weights(stored, layout_of_weights, choice.name)
-        loaded = load_network(checkpoint, plain.weights, dtype=choice.name, attention=NAME)
+        prefix = checkpoint.network_class.base_model_prefix
+        weights = HeadlessWeights(plain.weights, prefix) if headless else plain.weights
+        loaded = load_network(checkpoint, weights, dtype=choice.name, attention=NAME)
     network = loaded.network
     tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
     fused = fuse(network, threads=threads)
@@ -86,6 +93,9 @@ def load_model(
         layout=layout,
         eos_token_ids=eos_token_ids(network),
         rope=rope_lengths(checkpoint.text_config),
+        pooling=read_settings(path, is_decoder=True),
+        hidden_size=checkpoint.text_config.hidden_size,
+        generates=not headless,
     )
     model = TorchModel(
         network,

@@ -15,6 +15,7 @@ from engine.beams import Beams
 from engine.blocks import BlockPool
 from engine.ending import finish_of
 from engine.grammar.interface import Grammar
+from engine.pooling.collected import Collected
 from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence
 from wire.types import Beam, FinishReason, PromptState, TokenOutput
@@ -46,6 +47,7 @@ class Prompt:
     started_at: float | None = None
     admitted_at: float | None = None
     beams: Beams | None = None
+    collected: Collected | None = None
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
@@ -58,6 +60,8 @@ class Prompt:
             )
             sequence.finish = ending[0] if ending else None
         prompt = cls(state, age, hold, sequences, _stem_of(state, chain), chain)
+        if state.pooling is not None:
+            prompt.collected = Collected(state.pooling)
         if state.params.beam_search is not None:
             prompt.beams = Beams.of(state, chain, max_model_len=max_model_len)
         return prompt
@@ -119,8 +123,9 @@ class Prompt:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether KV that is there already may stand for the prompt's: not where its tokens' logits are wanted."""
-        return self.state.params.prompt_logprobs is None
+        """Whether KV that is there already may stand for the prompt's: not where more of its tokens is wanted."""
+        pools = self.collected is None or self.collected.uses_cache
+        return pools and self.state.params.prompt_logprobs is None
 
     @property
     def prefix(self) -> list[BlockName]:
@@ -172,6 +177,8 @@ class Prompt:
         self.free(blocks)
         if self.beams is not None:
             self.beams.offered.clear()
+        if self.collected is not None:
+            self.collected.values.clear()
         self.stem = _stem_of(self.state, self.chain)
 
     def free(self, blocks: BlockPool) -> None:
@@ -207,6 +214,8 @@ class Prompt:
 
         A held prompt is described to its receiver whole, so even a cancelled sequence gets its first token.
         """
+        if self.collected is not None:
+            return ()
         if self.beams is not None:
             return () if self.beams.has_begun else (0,)
         wants = (one.num_outputs == 0 and (self.hold or one.finish is None) for one in self.sequences)

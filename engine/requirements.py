@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from engine.ending import finish_of
 from engine.interface import EngineInfo
 from engine.logits_check import check_token_params
+from engine.pooling.collected import check_decoder_pooling
 from wire.errors import InvalidRequest, NeverFits, PromptTooLong
 from wire.types import PromptState
 
@@ -30,6 +31,9 @@ def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, p
     for outputs in (*state.outputs, *(beam.token_ids for beam in state.beams)):
         _check_ids("outputs", outputs, info.vocab_size)
     check_token_params(state.params, info.vocab_size)
+    check_decoder_pooling(state, info.pooling, info.hidden_size, info.model.name)
+    if state.pooling is None and not info.generates:
+        raise InvalidRequest(f"{info.model.name} has no output layer: it makes vectors and generates no text", "model")
     _check_sequences(state, max_num_seqs, info.max_model_len)
     _check_blocks(state, info, prompt_only)
 

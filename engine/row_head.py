@@ -33,6 +33,14 @@ class RowHead:
             for hook in hooks:
                 hook.remove()
 
+    @property
+    def states(self) -> torch.Tensor:
+        """The kept hidden states, after the final norm: [num_tokens, hidden_size]."""
+        if self._kept is None or not hasattr(self._kept[1], "last_hidden_state"):
+            raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states could be kept")
+        states: torch.Tensor = self._kept[1].last_hidden_state[0]
+        return states
+
     def slices(self, rows: torch.Tensor, vocab_size: int) -> Iterator[torch.Tensor]:
         """Yield the logits of `rows` (of the last step) in order, [rows of a slice, vocab_size]; then let it go."""
         kept, self._kept = self._kept, None

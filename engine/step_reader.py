@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.assembly import scored_positions
+from engine.assembly import pooled_tokens, scored_positions
 from engine.interface import Candidates, StepBatch, StepOutput
 from engine.roster import Piece
 from wire.errors import InternalError, PdserveError
@@ -29,6 +29,7 @@ class PieceOutput:
     chosen: tuple[Chosen, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     failure: PdserveError | None = None
+    pooled: Sequence[float] = ()
 
 
 def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -> list[PieceOutput]:
@@ -37,7 +38,7 @@ def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -
     failures, logprobs = dict(output.failures), output.logprobs or (None,) * len(batch.samples)
     candidates = output.candidates or (None,) * len(batch.samples)
     rows = iter(range(len(batch.samples)))
-    scores = iter(output.scores)
+    scores, pooled = iter(output.scores), iter(output.pooled)
     parts = []
     for piece in pieces:
         own = [next(rows) for _ in (piece.sampled if piece.reaches_end else ())]
@@ -48,12 +49,14 @@ def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -
             parts.append(PieceOutput(failure=failure or output.score_failure))
         else:
             told = _prompt_logprobs(piece, tuple(next(scores) for _ in scored))
-            parts.append(PieceOutput(chosen, told, failure))
+            parts.append(PieceOutput(chosen, told, failure, next(pooled) if pooled_tokens(piece) else ()))
     return parts
 
 
 def _check_counts(output: StepOutput, batch: StepBatch) -> None:
     num_scores = 0 if output.score_failure is not None else len(batch.scores)
+    if len(output.pooled) != len(batch.pools):
+        raise InternalError(f"the model returned {len(output.pooled)} vectors for {len(batch.pools)}")
     if len(output.token_ids) != len(batch.samples) or len(output.scores) != num_scores:
         raise InternalError(
             f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores for "

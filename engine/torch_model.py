@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from engine.attention.registered import attach
 from engine.block_store import BlockStore
 from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo, Memory, StepBatch, StepOutput
+from engine.interface import EngineInfo, Memory, PoolRows, StepBatch, StepOutput
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
 from engine.row_head import RowHead
@@ -45,11 +45,13 @@ class TorchModel:
         keeps_logits: bool,
         rope: StepRope | None = None,
         fused: FusedWeights | None = None,
+        reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
 
         `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
-        `fused` is what became of the network's weights, where native kernels run it.
+        `fused` is what became of the network's weights, where native kernels run it, and `reduce` then sums over the
+        ranks that have a part of them each.
         """
         self._network = network
         self._info = info
@@ -61,7 +63,7 @@ class TorchModel:
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
         attach(network, self._attention)
-        self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend)
+        self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
 
     @property
@@ -86,9 +88,10 @@ class TorchModel:
     @torch.inference_mode()
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
-        with self._head.keeping(wanted=bool(batch.scores)):
+        with self._head.keeping(wanted=bool(batch.scores or batch.pools)):
             logits = self.logits(batch, layer_done)
-        return DoneStep(make_output(logits, batch, self._scored(batch)))
+        pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
+        return DoneStep(replace(make_output(logits, batch, self._scored(batch)), pooled=pooled))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -107,6 +110,14 @@ class TorchModel:
         for pool in self._pools:
             for tensor in (pool.keys, pool.values):
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+    def _states(self, rows: PoolRows) -> torch.Tensor:
+        """Return the last hidden states of rows of the last step, after the final norm: [count, hidden_size]."""
+        chosen = slice(rows.row, rows.row + rows.count)
+        if self._fused is None:
+            return self._head.states[chosen]
+        normed: torch.Tensor = self._network.model.norm(self._fused.rows[chosen].to(getattr(torch, self._info.dtype)))
+        return normed
 
     def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
         """Return slices of the logits of the batch's score rows, computed as they are read."""

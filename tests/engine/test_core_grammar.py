@@ -55,9 +55,9 @@ def climbs(token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and all(token_id % STEP == i % STEP for i, token_id in enumerate(token_ids))
 
 
-def alone(name: str, grammar: Grammar | None = None, **params: object) -> list[int]:
+def alone(name: str, grammar: Grammar | None = None) -> list[int]:
     with engine() as (core, _):
-        core.add(prompt(name, 9, **params), grammar=grammar)
+        core.add(prompt(name, 9), grammar=grammar)
         return run(core).tokens[name, 0]
 
 

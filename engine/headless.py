@@ -1,0 +1,54 @@
+"""Decoders without an output layer (architecture MistralModel and its like, as embedding models are published).
+
+They are loaded as the causal model of their kind: the stored names get its prefix, and its output layer borrows the
+embeddings, so that nothing is added. No text is generated with them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.checkpoint import Checkpoint
+from engine.weights import Part, Weights
+
+
+def is_headless(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is the decoder alone."""
+    named = (checkpoint.config.architectures or [""])[0]
+    return named.endswith("Model") and not named.endswith("LMHeadModel")
+
+
+def lend_head(checkpoint: Checkpoint) -> None:
+    """Let the output layer share the embeddings: the config says so from here on."""
+    checkpoint.config.tie_word_embeddings = True
+    checkpoint.text_config.tie_word_embeddings = True
+
+
+class HeadlessWeights:
+    """The stored tensors under the names of the causal model. Implements Weights."""
+
+    def __init__(self, stored: Weights, prefix: str) -> None:
+        """`prefix` is the decoder's name in the causal model, as `model`."""
+        self._stored, self._prefix = stored, f"{prefix}."
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All tensors, sorted."""
+        return [self._prefix + name for name in self._stored.names]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See Weights.shape."""
+        return self._stored.shape(self._own(name))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """See Weights.dtype."""
+        return self._stored.dtype(self._own(name))
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See Weights.read."""
+        return self._stored.read(self._own(name), part)
+
+    def _own(self, name: str) -> str:
+        if not name.startswith(self._prefix):
+            raise KeyError(name)
+        return name.removeprefix(self._prefix)

@@ -1,0 +1,61 @@
+"""What a prompt's hidden states have given so far, chunk by chunk. Plain numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.pooling.settings import PoolingSettings
+from engine.pooling.vectors import check_dimensions, finish_vector
+from wire.errors import InvalidRequest
+from wire.types import Pooling, PromptState
+
+
+@dataclass(slots=True)
+class Collected:
+    """Mutable, owned by its prompt: the sum over its tokens' states with mean, else the one state that counts."""
+
+    pooling: Pooling
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether every token counts."""
+        return self.pooling.how == "mean"
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether the states of tokens whose KV is there already are not needed."""
+        return self.pooling.how == "last"
+
+    def wanted(self, start: int, count: int, num_tokens: int) -> range:
+        """Return which of tokens [start, start + count) of a prompt of `num_tokens` count."""
+        if self.is_mean:
+            return range(start, start + count)
+        token = 0 if self.pooling.how == "cls" else num_tokens - 1
+        return range(token, token + 1) if start <= token < start + count else range(0)
+
+    def take(self, values: Sequence[float]) -> None:
+        """Add what a chunk gave."""
+        self.values = [a + b for a, b in zip(self.values, values, strict=True)] if self.values else list(values)
+
+    def finish(self, num_tokens: int, settings: PoolingSettings) -> tuple[float, ...]:
+        """Return the vector of a prompt of `num_tokens`."""
+        divisor = num_tokens if self.is_mean else 1
+        return finish_vector([value / divisor for value in self.values], self.pooling, settings)
+
+
+def resolve(state: PromptState, settings: PoolingSettings | None) -> PromptState:
+    """Return the state with the way of pooling named: its own, or the model's."""
+    if state.pooling is None or settings is None:
+        return state
+    return replace(state, pooling=replace(state.pooling, how=state.pooling.how or settings.how))
+
+
+def check_decoder_pooling(state: PromptState, settings: PoolingSettings | None, hidden_size: int, name: str) -> None:
+    """Raise InvalidRequest for what a decoder cannot answer with. A prompt that asks for text is not looked at."""
+    if state.pooling is None:
+        return
+    if settings is None:
+        raise InvalidRequest(f"{name} makes no vectors", "model")
+    if state.pooling.kind != "embed":
+        raise InvalidRequest(f"{name} is no cross-encoder: compare the vectors of two texts instead", "model")
+    check_dimensions(state.pooling, hidden_size)
