@@ -28,6 +28,7 @@ _MIXES: list[dict[str, Any]] = [
     {"bad_words": ((50,), (51, 52), (60, 61, 62)), "temperature": 1.5},
     {"stop_token_ids": tuple(range(3, 200)), "min_tokens": 6, "temperature": 2.0},
     {"n": 3, "temperature": 1.2, "repetition_penalty": 1.2},
+    {"n": 1, "best_of": 3, "temperature": 1.3, "logprobs": 0},
 ]
 
 Told = dict[tuple[str, int], list[int]]
@@ -141,8 +142,8 @@ def test_resumed_from_some_of_its_tokens_the_rest_are_the_same(models: Models, g
     whole = alone(core, prompts)
 
     for state in prompts:
-        outputs = tuple(tuple(whole[state.prompt_id, i][:given]) for i in range(state.params.n))
-        if any(len(whole[state.prompt_id, i]) > given for i in range(state.params.n)):
+        outputs = tuple(tuple(whole[state.prompt_id, i][:given]) for i in range(state.params.num_sequences))
+        if any(len(whole[state.prompt_id, i]) > given for i in range(state.params.num_sequences)):
             core.add(replace(state, outputs=outputs))
             told = run(core, starting_with({(state.prompt_id, i): list(o) for i, o in enumerate(outputs)})).tokens
             assert told == {key: tokens for key, tokens in whole.items() if key[0] == state.prompt_id}
