@@ -64,6 +64,8 @@ class DecodeWorker:
         layout = self._engine.info.layout
         try:
             failpoint("decode.reserve")
+            if state.pooling is not None:
+                raise InvalidRequest(f"prompt {state.prompt_id} wants a vector: there is nothing to hand over")
             self._refuse_a_second(state.prompt_id)
             if not state.probe:  # which is gone at once
                 self._refuse_while_others_wait()

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.core import EngineCore
-from engine.interface import Model
+from engine.interface import Engine, Model
 from engine.prefix import why_no_names
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
+from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.host import Identity, InstanceHost
 from instance.offers import check_named
 from instance.ranks import ranks_model
@@ -28,11 +29,15 @@ log = EventLogger("instance")
 
 def build_engine(
     config: InstanceConfig, on_lost: Callable[[PdserveError], None]
-) -> tuple[EngineCore, tuple[str, ...]]:  # fmt: skip
+) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
     """Load the model and make its engine; return it with notes for the log. Blocks; heavy.
 
     `on_lost` is told, from any thread, when one of its ranks is lost: nothing can be computed from then on.
     """
+    if config.options.engine != "fake" and may_be_encoder(config.options.model):
+        encoder = load_encoder_engine(config)
+        if encoder is not None:
+            return encoder
     model, notes = _load(config, on_lost)
     options, max_model_len = config.options, model.info.max_model_len
     if options.max_model_len is not None and options.max_model_len > max_model_len:
@@ -49,7 +54,7 @@ def build_engine(
     return core, (*notes, *_cache_notes(options.enable_prefix_caching, model.info.layout.block_size))
 
 
-def connect_handoff(config: InstanceConfig, engine: EngineCore, identity: Identity, host: InstanceHost) -> None:
+def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, host: InstanceHost) -> None:
     """Open the KV listeners and start the instance's threads, once the native copy is there."""
     check_named(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)

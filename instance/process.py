@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from engine.core import EngineCore
+from engine.interface import Engine
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.entry_lock import EntryLock
@@ -116,10 +116,10 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
         await asyncio.sleep(HEALTH_S)
 
 
-async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple[EngineCore, tuple[str, ...]] | None:
+async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple[Engine, tuple[str, ...]] | None:
     """Load in a daemon thread, so that a signal in the middle ends the process at once; None if one came."""
     loop = asyncio.get_running_loop()
-    loading: asyncio.Future[tuple[EngineCore, tuple[str, ...]]] = loop.create_future()
+    loading: asyncio.Future[tuple[Engine, tuple[str, ...]]] = loop.create_future()
 
     def load() -> None:
         try:

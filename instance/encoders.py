@@ -1,0 +1,42 @@
+"""Load the engine of a model that reads whole texts and generates none: vectors, or scores of pairs."""
+
+import os
+import time
+from pathlib import Path
+
+from engine.interface import Engine
+from engine.torch_start import loading, prepare_torch
+from instance.config import InstanceConfig
+from wire.errors import ConfigError
+from wire.model_identity import identify, read_json
+
+
+def may_be_encoder(model: str) -> bool:
+    """Whether the folder's config names an architecture that encoders have too: cheap, without transformers."""
+    named = read_json(Path(model) / "config.json").get("architectures") or [""]
+    return not str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]] | None:
+    """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError."""
+    options, path = config.options, Path(config.options.model)
+    num_threads = len(config.cores) or len(os.sched_getaffinity(0))
+    prepare_torch(num_threads)
+    with loading():
+        import torch
+
+        from engine.pooling.core import EncoderCore
+        from engine.pooling.encoder import is_encoder, load_encoder
+
+        if not is_encoder(path):
+            return None
+        if config.num_ranks > 1:
+            raise ConfigError(f"{path}: an encoder runs on one device, not on {config.num_ranks}")
+        torch.set_num_threads(num_threads)
+        encoder, notes = load_encoder(path, dtype=options.dtype, max_model_len=options.max_model_len)
+        core = EncoderCore(
+            encoder, identify(path, path.resolve().name), block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
+        )  # fmt: skip
+    return core, notes
