@@ -39,6 +39,11 @@ class TextMatcher(Protocol):
 class TextGrammar(Protocol):
     """A grammar built in this process."""
 
+    @property
+    def worn(self) -> bool:
+        """Whether what its matchers share is used up: who asks for it next should have it compiled anew."""
+        ...
+
     def start(self) -> TextMatcher:
         """Return a matcher at the beginning. Any thread."""
         ...

@@ -34,12 +34,14 @@ class GrammarLimits:
 class StepLimits:
     """What llguidance may spend on one step: set so that no fill takes more than about 50 ms (docs say how measured).
 
-    Time grows with the square of `items`, linearly with `lexer_fuel`; each of `lexer_states` takes 1 to 2 kB.
+    Time grows with the square of the items of one row, and the rows of an ambiguous grammar can be long: so a grammar
+    has `grammar_items` in a step, all else `items`. It grows linearly with `lexer_fuel` and with `lexer_states`.
     """
 
-    items: int = 3000
-    items_in_row: int = 1000
-    lexer_fuel: int = 50_000
+    items: int = 20_000
+    grammar_items: int = 4000
+    items_in_row: int = 2000
+    lexer_fuel: int = 35_000
     lexer_states: int = 20_000
     initial_lexer_fuel: int = 1_000_000
     grammar_symbols: int = 200_000

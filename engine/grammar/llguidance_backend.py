@@ -2,22 +2,20 @@
 
 import json
 import re
-import threading
 from typing import TYPE_CHECKING
 
 import llguidance
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.grammar.bits import set_bit
 from engine.grammar.ebnf import ebnf_to_lark, looks_like_ebnf
-from engine.grammar.interface import Bits
 from engine.grammar.limits import GrammarLimits, StepLimits
+from engine.grammar.llguidance_matcher import LlguidanceGrammar
 from engine.grammar.regex import to_rust
 from engine.grammar.repetitions import check_repetitions
 from engine.grammar.source import Kind, Source
 from engine.grammar.structural_tag import tags_to_lark
 from engine.grammar.tokenizer_file import TokenizerFile
+from engine.grammar.walk import walk
 from wire.errors import InvalidGrammar
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # the usual, yet a model that only writes blanks comes to an end
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
-_WORDS = 500
 
 
 class LlguidanceBackend:
@@ -35,15 +32,7 @@ class LlguidanceBackend:
         """Load the tokenizer (0.3 s for 49,152 tokens). Raises InvalidGrammar where llguidance cannot use it."""
         self._limits = limits
         self._tokenizer = _load(tokenizer)
-        self._step_limits = llguidance.LLParserLimits(
-            max_items_in_row=steps.items_in_row,
-            initial_lexer_fuel=steps.initial_lexer_fuel,
-            step_lexer_fuel=steps.lexer_fuel,
-            step_max_items=steps.items,
-            max_lexer_states=steps.lexer_states,
-            max_grammar_size=steps.grammar_symbols,
-            verbose_errors=False,
-        )
+        self._steps = steps
 
     @property
     def num_tokens(self) -> int:
@@ -59,9 +48,9 @@ class LlguidanceBackend:
         ]
 
     def compile(self, source: Source) -> str:
-        """Return llguidance's own text for `source`, tried as far as its first step. Raises InvalidGrammar."""
+        """Return the kind and llguidance's own text for `source`, tried by a random walk. Raises InvalidGrammar."""
         if source.kind is not Kind.GRAMMAR:
-            return self._tried(self._form(source))
+            return self._tried(source.kind, self._text(source))
         lark, ebnf = self._try_lark, self._try_ebnf
         first, second = (ebnf, lark) if looks_like_ebnf(source.text) else (lark, ebnf)
         try:
@@ -74,11 +63,14 @@ class LlguidanceBackend:
 
     def build(self, form: str) -> "LlguidanceGrammar":
         """Build what `compile` made. Raises InvalidGrammar."""
-        matcher = LLMatcher(self._tokenizer, form, log_level=0, limits=self._step_limits)
-        _check(matcher)
-        return LlguidanceGrammar(matcher, self._tokenizer)
+        kind, _, text = form.partition(" ")
 
-    def _form(self, source: Source) -> str:
+        def make() -> LLMatcher:
+            return LLMatcher(self._tokenizer, text, log_level=0, limits=_parser_limits(self._steps, kind))
+
+        return LlguidanceGrammar(make, self._tokenizer, longest_s=self._limits.fill_s)
+
+    def _text(self, source: Source) -> str:
         if source.kind is Kind.REGEX:
             check_repetitions(source.text, self._limits)
             return LLMatcher.grammar_from_regex(to_rust(source.text))
@@ -95,65 +87,20 @@ class LlguidanceBackend:
     def _try_lark(self, text: str) -> str:
         check_repetitions(text, self._limits)
         try:
-            return self._tried(LLMatcher.grammar_from_lark(text))
+            return self._tried(Kind.GRAMMAR, LLMatcher.grammar_from_lark(text))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as Lark: {error}") from error
 
     def _try_ebnf(self, text: str) -> str:
         try:
-            return self._tried(LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
+            return self._tried(Kind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as EBNF: {error}") from error
 
-    def _tried(self, form: str) -> str:
-        matcher = self.build(form).start()
-        if not matcher.allowed().any() and not matcher.accepting:
-            raise InvalidGrammar("it allows no text at all")
+    def _tried(self, kind: Kind, text: str) -> str:
+        form = f"{kind} {text}"
+        walk(self.build(form).start(), self._limits)
         return form
-
-
-class LlguidanceGrammar:
-    """A built grammar: the matcher that all others are copied from."""
-
-    def __init__(self, first: LLMatcher, tokenizer: LLTokenizer) -> None:
-        self._first, self._tokenizer = first, tokenizer
-        self._lock = threading.Lock()  # a matcher may be used by one thread only, to be copied too
-
-    def start(self) -> "LlguidanceMatcher":
-        """Return a matcher at the beginning. Any thread."""
-        with self._lock:
-            return LlguidanceMatcher(self._first.deep_copy(), self._tokenizer)
-
-
-class LlguidanceMatcher:
-    """One sequence's place in the text."""
-
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
-        self._matcher, self._tokenizer = matcher, tokenizer
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the text so far is whole."""
-        return self._matcher.is_accepting()
-
-    def advance(self, token_id: int) -> bool:
-        """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
-        if token_id >= self._tokenizer.vocab_size or token_id in self._tokenizer.eos_tokens:
-            return False
-        taken = self._matcher.try_consume_tokens([token_id])
-        _check(self._matcher)
-        return taken == 1
-
-    def allowed(self) -> Bits:
-        """Return which text tokens may follow. Raises InvalidGrammar at a limit."""
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return np.zeros(0, dtype=np.int32)
-        mask = self._matcher.compute_bitmask()
-        _check(self._matcher)
-        bits = np.frombuffer(mask, dtype=np.int32).copy()
-        for token_id in self._tokenizer.eos_tokens:
-            set_bit(bits, token_id, allowed=False)
-        return bits
 
 
 def _json_options(whitespace: str | None) -> "JsonCompileOptions":
@@ -161,6 +108,18 @@ def _json_options(whitespace: str | None) -> "JsonCompileOptions":
         "whitespace_pattern": _WHITESPACE if whitespace is None else whitespace,
         "json_allow_general_unicode_escapes": True,
     }
+
+
+def _parser_limits(steps: StepLimits, kind: str) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        max_items_in_row=steps.items_in_row,
+        initial_lexer_fuel=steps.initial_lexer_fuel,
+        step_lexer_fuel=steps.lexer_fuel,
+        step_max_items=steps.grammar_items if kind == Kind.GRAMMAR else steps.items,
+        max_lexer_states=steps.lexer_states,
+        max_grammar_size=steps.grammar_symbols,
+        verbose_errors=False,
+    )
 
 
 def _load(tokenizer: TokenizerFile) -> LLTokenizer:
@@ -171,16 +130,3 @@ def _load(tokenizer: TokenizerFile) -> LLTokenizer:
         return found if not eos or set(eos) == set(found.eos_tokens) else LLTokenizer(text, eos_token=eos)
     except ValueError as error:
         raise InvalidGrammar(f"structured output is not possible with this model's tokenizer: {error}") from error
-
-
-def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise InvalidGrammar(_in_short(matcher.get_error().split("\n<", 1)[0].strip()))
-
-
-def _in_short(words: str) -> str:
-    """A parser repeats what it was given before it says what is wrong with it."""
-    if words.startswith("NoExtension"):
-        return "no text satisfies it"
-    said = re.search(r"^error: .*", words, re.MULTILINE)
-    return said.group()[:_WORDS] if said is not None and len(words) > _WORDS else words[:_WORDS]

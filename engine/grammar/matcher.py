@@ -17,6 +17,11 @@ class CompiledGrammar:
         self._text, self._tokenizer = text, tokenizer
         self.cost_bytes = cost_bytes
 
+    @property
+    def worn(self) -> bool:
+        """Whether who asks for it next should have it compiled anew."""
+        return self._text.worn
+
     def matcher(self, stop_token_ids: Sequence[int] = ()) -> "SequenceMatcher":
         """Return a matcher at the beginning for a request with these stop ids. Any thread."""
         return SequenceMatcher(self._text.start(), self._tokenizer, stop_token_ids)

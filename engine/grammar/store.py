@@ -78,7 +78,7 @@ class GrammarStore:
         self._tell_of_old_name(wish.backend)
         with self._lock:
             known = self._known(source.key)
-            if known is not None:
+            if known is not None and not (isinstance(known, CompiledGrammar) and known.worn):
                 return _done(InvalidGrammar(known) if isinstance(known, str) else known)
             job = self._jobs.get(source.key)
             return self._queued(source) if job is None else job.future

@@ -5,9 +5,7 @@ only later is not found.
 """
 
 import json
-import random
 import re
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from engine.grammar.limits import GrammarLimits
 from engine.grammar.repetitions import check_repetitions
 from engine.grammar.source import Kind, Source
 from engine.grammar.tokenizer_file import TokenizerFile
+from engine.grammar.walk import walk
 from engine.grammar.xgrammar_binding import load_binding
 from wire.errors import InvalidGrammar
 
@@ -26,7 +25,6 @@ _RAW = 0  # the vocabulary is bytes already
 _NO_LIMIT = -1
 _MOST_BLANKS = 8  # each more makes the compiled form larger
 _CONTROLS = frozenset(range(0x20)) - {0x0A, 0x0D}  # allowed by mistake in JSON strings that have a maxLength
-_WALK_STEPS = 64
 _WORDS = 500
 
 
@@ -58,7 +56,7 @@ class XgrammarBackend:
             compiled = self._compiled(source)
         except RuntimeError as error:
             raise InvalidGrammar(_words(error)) from error
-        self._walk(XgrammarGrammar(self, compiled).start())
+        walk(XgrammarGrammar(self, compiled).start(), self._limits)
         return source.kind + " " + str(compiled.serialize_json())
 
     def build(self, form: str) -> "XgrammarGrammar":
@@ -114,27 +112,13 @@ class XgrammarBackend:
                 words = f"as {first.__name__}: {_words(error)}; as {second.__name__}: {_words(other)}"
                 raise InvalidGrammar(f"the grammar is neither: {words}") from other
 
-    def _walk(self, matcher: "XgrammarMatcher") -> None:
-        """Generate a text at random. Raises InvalidGrammar where a step is slow, or the first allows nothing."""
-        chooser = random.Random(0)  # noqa: S311 - no secret
-        for step in range(_WALK_STEPS):
-            began = time.thread_time()
-            allowed = np.flatnonzero(np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little"))
-            if not len(allowed):
-                if step == 0 and not matcher.accepting:
-                    raise InvalidGrammar("no text satisfies it")
-                return
-            matcher.advance(int(chooser.choice(allowed)))
-            took = time.thread_time() - began
-            if took > self._limits.fill_s:
-                raise InvalidGrammar(f"step {step} takes {took:.3f} s of CPU time, the limit is {self._limits.fill_s}")
-
 
 class XgrammarGrammar:
     """A compiled grammar in this process."""
 
     def __init__(self, backend: XgrammarBackend, compiled: Any) -> None:
         self._backend, self._compiled = backend, compiled
+        self.worn = False  # its matchers share nothing that grows
 
     def start(self) -> "XgrammarMatcher":
         """Return a matcher at the beginning. Any thread."""

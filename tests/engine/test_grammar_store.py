@@ -74,6 +74,16 @@ def test_a_shared_future_cannot_be_cancelled_by_one(store: GrammarStore) -> None
     assert _grammar(future)
 
 
+def test_one_whose_lexer_is_used_up_is_compiled_anew(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    worn = _grammar(store.prepare(_regex("worn")))
+    monkeypatch.setattr(CompiledGrammar, "worn", property(lambda grammar: grammar is worn))
+
+    fresh = _grammar(store.prepare(_regex("worn")))
+
+    assert fresh is not worn
+    assert store.get(_regex("worn")) is fresh
+
+
 def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
     first = store.prepare(_regex("(?=a)")).exception(_WAIT_S)
     again = store.prepare(_regex("(?=a)"))
@@ -162,9 +172,9 @@ def test_old_names_share_one_compile_and_one_notice(store: GrammarStore, caplog:
 
 
 def test_a_grammar_in_use_is_found_after_the_cache_dropped_it(folder: Path) -> None:
-    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, cache_bytes=300 * 1024)) as store:
+    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, cache_bytes=2**20)) as store:
         held = _grammar(store.prepare(_regex("held")))
-        for i in range(12):
+        for i in range(20):
             _grammar(store.prepare(_regex(f"other{i}")))
 
         assert store.get(_regex("held")) is held

@@ -1,0 +1,46 @@
+"""Try a compiled grammar on a random text, in the compiling child: is there any text, and is any step slow?"""
+
+import random
+import time
+
+import numpy as np
+
+from engine.grammar.interface import TextMatcher
+from engine.grammar.limits import GrammarLimits
+from wire.errors import InvalidGrammar
+
+_STEPS = 64
+
+
+def walk(matcher: TextMatcher, limits: GrammarLimits) -> None:
+    """Generate a text at random. Raises InvalidGrammar where the first step allows nothing, or a step is slow.
+
+    A limit that only a later step meets is no reason: a model may never write such a text.
+    """
+    chooser = random.Random(0)  # noqa: S311 - no secret
+    for step in range(_STEPS):
+        began = time.thread_time()
+        try:
+            goes_on = _step(matcher, chooser, is_first=step == 0)
+        except InvalidGrammar:
+            if step == 0:
+                raise
+            goes_on = False
+        check_time(time.thread_time() - began, limits.fill_s)
+        if not goes_on:
+            return
+
+
+def check_time(took_s: float, limit_s: float) -> None:
+    """Raise InvalidGrammar where one step took too much CPU time."""
+    if took_s > limit_s:
+        raise InvalidGrammar(f"one step of the grammar takes {took_s:.3f} s of CPU time, the limit is {limit_s:g} s")
+
+
+def _step(matcher: TextMatcher, chooser: random.Random, *, is_first: bool) -> bool:
+    allowed = np.flatnonzero(np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little"))
+    if not len(allowed):
+        if is_first and not matcher.accepting:
+            raise InvalidGrammar("no text satisfies it")
+        return False
+    return matcher.advance(int(chooser.choice(allowed)))
