@@ -24,6 +24,7 @@ from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
 from engine.rope import rotate_by_sequence
 from engine.rope_lengths import rope_lengths
+from engine.row_check import check_untried
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from native.engine_library import Threads, load_engine
@@ -80,6 +81,7 @@ def load_model(
         loaded = load_network(checkpoint, weights, dtype=choice.name, attention=NAME)
     network = loaded.network
     tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
+    check_untried(network, choice.name)
     fused = fuse(network, threads=threads)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
