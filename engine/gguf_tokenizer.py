@@ -1,5 +1,6 @@
-"""The tokenizer inside a GGUF file (byte-level BPE) -> tokenizer.json and its settings.
+"""The tokenizer inside a GGUF file -> tokenizer.json and its settings.
 
+`tokenizer.ggml.model` is `llama` for SentencePiece's BPE, `gpt2` for a byte-level one, of which
 `tokenizer.ggml.pre` names how text is split before merges: by GPT-2's pattern, or by a later one that cuts numbers.
 """
 
@@ -9,9 +10,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from engine.gguf_sentencepiece import sentencepiece_bpe
 from wire.errors import ConfigError
 
 _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; found in it as they are
+_SENTENCEPIECE = "llama"
 _DIGITS_AT_ONCE = {"llama-bpe": "{1,3}", "qwen2": ""}
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
@@ -24,15 +27,28 @@ _SETTINGS = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "un
 def check_tokenizer(fields: dict[str, Any]) -> None:
     """Raise ConfigError for a tokenizer that is not supported, by name."""
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    if model != "gpt2" or pre not in _SUPPORTED:
+    if model != _SENTENCEPIECE and (model != "gpt2" or pre not in _SUPPORTED):
         known = ", ".join(_SUPPORTED)
-        raise ConfigError(f"this GGUF's tokenizer is {model}/{pre}, which is not supported: only gpt2/{known}")
+        raise ConfigError(
+            f"this GGUF's tokenizer is {model}/{pre}, which is not supported: only {_SENTENCEPIECE}, gpt2/{known}"
+        )
 
 
 def write_tokenizer(fields: dict[str, Any], target: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template) into folder `target`."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
+    sentencepiece = fields["tokenizer.ggml.model"] == _SENTENCEPIECE
+    tokenizer = sentencepiece_bpe(fields) if sentencepiece else _byte_level_bpe(fields, tokens)
+    for kept, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == kept]
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
+    tokenizer.save(str(target / "tokenizer.json"))
+    settings = _settings(fields, tokens)
+    (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _byte_level_bpe(fields: dict[str, Any], tokens: list[str]) -> Tokenizer:
     pre = fields["tokenizer.ggml.pre"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}
@@ -41,12 +57,7 @@ def write_tokenizer(fields: dict[str, Any], target: Path) -> None:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _split(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    for kept, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == kept]
-        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
-    tokenizer.save(str(target / "tokenizer.json"))
-    settings = _settings(fields, tokens)
-    (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return tokenizer
 
 
 def _split(pre: str) -> Any:
@@ -64,7 +75,8 @@ def _split(pre: str) -> Any:
 
 def _settings(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
     ids = {key: fields.get(f"tokenizer.ggml.{name}_token_id") for name, key in _SETTINGS.items()}
-    begins = fields.get("tokenizer.ggml.add_bos_token", fields["tokenizer.ggml.pre"] == "llama-bpe")
+    usual = fields["tokenizer.ggml.model"] == _SENTENCEPIECE or fields["tokenizer.ggml.pre"] == "llama-bpe"
+    begins = fields.get("tokenizer.ggml.add_bos_token", usual)
     found = {
         "add_prefix_space": False,
         "chat_template": fields.get("tokenizer.chat_template"),

@@ -151,7 +151,11 @@ def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None
         (b"qwen2", b"mamba", "is mamba, which is not supported: only llama, qwen2, qwen3"),
         (b"qwen2", b"llama", r"tensor blk\.\d\.attn_.\.bias, which is not known of llama"),
         (b"blk.0.attn_norm", b"blk.0.attn_mild", r"tensor blk\.0\.attn_mild\.weight"),
-        (b"smollm", b"deepse", "tokenizer is gpt2/deepse, which is not supported: only gpt2/smollm, gpt-2, llama-bpe"),
+        (
+            b"smollm",
+            b"deepse",
+            "tokenizer is gpt2/deepse, which is not supported: only llama, gpt2/smollm",
+        ),
         (b"rope.freq_base", b"rope.friz_base", None),
         (b"context_length", b"contest_length", "no qwen2.context_length"),
     ],
