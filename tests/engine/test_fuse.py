@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend
@@ -105,6 +105,27 @@ def test_logits_are_those_of_transformers(
 
     torch.testing.assert_close(after, expected[:3], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(before, expected[3:5], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sizes_that_fill_no_vector_and_biases_everywhere(dtype: torch.dtype, threads: Threads) -> None:
+    config = LlamaConfig(
+        vocab_size=243, hidden_size=78, intermediate_size=106, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=48, attention_bias=True, mlp_bias=True, max_position_embeddings=128,
+    )  # fmt: skip
+    register()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.normal_(std=0.15)
+    expected = _expected(network, _PROMPTS)
+    network.set_attn_implementation(NAME)
+
+    got = _run(_decoder(_fused(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
+
+    assert float((got - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
