@@ -30,7 +30,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """Blocks waiting for a prompt's KV. Its grammar stays in the store while it is held."""
+    """Blocks waiting for a prompt's KV."""
 
     state: PromptState
     ticket_id: str

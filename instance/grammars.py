@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 def make_grammars(config: InstanceConfig, info: EngineInfo) -> "GrammarStore | None":
     """Start the store of the model's tokenizer, which `close` ends.
 
-    None where the folder has no tokenizer.json, and for the fake engine, whose numbers no grammar can bind.
+    None where the folder has no tokenizer.json, for a model that makes vectors alone, and for the fake engine, whose
+    numbers no grammar can bind.
     """
     path = Path(config.options.model) / "tokenizer.json"
-    if config.options.engine == "fake" or not path.is_file():
+    if config.options.engine == "fake" or not info.generates or not path.is_file():
         return None
     from engine.grammar.store import GrammarStore  # needs the engine extra, which the fake engine does without
     from engine.grammar.tokenizer_file import TokenizerFile

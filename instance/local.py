@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
+from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from wire.errors import PdserveError
 from wire.inprocess import InProcessConnection
@@ -25,7 +26,8 @@ class LocalInstance:
         """Load the model off the loop and start the engine thread. `on_lost`: see build_engine."""
         engine, notes = await asyncio.to_thread(build_engine, config, on_lost)
         identity = Identity.new(config, config.options.port)
-        host = InstanceHost(config, engine, identity, config.options.port, time.monotonic)
+        grammars = make_grammars(config, engine.info)
+        host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars)
         connect_handoff(config, engine, identity, host)
         return cls(host, notes)
 

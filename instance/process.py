@@ -13,6 +13,7 @@ from engine.interface import Engine
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
 from instance.entry_lock import EntryLock
+from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
 from telemetry.logs import EventLogger
@@ -94,7 +95,7 @@ async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, ending
     for note in notes:
         log.info("note", text=note)
     identity = Identity.new(config, port)
-    host = InstanceHost(config, engine, identity, port, time.monotonic)
+    host = InstanceHost(config, engine, identity, port, time.monotonic, make_grammars(config, engine.info))
     connect_handoff(config, engine, identity, host)
     await server.serve(host)
     log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)

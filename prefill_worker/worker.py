@@ -28,7 +28,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 @dataclass(slots=True)
 class _Handing:
-    """One prompt on its way out. Guarded by the worker's lock. Its grammar stays in the store while it is held."""
+    """One prompt on its way out. Guarded by the worker's lock."""
 
     request_id: str
     ticket: Ticket

@@ -8,13 +8,12 @@ prepare --> known: a done future
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.grammar.backends import make_backend
-from engine.grammar.cache import Outcome, OutcomeCache
+from engine.grammar.cache import OutcomeCache
 from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.interface import Backend, Grammar
 from engine.grammar.limits import GrammarLimits
@@ -42,7 +41,7 @@ class _Job:
 
 
 class GrammarStore:
-    """Compiles what requests ask for. `prepare` and `get` may be called from any thread; one thread of its own works.
+    """Compiles what requests ask for. `prepare` may be called from any thread; one thread of its own works.
 
     Use it as a context or call `close`. Starting costs the caller nothing: tokenizer and child come up on that thread.
     """
@@ -56,7 +55,6 @@ class GrammarStore:
         self._tokenizer, self._limits, self._clock = tokenizer, limits or GrammarLimits(), clock
         self._lock = threading.Lock()
         self._cache = OutcomeCache(self._limits.cache_bytes)
-        self._in_use: weakref.WeakValueDictionary[bytes, CompiledGrammar] = weakref.WeakValueDictionary()
         self._jobs: dict[bytes, _Job] = {}
         self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._closed = False
@@ -77,20 +75,11 @@ class GrammarStore:
             return _done(error)
         self._tell_of_old_name(wish.backend)
         with self._lock:
-            known = self._known(source.key)
+            known = self._cache.find(source.key)
             if known is not None and not (isinstance(known, CompiledGrammar) and known.worn):
                 return _done(InvalidGrammar(known) if isinstance(known, str) else known)
             job = self._jobs.get(source.key)
             return self._queued(source) if job is None else job.future
-
-    def get(self, wish: StructuredOutput) -> Grammar:
-        """Return a grammar that was prepared and is still held by someone, or kept. Raises InternalError otherwise."""
-        source = read_source(wish, self._limits)
-        with self._lock:
-            known = self._known(source.key)
-        if not isinstance(known, CompiledGrammar):
-            raise InternalError(f"the {wish.kind} of this request was not prepared here")
-        return known
 
     def child_pid(self, backend: str = LLGUIDANCE) -> int | None:
         """Return the process that compiles for a backend, None before it is started."""
@@ -112,10 +101,6 @@ class GrammarStore:
         """Close."""
         self.close()
 
-    def _known(self, key: bytes) -> Outcome | None:
-        found = self._cache.find(key)
-        return self._in_use.get(key) if found is None else found
-
     def _queued(self, source: Source) -> "Future[Grammar]":
         if self._closed:
             return _done(Draining("this instance is shutting down"))
@@ -134,7 +119,7 @@ class GrammarStore:
         """The compiler thread. Children die with it, so it lives as long as the store."""
         try:
             self._warm()
-            while (job := self._queue.get()) is not None:
+            while (job := self._queue.get()) is not None and not self._closed:
                 self._settle(job, self._outcome(job))
         finally:
             for child in self._children.values():
@@ -170,7 +155,6 @@ class GrammarStore:
         with self._lock:
             del self._jobs[job.source.key]
             if isinstance(outcome, CompiledGrammar):
-                self._in_use[job.source.key] = outcome
                 self._cache.keep(job.source.key, outcome)
             elif isinstance(outcome, InvalidGrammar):
                 self._cache.keep(job.source.key, str(outcome))

@@ -19,7 +19,7 @@ from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.store import GrammarStore
 from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
-from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded
+from wire.errors import Draining, InvalidGrammar, Overloaded
 from wire.types import StructuredOutput
 
 _WAIT_S = 60.0
@@ -57,7 +57,6 @@ def test_a_prepared_grammar_is_there_at_once_the_next_time(store: GrammarStore) 
 
     assert again.done()
     assert again.result() is first
-    assert store.get(_regex("a")) is first
     assert len(allowed_ids(first.matcher((EOS_ID,)))) == 1
 
 
@@ -81,7 +80,7 @@ def test_one_whose_lexer_is_used_up_is_compiled_anew(store: GrammarStore, monkey
     fresh = _grammar(store.prepare(_regex("worn")))
 
     assert fresh is not worn
-    assert store.get(_regex("worn")) is fresh
+    assert store.prepare(_regex("worn")).result(0) is fresh
 
 
 def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
@@ -96,11 +95,6 @@ def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
 
 def test_what_is_wrong_at_first_sight_costs_no_compile(store: GrammarStore) -> None:
     assert isinstance(store.prepare(StructuredOutput("json", "")).exception(0), InvalidGrammar)
-
-
-def test_what_was_not_prepared_cannot_be_got(store: GrammarStore) -> None:
-    with pytest.raises(InternalError, match="was not prepared here"):
-        store.get(_regex("never"))
 
 
 def test_one_that_ends_the_child_costs_only_itself(store: GrammarStore) -> None:
@@ -169,15 +163,6 @@ def test_old_names_share_one_compile_and_one_notice(store: GrammarStore, caplog:
 
     assert len(made) == 1
     assert sum("guided_decoding_backend_served_by_llguidance" in line for line in caplog.messages) == 1
-
-
-def test_a_grammar_in_use_is_found_after_the_cache_dropped_it(folder: Path) -> None:
-    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, cache_bytes=2**20)) as store:
-        held = _grammar(store.prepare(_regex("held")))
-        for i in range(20):
-            _grammar(store.prepare(_regex(f"other{i}")))
-
-        assert store.get(_regex("held")) is held
 
 
 def test_the_cache_keeps_the_latest_within_its_bytes(folder: Path) -> None:

@@ -96,7 +96,7 @@ def test_each_command_goes_on_with_its_grammar(grammars: GrammarStore) -> None:
             session.handle(command)
         await _settled(grammars, wish)
 
-        made = grammars.get(wish)
+        made = grammars.prepare(wish).result(0)
         assert halves.taken == [("reserve", "r", made), ("prefill", "p", made), ("generate", "g", made)]
 
     _run(test, grammars)
@@ -211,7 +211,7 @@ def test_the_store_is_made_from_the_model_folder(tmp_path: Path) -> None:
 
     options = SimpleNamespace(model=str(tmp_path), engine="torch")
     config: Any = SimpleNamespace(options=options)
-    info: Any = SimpleNamespace(eos_token_ids=(2,), vocab_size=VOCAB_SIZE)
+    info: Any = SimpleNamespace(eos_token_ids=(2,), vocab_size=VOCAB_SIZE, generates=True)
 
     assert make_grammars(config, info) is None
     save_tiny_tokenizer(tmp_path)
@@ -220,4 +220,6 @@ def test_the_store_is_made_from_the_model_folder(tmp_path: Path) -> None:
     with store:
         assert store.prepare(_regex("a")).result(_WAIT_S)
     options.engine = "fake"
+    assert make_grammars(config, info) is None
+    options.engine, info.generates = "torch", False
     assert make_grammars(config, info) is None

@@ -1,0 +1,112 @@
+"""Structured output of real instances: whole on one, begun by prefill and finished by decode, resumed, refused."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from instance.config import InstanceConfig
+from tests.engine.tiny_models import make_tiny_model
+from tests.instance.pair import Client, running
+from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
+from wire.options import EngineOptions
+from wire.types import FinishReason, PromptState, Role, SamplingParams, StructuredOutput, TokenOutput
+
+_PROMPT = tuple(range(3, 40))
+_PATTERN = r"[a-z]{3,6}-(é|\d{2,4})!"
+_EOS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny random checkpoint."""
+    return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
+
+
+def _prompt(prompt_id: str, wish: StructuredOutput, seed: int, *, n: int = 1) -> PromptState:
+    params = SamplingParams(max_tokens=60, seed=seed, n=n, stop_token_ids=(_EOS,), structured=wish)
+    return PromptState(prompt_id, "r", _PROMPT, params)
+
+
+def _config(folder: Path, role: Role, port: int) -> InstanceConfig:
+    options = EngineOptions(model=str(folder), dtype="float32", kv_cache_memory=4 << 20, port=port)
+    return InstanceConfig(options, role, device_ids=(str(port),))
+
+
+def _on_pair(folder: Path, test: Callable[[Client, Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with (
+            running(_config(folder, Role.PREFILL, 4)) as (_, p),
+            running(_config(folder, Role.DECODE, 6)) as (_, d),
+        ):
+            await test(p, d)
+
+    asyncio.run(run())
+
+
+async def _tokens(client: Client, count: int) -> list[TokenOutput]:
+    """Return the tokens of steps until `count` sequences have ended."""
+    tokens: list[TokenOutput] = []
+    while sum(token.finish is not None for token in tokens) < count:
+        event = await client.next(Step, Failed, Refused)
+        assert isinstance(event, Step), event
+        tokens.extend(event.tokens)
+    return tokens
+
+
+async def _whole(client: Client, state: PromptState) -> list[int]:
+    await client.session.send(Generate(state))
+    tokens = await _tokens(client, 1)
+    assert tokens[-1].finish is FinishReason.STOP
+    return [token.token_id for token in tokens if token.token_id is not None]
+
+
+async def _crossing(p: Client, d: Client, state: PromptState) -> list[int]:
+    await d.session.send(Reserve(state))
+    reserved = await d.next(Reserved, Refused)
+    assert isinstance(reserved, Reserved), reserved
+    await p.session.send(Prefill(state, reserved.ticket))
+    first = await p.next(Step, Failed, Refused)
+    assert isinstance(first, Step), first
+    assert isinstance(await p.next(HandedOff, Failed), HandedOff)
+    rest = await _tokens(d, 1)
+    return [token.token_id for token in (*first.tokens, *rest) if token.token_id is not None]
+
+
+def test_text_is_of_its_grammar_on_one_instance_across_two_and_resumed(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    wish = StructuredOutput("regex", _PATTERN)
+
+    async def test(p: Client, d: Client) -> None:
+        for seed in range(3):
+            whole = await _whole(d, _prompt(f"whole-{seed}", wish, seed))
+            crossed = await _crossing(p, d, _prompt(f"crossed-{seed}", wish, seed))
+            begun = _prompt(f"resumed-{seed}", wish, seed)
+            resumed = await _whole(
+                p, PromptState(begun.prompt_id, "r", _PROMPT, begun.params, outputs=(tuple(whole[:3]),))
+            )
+
+            assert re.fullmatch(_PATTERN, tokenizer.decode(whole))
+            assert crossed == whole
+            assert whole[:3] + resumed == whole
+
+    _on_pair(folder, test)
+
+
+def test_what_cannot_be_compiled_is_refused_before_anything_is_computed(folder: Path) -> None:
+    bad = StructuredOutput("regex", "(?=a)")
+
+    async def test(p: Client, d: Client) -> None:
+        await d.session.send(Reserve(_prompt("bad", bad, 1)))
+        await d.session.send(Generate(_prompt("good", StructuredOutput("choice", '["a", "ab"]'), 1)))
+
+        refused = await d.next(Refused, Reserved)
+        assert isinstance(refused, Refused)
+        assert (refused.prompt_id, refused.error) == ("bad", "InvalidGrammar")
+        assert "look-around" in refused.message
+        assert (await _tokens(d, 1))[-1].prompt_id == "good"
+
+    _on_pair(folder, test)
