@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from engine.oracle import Oracle
 
 REFERENCE = "transformers"
+_FEATURE_TRANSPORTS = ("shm", "tcp")
+_FEATURE_ROOM = 64  # tokens of the longest structured output
 EPILOG = """\
 examples:
   pdserve verify                                   the default model in float32, over each transport there is
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
   pdserve verify --dtype bfloat16                  reports where tokens part and by how much of a logit
+  pdserve verify --features                        every feature, combined, over shm and tcp, and after preemption
 """
 
 
@@ -46,12 +49,15 @@ class VerifyOptions:
     prompts: int = flag(12, "prompts, of lengths around block and chunk borders", parse=int)
     max_tokens: int = flag(32, "tokens generated for each", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
+    features: bool = flag(False, "every sampling and output feature in every way of serving, as a table")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they part."""
     options = parse(argv)
     logs.configure("ERROR")  # what a start goes through is no news here
+    if options.features:
+        return _main_of_features(options)
     chosen = choose(options.transport)
     folder = Path(options.model) if options.model else model.ensure_default(os.environ)
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
@@ -67,6 +73,20 @@ def main(argv: Sequence[str]) -> int:
     if options.dtype == "float32":
         return _report_exact(reference, outputs, chosen)
     return _report_gaps(oracle, prompts, reference, outputs)
+
+
+def _main_of_features(options: VerifyOptions) -> int:
+    if options.dtype != "float32":
+        raise ConfigError(f"--features is exact, and so for --dtype float32 alone, not {options.dtype}")
+    from pdserve.verify_features import verify_features
+
+    names = _FEATURE_TRANSPORTS if options.transport == EACH else (options.transport,)
+    transports = [name for asked in names for name in choose(asked).names]
+    folder = Path(options.model) if options.model else model.ensure_default(os.environ)
+    longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
+    prompts = make_prompts(folder, 6, longest)[-2:]
+    with _work_folder() as work:
+        return verify_features(folder, work, prompts, transports, options.max_tokens)
 
 
 def parse(argv: Sequence[str]) -> VerifyOptions:

@@ -1,0 +1,183 @@
+"""The features of `pdserve verify --features`: what each asks for, and who judges the answers (feature_judges.py)."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pdserve.feature_judges import (
+    Answers,
+    Ask,
+    Judge,
+    equal_cosine,
+    equal_logprobs,
+    equal_prompt_logprobs,
+    equal_tokens,
+    equal_vectors,
+    likeliest_of_all,
+    reads_as,
+)
+from wire.types import BeamSearch, Pooling, SamplingParams, StructuredOutput
+
+if TYPE_CHECKING:
+    from engine.reference_decoding import ReferenceDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A feature. `turns`: the asks are sent one after the other, each when the one before has ended.
+
+    `meaningless` says of a way of serving why the feature means nothing there.
+    """
+
+    name: str
+    asks: tuple[Ask, ...]
+    judge: Judge
+    turns: bool = False
+    meaningless: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the cases need of a model: its width, ends, and how text becomes ids and back."""
+
+    size: int
+    eos_token_ids: tuple[int, ...]
+    encode: Callable[[str], tuple[int, ...]]
+    decode: Callable[[Sequence[int]], str]
+
+
+def make_cases(
+    prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int, *, with_vectors: bool = True
+) -> list[Case]:
+    """Return every feature's case over `prompts`, two of them each."""
+    return [
+        *_sampling_cases(prompts, vocabulary, max_tokens),
+        *_sequence_cases(prompts, vocabulary, max_tokens),
+        *_logprob_cases(prompts, vocabulary, max_tokens),
+        *_structured_cases(prompts, vocabulary, max_tokens),
+        _chat_case(prompts, vocabulary, max_tokens),
+        *(_vector_cases(prompts) if with_vectors else []),
+    ]
+
+
+def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+    greedy: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0}
+    drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.9, "seed": 20}
+    some = tuple(range(5, min(vocabulary.size, 400), 3))
+    words = tuple(word for text in (" the", " a", ".") if (word := vocabulary.encode(text)))
+    chosen: dict[str, dict[str, Any]] = {
+        "greedy": greedy,
+        "temperature, seed": drawn,
+        "top_k": drawn | {"top_k": 7},
+        "top_p": drawn | {"top_p": 0.7},
+        "min_p": drawn | {"min_p": 0.1},
+        "repetition_penalty": greedy | {"repetition_penalty": 1.3},
+        "presence_penalty": greedy | {"presence_penalty": 1.5},
+        "frequency_penalty": drawn | {"frequency_penalty": 1.2},
+        "logit_bias": greedy | {"logit_bias": tuple((token, 4.0) for token in some[:20])},
+        "allowed_token_ids": drawn | {"allowed_token_ids": some},
+        "bad_words": greedy | {"bad_words": words},
+        "min_tokens, stop_token_ids": drawn | {"stop_token_ids": some, "min_tokens": 3},
+        "ignore_eos": greedy | {"stop_token_ids": ()},
+    }
+    return [Case(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()]
+
+
+def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+    drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.9, "seed": 4}
+    search = SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=vocabulary.eos_token_ids,
+        beam_search=BeamSearch(),
+    )  # fmt: skip
+    return [
+        Case("n", _asks(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
+        Case("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), likeliest_of_all),
+        Case("use_beam_search", _asks(prompts, search), equal_tokens),
+    ]
+
+
+def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+    told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
+    prompt = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3)
+    return [
+        Case("logprobs", _asks(prompts, told), equal_logprobs),
+        Case("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
+    ]
+
+
+def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+    schema = {
+        "type": "object", "additionalProperties": False, "required": ["name", "size"],
+        "properties": {"name": {"enum": ["fox", "dog"]}, "size": {"type": "integer", "minimum": 0, "maximum": 9}},
+    }  # fmt: skip
+    kinds: dict[str, tuple[StructuredOutput, Callable[[str], bool]]] = {
+        "json schema": (StructuredOutput("json", json.dumps(schema)), _fits_schema),
+        "regex": (StructuredOutput("regex", "[a-f]{3}-[0-9]{2}"), lambda text: bool(_CODE.fullmatch(text))),
+        "choice": (StructuredOutput("choice", '["red", "reddish", "blue"]'), {"red", "reddish", "blue"}.__contains__),
+        "grammar (EBNF)": (StructuredOutput("grammar", _EBNF), lambda text: bool(_SUM.fullmatch(text))),
+        "grammar (Lark)": (StructuredOutput("grammar", _LARK), lambda text: bool(_SUM.fullmatch(text))),
+    }
+    return [
+        Case(name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good))
+        for name, (kind, good) in kinds.items()
+    ]
+
+
+_TURNS = (64, 112, 160)  # tokens of the prompts of a chat
+_CODE = re.compile("[a-f]{3}-[0-9]{2}")
+_SUM = re.compile(r"[0-9](\+[0-9]){1,3}")
+_EBNF = 'root ::= digit "+" digit more?\nmore ::= "+" digit ("+" digit)?\ndigit ::= [0-9]\n'
+_LARK = 'start: DIGIT "+" DIGIT more?\nmore: "+" DIGIT ("+" DIGIT)?\nDIGIT: /[0-9]/\n'
+
+
+def _structured(kind: StructuredOutput, vocabulary: Vocabulary) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=64, temperature=0.7, seed=9, stop_token_ids=vocabulary.eos_token_ids, structured=kind
+    )
+
+
+def _fits_schema(text: str) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    if not isinstance(value, dict) or set(value) != {"name", "size"}:
+        return False
+    return value["name"] in ("fox", "dog") and isinstance(value["size"], int) and 0 <= value["size"] <= 9
+
+
+def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> Case:
+    """A chat of turns: each prompt begins with all of the one before, so its KV is there already."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    words = [token for prompt in prompts for token in prompt]
+    whole = (words * (1 + _TURNS[-1] // len(words)))[: _TURNS[-1]]
+    turns = [Ask(tuple(whole[:count]), params) for count in _TURNS]
+
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+        wrong = equal_tokens(decoder, asks, answers)
+        if wrong is None and answers[-1].cached_tokens == 0:
+            return "equal, but nothing of the last turn's prompt was found in the cache"
+        return wrong
+
+    return Case("prefix cache, turns of a chat", tuple(turns), judge, turns=True)
+
+
+def _vector_cases(prompts: Sequence[tuple[int, ...]]) -> list[Case]:
+    pooled = {
+        "embedding (last)": Pooling(how="last"),
+        "embedding (mean)": Pooling(how="mean"),
+        "embedding (dimensions)": Pooling(how="last", dimensions=16),
+    }
+    params = SamplingParams(max_tokens=1)
+    return [
+        Case(name, tuple(Ask(prompt, params, pooling) for prompt in prompts), equal_vectors)
+        for name, pooling in pooled.items()
+    ] + [
+        Case("score (cosine of vectors)", tuple(Ask(one, params, Pooling(how="last")) for one in prompts), equal_cosine)
+    ]
+
+
+def _asks(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[Ask, ...]:
+    return tuple(Ask(prompt, params) for prompt in prompts)

@@ -1,0 +1,159 @@
+"""How the answers of `pdserve verify --features` are held against their reference.
+
+A judge returns None where the answers are right, else what is wrong in words. The reference is plain transformers
+(engine/reference_decoding.py); structured output is held against a reader of its own, vectors against hidden states.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scheduler.vectors import cosine
+from wire.types import Pooling, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from engine.reference_decoding import ReferenceDecoder
+
+LOGPROB_TOLERANCE = 1e-4
+VECTOR_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt with its parameters."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    pooling: Pooling | None = None
+
+
+@dataclass(slots=True)
+class Answered:
+    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector."""
+
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    vector: tuple[float, ...] = ()
+    cached_tokens: int = 0
+    path: str = ""
+
+    @property
+    def sequences(self) -> list[tuple[int, ...]]:
+        """The token ids of each sequence, in order."""
+        return [tuple(self.token_ids[number]) for number in sorted(self.token_ids)]
+
+
+Answers = Sequence[Answered]
+Judge = Callable[["ReferenceDecoder", Sequence[Ask], Answers], str | None]
+
+
+def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge every sequence's tokens, all of them, by the reference."""
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        wanted = [one.token_ids for one in decoder.decode(ask.prompt, ask.params)]
+        if answer.sequences != wanted:
+            return f"prompt {number}: {_first_difference(wanted, answer.sequences)}"
+    return None
+
+
+def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge the tokens, and the log probabilities told with each."""
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        for sequence, wanted in enumerate(decoder.decode(ask.prompt, ask.params)):
+            if tuple(answer.token_ids.get(sequence, ())) != wanted.token_ids:
+                return f"prompt {number}: {_first_difference([wanted.token_ids], answer.sequences)}"
+            wrong = _unlike(wanted.logprobs, answer.logprobs.get(sequence, []))
+            if wrong is not None:
+                return f"prompt {number}, sequence {sequence}, output {wrong}"
+    return None
+
+
+def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge the log probabilities of the prompt's own tokens."""
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        wrong = _unlike(decoder.score_prompt(ask.prompt, ask.params.prompt_logprobs or 0), answer.prompt_logprobs)
+        if wrong is not None:
+            return f"prompt {number}, token {wrong}"
+    return None
+
+
+def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge pooled vectors by the hidden states of transformers."""
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        assert ask.pooling is not None
+        hidden = decoder.hidden_states(ask.prompt)
+        pooled = hidden.mean(0) if ask.pooling.how == "mean" else hidden[-1]
+        wanted = pooled[: ask.pooling.dimensions]
+        if ask.pooling.normalize is not False:
+            wanted = wanted / wanted.norm()
+        if len(answer.vector) != len(wanted):
+            return f"prompt {number}: a vector of {len(answer.vector)} in place of {len(wanted)}"
+        worst = max(abs(a - b) for a, b in zip(answer.vector, wanted.tolist(), strict=True))
+        if worst > VECTOR_TOLERANCE * max(1.0, float(wanted.abs().max())):
+            return f"prompt {number}: a value is {worst:.2g} off"
+    return None
+
+
+def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge the score of a pair of texts: the cosine of their vectors."""
+    wrong = equal_vectors(decoder, asks, answers)
+    if wrong is not None:
+        return wrong
+    first, second = (decoder.hidden_states(ask.prompt)[-1] for ask in asks[:2])
+    wanted = float(first @ second / (first.norm() * second.norm()))
+    gap = abs(cosine(answers[0].vector, answers[1].vector) - wanted)
+    return f"the score is {gap:.2g} off" if gap > VECTOR_TOLERANCE else None
+
+
+def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    """Judge all sequences generated, and which of them are the likeliest by what was told of them."""
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+        wanted = decoder.decode(ask.prompt, ask.params)
+        sums = {i: sum(token.logprob for token in told if token) for i, told in answer.logprobs.items()}
+        best = sorted(sums, key=lambda i: -sums[i])[: ask.params.n]
+        found = [tuple(answer.token_ids[i]) for i in best]
+        if found != [one.token_ids for one in wanted]:
+            return f"prompt {number}: {_first_difference([one.token_ids for one in wanted], found)}"
+    return None
+
+
+def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]) -> Judge:
+    """Return a judge of the text alone: what tokens are allowed is the grammar's own, there is no other reference."""
+
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+        for number, answer in enumerate(answers):
+            for ids in answer.sequences:
+                text = decode([token for token in ids if token not in asks[number].params.stop_token_ids])
+                if not good(text):
+                    return f"prompt {number}: {text[:60]!r}"
+        return None if all(answer.sequences for answer in answers) else "a prompt without any sequence"
+
+    return judge
+
+
+def _unlike(wanted: Sequence[TokenLogprobs | None], found: Sequence[TokenLogprobs | None]) -> str | None:
+    """Return where two lists of log probabilities part; ties among the best may stand in any order."""
+    if len(wanted) != len(found):
+        return f"{min(len(wanted), len(found))}: {len(found)} told in place of {len(wanted)}"
+    for at, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
+        if (ours is None) != (theirs is None):
+            return f"{at}: {theirs} in place of {ours}"
+        if ours is None or theirs is None:
+            continue
+        pairs = zip((ours.logprob, *ours.top_logprobs), (theirs.logprob, *theirs.top_logprobs), strict=False)
+        gap = max(abs(a - b) for a, b in pairs)
+        if gap > LOGPROB_TOLERANCE or len(ours.top_ids) != len(theirs.top_ids):
+            return f"{at}: a log probability is {gap:.2g} off"
+    return None
+
+
+def _first_difference(wanted: Sequence[tuple[int, ...]], found: Sequence[tuple[int, ...]]) -> str:
+    if len(wanted) != len(found):
+        return f"{len(found)} sequences in place of {len(wanted)}"
+    for number, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
+        for at in range(max(len(ours), len(theirs))):
+            pair = (ours[at : at + 1], theirs[at : at + 1])
+            if pair[0] != pair[1]:
+                return f"sequence {number}, token {at}: {pair[1] or 'nothing'} in place of {pair[0] or 'nothing'}"
+    return "equal"

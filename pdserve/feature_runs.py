@@ -1,0 +1,86 @@
+"""Serve the cases of `pdserve verify --features` by real instance processes, entering by the scheduler's dispatch."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdserve.feature_cases import Case
+from pdserve.feature_judges import Answered, Ask
+from pdserve.verify_runs import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, Deployment, serving
+from scheduler.control import Control
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored, Vector
+from wire.errors import PdserveError
+
+Outcome = list[Answered] | str
+"""What a case's asks gave, or in words what failed them."""
+
+
+@dataclass(slots=True)
+class Served:
+    """The outcome of every case by its name; how often prompts were preempted, and the KV bytes of a token."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    preemptions: int = 0
+    token_bytes: int = 0
+
+
+def serve_cases(
+    runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool = False
+) -> Served:
+    """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start."""
+    return runner.run(_serve(folder, deployment, cases, at_once=at_once))
+
+
+async def _serve(folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool) -> Served:
+    served = Served()
+    async with serving(folder, deployment) as control:
+        if at_once:
+            outcomes = await asyncio.gather(*(_outcome(control, case) for case in cases))
+        else:
+            outcomes = [await _outcome(control, case) for case in cases]
+        served.outcomes = {case.name: outcome for case, outcome in zip(cases, outcomes, strict=True)}
+        for instance in control.registry.living():
+            served.preemptions += instance.load.preemptions
+            served.token_bytes = sum(tensor.token_bytes for tensor in instance.description.kv_tensors)
+    return served
+
+
+async def _outcome(control: Control, case: Case) -> Outcome:
+    try:
+        if case.turns:
+            return [await _ask(control, f"{case.name}, turn {turn}", ask) for turn, ask in enumerate(case.asks)]
+        asked = (_ask(control, f"{case.name} {number}", ask) for number, ask in enumerate(case.asks))
+        return list(await asyncio.gather(*asked))
+    except PdserveError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def _ask(control: Control, name: str, ask: Ask) -> Answered:
+    request = GenerationRequest(
+        request_id=f"verify {name}",
+        prompts=(ask.prompt,),
+        params=ask.params,
+        first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
+        stall_timeout_s=STALL_TIMEOUT_S,
+        poolings=() if ask.pooling is None else (ask.pooling,),
+    )
+    answered = Answered()
+    async for event in control.dispatch.start(request).events():
+        _take(answered, event)
+    return answered
+
+
+def _take(answered: Answered, event: PathEvent) -> None:
+    match event:
+        case NewToken(token_id=int(token_id)):
+            answered.token_ids.setdefault(event.sequence, []).append(token_id)
+            if event.logprobs is not None:
+                answered.logprobs.setdefault(event.sequence, []).append(event.logprobs)
+        case PromptScored():
+            answered.prompt_logprobs.extend(event.tokens)
+        case Vector():
+            answered.vector = event.values
+        case PromptDone():
+            answered.path = event.path
+            answered.cached_tokens = event.times.cached_tokens

@@ -1,0 +1,113 @@
+"""`pdserve verify --features`: every feature in every way of serving, as a table."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.oracle import load_plain
+from engine.reference_decoding import ReferenceDecoder
+from pdserve.feature_cases import Case, Vocabulary, make_cases
+from pdserve.feature_runs import Outcome, Served, serve_cases
+from pdserve.text_table import text_table
+from pdserve.verify_runs import alone, pair
+from scheduler.model_files import read_model_files
+
+COMBINED, PREEMPTED = "combined", "after preemption"
+EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
+_BLOCK = 16
+_SHARE = 10
+"""The pool of the preempted run holds one in so many of the blocks that all cases want at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One feature in one way of serving: `verdict` is equal, n/a or WRONG; `reason` says why it is not equal."""
+
+    verdict: str
+    reason: str = ""
+
+
+def verify_features(
+    model: Path, work: Path, prompts: Sequence[tuple[int, ...]], transports: Sequence[str], max_tokens: int
+) -> int:
+    """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
+    cases = make_cases(prompts, read_vocabulary(model), max_tokens)
+    columns = _serve_all(model, work, cases, transports)
+    decoder = ReferenceDecoder(load_plain(model, "float32"))
+    rows = {case.name: judge(case, columns, decoder) for case in cases}
+    print("\n".join(report(list(columns), rows)))
+    return 1 if any(cell.verdict == WRONG for cells in rows.values() for cell in cells) else 0
+
+
+def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """Return the lines of the table, of the reasons for all that is not equal, and of the verdict over all."""
+    lines = text_table(["feature", *columns], [[name, *(c.verdict for c in cells)] for name, cells in rows.items()])
+    for name, cells in rows.items():
+        lines += [f"{c.verdict}: {name}, {way}: {c.reason}" for way, c in zip(columns, cells, strict=True) if c.reason]
+    wrong = [name for name, cells in rows.items() if any(cell.verdict == WRONG for cell in cells)]
+    whole = f"equal: {len(rows)} features in {len(columns)} ways of serving"
+    return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole]
+
+
+def judge(case: Case, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> list[Cell]:
+    """Return the cells of one feature, in the columns' order."""
+    cells = []
+    for way, served in columns.items():
+        idle = way == PREEMPTED and served.preemptions == 0
+        outcome = "nothing was preempted" if idle else served.outcomes.get(case.name)
+        cells.append(_cell(case, way, outcome, decoder))
+    return cells
+
+
+def read_vocabulary(model: Path) -> Vocabulary:
+    """Read what the cases need of a model's folder."""
+    files, tokenizer = read_model_files(str(model)), Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    return Vocabulary(files.vocab_size or tokenizer.get_vocab_size(), files.eos_token_ids, encode, decode)
+
+
+def small_pool_tokens(cases: Sequence[Case]) -> int:
+    """Return the tokens of a pool that holds a tenth of what all cases want at once, and the largest of them whole."""
+    wants = [
+        ask.params.width * (len(ask.prompt) + ask.params.max_tokens + _BLOCK) for case in cases for ask in case.asks
+    ]
+    return max(max(wants), sum(wants) // _SHARE)
+
+
+def _serve_all(model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str]) -> dict[str, Served]:
+    flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK))
+    roomy = (*flags, "--kv-cache-memory", "256MiB")
+    columns: dict[str, Served] = {}
+    with asyncio.Runner() as runner:
+        columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases)
+        print(f"served: {COMBINED}", flush=True)
+        for name in transports:
+            columns[f"P/D {name}"] = serve_cases(runner, work / name, pair(work / name, roomy, name), cases)
+            print(f"served: P/D {name}", flush=True)
+        tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
+        small = alone((*flags, "--kv-cache-memory", str(tight)))
+        columns[PREEMPTED] = serve_cases(runner, work / "preempted", small, cases, at_once=True)
+    print(f"served: {PREEMPTED} ({columns[PREEMPTED].preemptions} times in a pool of {tight:,} bytes)", flush=True)
+    return columns
+
+
+def _cell(case: Case, way: str, outcome: Outcome | None, decoder: ReferenceDecoder) -> Cell:
+    if way in case.meaningless:
+        return Cell(MEANINGLESS, case.meaningless[way])
+    if outcome is None or isinstance(outcome, str):
+        return Cell(WRONG, outcome or "not served")
+    expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
+    other = next((answer.path for answer in outcome if expected and answer.path != expected), None)
+    if other is not None:
+        return Cell(WRONG, f"it went by {other}, not by {expected}")
+    wrong = case.judge(decoder, case.asks, outcome)
+    return Cell(EQUAL) if wrong is None else Cell(WRONG, wrong)

@@ -1,0 +1,148 @@
+"""Judges of `pdserve verify --features` pass what is right and name what is wrong. On a scripted reference."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.reference_decoding import Decoded
+from pdserve.feature_cases import Case, Vocabulary, make_cases
+from pdserve.feature_judges import (
+    Answered,
+    Ask,
+    equal_logprobs,
+    equal_prompt_logprobs,
+    equal_tokens,
+    equal_vectors,
+    likeliest_of_all,
+    reads_as,
+)
+from pdserve.feature_runs import Served
+from pdserve.verify_features import EQUAL, MEANINGLESS, PREEMPTED, WRONG, Cell, judge, report, small_pool_tokens
+from wire.types import Pooling, SamplingParams, TokenLogprobs
+
+GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
+ASK = Ask((1, 2), GREEDY)
+TOLD = (TokenLogprobs(-0.5, 1, (7,), (-0.5,)), TokenLogprobs(-1.5, 2, (9,), (-1.0,)))
+
+
+class Script:
+    """A reference that answers what it was given."""
+
+    def __init__(self, *sequences: Decoded) -> None:
+        self.sequences = list(sequences)
+
+    def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+        return self.sequences
+
+    def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
+        return [None, TOLD[0]]
+
+    def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[1.0, 2.0, 2.0], [3.0, 4.0, 0.0]], dtype=torch.float64)
+
+
+def script(*sequences: Decoded) -> Any:
+    return Script(*sequences)
+
+
+def test_equal_tokens_names_the_first_that_differs() -> None:
+    reference = script(Decoded((5, 6, 7)))
+
+    assert equal_tokens(reference, [ASK], [Answered({0: [5, 6, 7]})]) is None
+    assert equal_tokens(reference, [ASK], [Answered({0: [5, 8, 7]})]) == (
+        "prompt 0: sequence 0, token 1: (8,) in place of (6,)"
+    )
+    assert equal_tokens(reference, [ASK], [Answered({0: [5, 6]})]) == (
+        "prompt 0: sequence 0, token 2: nothing in place of (7,)"
+    )
+    assert equal_tokens(reference, [ASK], [Answered()]) == "prompt 0: 0 sequences in place of 1"
+
+
+def test_log_probabilities_may_differ_by_rounding_alone() -> None:
+    reference = script(Decoded((7, 8), TOLD))
+    off = replace(TOLD[1], logprob=-1.5002)
+
+    assert equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: list(TOLD)})]) is None
+    assert "output 1: a log probability is 0.0002 off" in str(
+        equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0], off]})])
+    )
+    assert "1 told in place of 2" in str(equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0]]})]))
+    assert equal_prompt_logprobs(reference, [ASK], [Answered(prompt_logprobs=[None, TOLD[0]])]) is None
+    assert "token 0" in str(equal_prompt_logprobs(reference, [ASK], [Answered(prompt_logprobs=[TOLD[0], TOLD[0]])]))
+
+
+def test_the_likeliest_of_all_sequences_have_to_be_those_of_the_reference() -> None:
+    reference = script(Decoded((3,)), Decoded((1,)))
+    ask = Ask((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
+    likely = {i: [TokenLogprobs(value, 1)] for i, value in enumerate((-2.0, -3.0, -1.0))}
+
+    assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
+    assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
+
+
+def test_vectors_are_compared_after_what_was_asked_of_them() -> None:
+    ask = Ask((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
+    wanted = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    good = tuple((wanted / wanted.norm()).tolist())
+
+    assert equal_vectors(script(), [ask], [Answered(vector=good)]) is None
+    assert "is 0.01 off" in str(equal_vectors(script(), [ask], [Answered(vector=(good[0] + 0.01, good[1]))]))
+    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [ask], [Answered(vector=(*good, 0.0))]))
+
+
+def test_a_reader_judges_the_text_without_its_end() -> None:
+    ask = Ask((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
+    reads = reads_as(lambda ids: "".join(map(str, ids)), lambda text: text == "12")
+
+    assert reads(script(), [ask], [Answered({0: [1, 2, 0]})]) is None
+    assert reads(script(), [ask], [Answered({0: [1, 3]})]) == "prompt 0: '13'"
+    assert reads(script(), [ask], [Answered()]) == "a prompt without any sequence"
+
+
+def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_not() -> None:
+    case = Case("greedy", (ASK,), equal_tokens, meaningless={"P/D tcp": "there is no tcp"})
+    right, other = Answered({0: [5]}, path="handoff"), Answered({0: [5]}, path="local")
+    columns = {
+        "combined": Served({"greedy": [other]}),
+        "P/D shm": Served({"greedy": [other]}),
+        "P/D tcp": Served({"greedy": [right]}),
+        PREEMPTED: Served({"greedy": [right]}, preemptions=0),
+    }
+
+    cells = judge(case, columns, script(Decoded((5,))))
+
+    assert cells == [
+        Cell(EQUAL), Cell(WRONG, "it went by local, not by handoff"), Cell(MEANINGLESS, "there is no tcp"),
+        Cell(WRONG, "nothing was preempted"),
+    ]  # fmt: skip
+    assert report(list(columns), {"greedy": cells}) == [
+        "feature  combined  P/D shm  P/D tcp  after preemption",
+        "greedy   equal     WRONG    n/a      WRONG",
+        "WRONG: greedy, P/D shm: it went by local, not by handoff",
+        "n/a: greedy, P/D tcp: there is no tcp",
+        "WRONG: greedy, after preemption: nothing was preempted",
+        "not equal: greedy",
+    ]
+    assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
+
+
+def test_every_case_has_a_name_of_its_own_and_the_small_pool_holds_the_largest() -> None:
+    vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
+    cases = make_cases([(1,) * 20, (2,) * 90], vocabulary, 40)
+
+    assert len({case.name for case in cases}) == len(cases) > 20
+    largest = max(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
+    every = sum(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
+    assert largest <= small_pool_tokens(cases) < every / 5
+
+
+@pytest.mark.parametrize("text", ["", "x", '{"name": "cat", "size": 3}', '{"name": "fox", "size": 10}', "[1]"])
+def test_the_schema_case_refuses_what_its_schema_does(text: str) -> None:
+    vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
+    (case,) = [case for case in make_cases([(1,), (2,)], vocabulary, 4) if case.name == "json schema"]
+
+    assert case.judge(script(), case.asks[:1], [Answered({0: list(text.encode())})]) is not None
+    assert case.judge(script(), case.asks[:1], [Answered({0: list(b'{"name":"fox","size":9}')})]) is None
