@@ -4,7 +4,7 @@ role        | weight [out, in]           | bias     | output
 column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
 experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: the inner part; output summed
-(none)      | whole on every rank; the output layer on rank 0 alone, which samples
+(none)      | whole on every rank; of the output layer other ranks than 0, which samples, have a few rows or the embedding
 
 Heads follow wire/kv_layout.head_range. More ranks than KV heads repeat these and deal out their query heads.
 """
@@ -27,6 +27,7 @@ AllReduce = Callable[[torch.Tensor], None]
 _WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise")
 _MOST_UNIT, _FINE = 6, 8
 """Inner sizes are dealt in pieces of 64 or a smaller power of two: alike for all ranks, else from 8 pieces a rank."""
+_UNREAD_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class _Sharding:
                 f"{self._kind}: {attentions} of {self._num_layers} layers have query, key and value projections "
                 f"that can be cut for {self._rank.of} ranks: use --tensor-parallel-size 1"
             )
+        if self._rank.number > 0:
+            cuts.update(self._cut_head())
         return cuts
 
     @torch.no_grad()
@@ -138,8 +141,9 @@ class _Sharding:
         for _, module in self._network.named_modules():
             if _is_attention(module):
                 self._tell_heads(module)
-        if self._rank.number > 0:
-            self._network.set_output_embeddings(nn.Identity())
+        head = self._network.get_output_embeddings()
+        if isinstance(head, nn.Linear):
+            head.out_features = len(head.weight)
 
     def _cut_attention(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
         own = {f"{path}.{name}" for name, _ in module.named_children()} | {
@@ -180,6 +184,17 @@ class _Sharding:
         start, end = share_inner(path, inner, self._rank)
         yield f"{path}.gate_up_proj", Cut(1, ((start, end), (inner + start, inner + end)))
         yield f"{path}.down_proj", Cut(2, ((start, end),))
+
+    def _cut_head(self) -> Iterator[tuple[str, Cut]]:
+        """Leave the first rows of an output layer that is not the embedding too: no one reads what they make."""
+        head, embeddings = self._network.get_output_embeddings(), self._network.get_input_embeddings()
+        if not isinstance(head, nn.Linear) or head.weight is embeddings.weight:
+            return
+        (name,) = (name for name, module in self._network.named_modules() if module is head)
+        rows = (0, min(_UNREAD_ROWS, head.out_features))
+        yield f"{name}.weight", Cut(0, (rows,))
+        if head.bias is not None:
+            yield f"{name}.bias", Cut(0, (rows,))
 
     def _tell_heads(self, module: Any) -> None:
         """Some modules shape their heads by counts they keep."""

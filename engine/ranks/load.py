@@ -5,17 +5,19 @@ rank 0: check -> start the others -> load own part -> LOADED -> make pools, MAPP
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoint import Checkpoint, model_length, open_checkpoint
 from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.fuse import will_fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import rehearse
-from engine.loader import make_backend
+from engine.loader import engine_threads, make_backend
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.network import build_network
 from engine.quantization.detect import find_quantization
@@ -79,7 +81,8 @@ def load_ranks(
     checkpoint = open_checkpoint(path)
     find_quantization(path, quantization)
     length = model_length(checkpoint, max_model_len)
-    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags())
+    is_native = will_fuse(checkpoint.config, engine_threads(1))
+    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
     check_shards(
         build_network(checkpoint, dtype=choice.name, attention=None), checkpoint.text_config, ranks.num_ranks
     )  # fmt: skip
@@ -96,9 +99,11 @@ def load_ranks(
         team = Team(setups[1:], on_lost)
         undo.callback(team.close)
         reduce = Reduce(setups[0].rank, ranks.step_s)
-        part = load_part(setups[0], reduce)
+        with _on_cores(setups[0].cores):  # what threads the native kernels start stay there
+            part = load_part(setups[0], reduce)
         loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
         part.check_held(tensors)
+        _check_alike(loaded)
         plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
         pools = _make_pools(team, tensors, plan, ranks.num_ranks)
         for pool in pools:
@@ -127,6 +132,25 @@ def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
             "it cannot be cut for several ranks: use --tensor-parallel-size 1"
         )
     return tensors
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Keep this thread on these cores meanwhile (none: where it is)."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _check_alike(loaded: Sequence[RankLoaded]) -> None:
+    """What is summed has to be the same on all ranks. Raises ConfigError."""
+    native = [rank for rank, one in enumerate(loaded) if one.is_native]
+    if native and len(native) < len(loaded):
+        raise ConfigError(f"only ranks {native} of {len(loaded)} run on native kernels: set PDSERVE_NATIVE=off")
 
 
 def _hear_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:

@@ -10,11 +10,12 @@ import torch
 
 from engine.attention.registered import NAME, register
 from engine.checkpoint import Checkpoint, eos_token_ids, open_checkpoint
+from engine.fuse import fuse
+from engine.fused_decoder import FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors
-from engine.linear_layout import lay_out
-from engine.loader import make_backend
+from engine.loader import engine_threads, make_backend
 from engine.network import load_network
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
@@ -24,6 +25,7 @@ from engine.rope import rotate_by_sequence
 from engine.sharding import num_reductions, shard_network
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
+from native.engine_library import Threads
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
@@ -31,11 +33,17 @@ from wire.types import ModelIdentity
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks."""
+    """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks.
+
+    `fused` is what became of the weights where native kernels run it, on `threads`.
+    """
 
     setup: RankSetup
     checkpoint: Checkpoint
     network: Any
+    fused: FusedWeights | None
+    threads: Threads | None
+    reduce: Reduce
     loaded: RankLoaded
     num_sums: int
     notes: tuple[str, ...]
@@ -58,8 +66,9 @@ class Part:
     def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
         """Return the model of this rank over its pool."""
         return TorchModel(
-            self.network, info=info, memory=pool, backend=make_backend(self.setup.attention_backend),
-            keeps_logits=self.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
+            self.network, info=info, memory=pool,
+            backend=make_backend(self.setup.attention_backend, self.threads), keeps_logits=self.checkpoint.keeps_logits,
+            rope=rotate_by_sequence(self.network), fused=self.fused, reduce=self.reduce,
         )  # fmt: skip
 
 
@@ -79,10 +88,11 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     held = find_kv_tensors(loaded.network, checkpoint, setup.dtype)
     num_sums = num_reductions(loaded.network)
     weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
-    lay_out(loaded.network)
-    took = RankLoaded(held, weight_bytes, stored.bytes_read, time.monotonic() - began)
+    threads = engine_threads(setup.num_threads)
+    fused = fuse(loaded.network, threads=threads)
+    took = RankLoaded(held, fused is not None, weight_bytes, stored.bytes_read, time.monotonic() - began)
     notes = tuple(note for note in (loaded.note, plain.note) if note)
-    return Part(setup, checkpoint, loaded.network, took, num_sums, notes)
+    return Part(setup, checkpoint, loaded.network, fused, threads, reduce, took, num_sums, notes)
 
 
 def part_info(part: Part, layout: PoolLayout) -> EngineInfo:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import AllreduceOptions, FileStore
 from torch.distributed import ProcessGroupGloo
 
 from engine.ranks.marks import Marks
@@ -17,6 +17,7 @@ from wire.kv_layout import Rank
 
 _LOOPBACK = "127.0.0.1"
 _MAX_REASON = 200
+_MEET_S = 60.0  # every rank has loaded by then, and only has to be scheduled
 
 
 class ReduceFailed(Exception):
@@ -30,7 +31,9 @@ class Reduce:
     """
 
     def __init__(self, rank: Rank, step_s: float) -> None:
-        self._rank, self._step_s = rank, step_s
+        self._rank = rank
+        self._options = AllreduceOptions()
+        self._options.timeout = timedelta(seconds=step_s)
         self._group: Any = None
         self._marks: Marks | None = None
         self._after: Callable[[], None] | None = None
@@ -40,11 +43,11 @@ class Reduce:
         """Meet the other ranks, all of which do the same. Raises ReduceFailed."""
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK, lazy_init=False)]
-        options._timeout = timedelta(seconds=self._step_s)
+        options._timeout = timedelta(seconds=_MEET_S)
         options._threads = 1
         try:
             store = FileStore(f"/proc/self/fd/{store_fd}", self._rank.of)
-            store.set_timeout(timedelta(seconds=self._step_s))
+            store.set_timeout(timedelta(seconds=_MEET_S))
             self._group = ProcessGroupGloo(store, self._rank.number, self._rank.of, options)
         except RuntimeError as error:
             raise ReduceFailed(f"{self._rank} did not meet the others: {_in_one_line(error)}") from error
@@ -61,7 +64,7 @@ class Reduce:
         self._marks.advance(self._rank.number)
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         try:
-            self._group.allreduce([flat]).wait()
+            self._group.allreduce([flat], self._options).wait()
         except RuntimeError as error:
             raise ReduceFailed(_in_one_line(error)) from error
         if flat is not tensor:

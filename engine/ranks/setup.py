@@ -46,9 +46,10 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """What a rank has loaded: the KV tensors of the whole model as it sees them, and what that took."""
+    """What a rank has loaded: the KV tensors its layers make, whether native kernels run it, and what that took."""
 
     tensors: tuple[KvTensor, ...]
+    is_native: bool
     weight_bytes: int
     bytes_read: int
     seconds: float

@@ -39,7 +39,7 @@ def _owned_bytes(config: Any, rank: int, num_ranks: int, item: int) -> int:
     held = kv_held * (heads // kv)
     hidden, inner = config.hidden_size, config.intermediate_size // num_ranks
     layer = hidden * dim * (2 * held + 2 * kv_held) + 3 * hidden * inner + 2 * hidden
-    head = config.vocab_size * hidden if rank == 0 and not config.tie_word_embeddings else 0
+    head = 0 if config.tie_word_embeddings else hidden * (config.vocab_size if rank == 0 else 16)
     return int(item * (config.num_hidden_layers * layer + config.vocab_size * hidden + hidden + head))
 
 

@@ -31,7 +31,7 @@ from wire.kv_layout import PoolLayout
 
 _POOL_BYTES = 1 << 20
 _STEP_S = 2.0
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 
 class Lost:
