@@ -1,17 +1,16 @@
 """The engine: a continuous batch over one model and one pool of blocks. Integers only, no torch.
 
-One step is four verbs: select (roster.py), launch and collect (the model), advance (below).
+One step is four verbs: select (roster.py), launch and collect (the model), advance (advance.py).
 """
 
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
+from engine.advance import Advance
 from engine.assembly import Announcer, batch_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
-from engine.ending import finish_of
 from engine.grammar.interface import Grammar
 from engine.interface import (
     EngineInfo,
@@ -19,38 +18,22 @@ from engine.interface import (
     Memory,
     Model,
     OnLayer,
-    PooledPrompt,
-    Prefilled,
     StepResult,
 )
 from engine.masks import fill_masks
-from engine.pooling.collected import Collected, resolve
+from engine.outcome import Outcome
+from engine.pooling.collected import resolve
 from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_begun, check_runnable
 from engine.roster import Piece, Roster
-from engine.step_reader import Chosen, PieceOutput, read_output
+from engine.step_reader import PieceOutput, read_output
 from engine.swap import SwapArea
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest
-from wire.failpoints import failpoint
-from wire.types import PromptLogprobs, PromptState, TokenOutput
+from wire.types import PromptState, TokenOutput
 
 _log = EventLogger("engine")
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a step has made so far."""
-
-    tokens: list[TokenOutput] = field(default_factory=list)
-    prefilled: list[Prefilled] = field(default_factory=list)
-    failed: list[tuple[str, Exception]] = field(default_factory=list)
-    first_steps: list[tuple[str, float]] = field(default_factory=list)
-    cached: list[tuple[str, int]] = field(default_factory=list)
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    progressed: list[str] = field(default_factory=list)
-    pooled: list[PooledPrompt] = field(default_factory=list)
 
 
 class EngineCore:
@@ -80,6 +63,7 @@ class EngineCore:
             layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
         )
         self._roster = Roster(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
+        self._advance = Advance(model.info, self._roster, self._blocks, clock)
         self._accepted = 0
 
     @property
@@ -166,26 +150,16 @@ class EngineCore:
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
         """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on."""
         started = self._clock()
-        outcome = _Outcome()
+        outcome = Outcome()
         selection = self._roster.select(started)
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
         pieces = self._masked(selection.pieces, outcome)
         if pieces:
             self._compute(pieces, on_layer, outcome)
-        return StepResult(
-            tokens=tuple(outcome.tokens),
-            prefilled=tuple(outcome.prefilled),
-            failed=tuple(outcome.failed),
-            first_steps=tuple(outcome.first_steps),
-            cached=tuple(outcome.cached),
-            seconds=self._clock() - started,
-            prompt_logprobs=tuple(outcome.prompt_logprobs),
-            progressed=tuple(dict.fromkeys(outcome.progressed)),
-            pooled=tuple(outcome.pooled),
-        )
+        return outcome.result(self._clock() - started)
 
-    def _masked(self, pieces: list[Piece], outcome: _Outcome) -> list[Piece]:
+    def _masked(self, pieces: list[Piece], outcome: Outcome) -> list[Piece]:
         """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
         for piece in pieces:
             try:
@@ -194,7 +168,7 @@ class EngineCore:
                 self._fail(piece.prompt, error, outcome)
         return [piece for piece in pieces if self._roster.runs(piece.prompt)]
 
-    def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: _Outcome) -> None:
+    def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
         try:
             output = self._model.launch(batch, announcer if announcer.wanted else None).collect()
@@ -209,103 +183,11 @@ class EngineCore:
             elif self._roster.runs(piece.prompt):
                 self._try_to_advance(piece, part, outcome)
 
-    def _try_to_advance(self, piece: Piece, part: PieceOutput, outcome: _Outcome) -> None:
+    def _try_to_advance(self, piece: Piece, part: PieceOutput, outcome: Outcome) -> None:
         try:
             self._advance(piece, part, outcome)
         except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
             self._fail(piece.prompt, error, outcome)
-
-    def _advance(self, piece: Piece, part: PieceOutput, outcome: _Outcome) -> None:
-        prompt, ends = piece.prompt, piece.reaches_end
-        if part.failure is not None:
-            raise part.failure
-        piece.sequence.advance(piece.count, self._blocks)
-        if prompt.collected is not None:
-            self._pool(prompt, prompt.collected, part, outcome, ends=ends)
-            return
-        if part.prompt_logprobs is not None:
-            outcome.prompt_logprobs.append(part.prompt_logprobs)
-        if not ends:
-            if prompt.hold:
-                failpoint("prefill.between_chunks")
-            return
-        for index, chosen in zip(piece.sampled, part.chosen, strict=True):
-            if prompt.beams is not None:
-                self._search(prompt, index, chosen, outcome)
-            else:
-                self._append(prompt, index, chosen, outcome)
-        if piece.sequence is prompt.stem and prompt.num_cached and not prompt.hold:
-            outcome.cached.append((prompt.state.prompt_id, prompt.num_cached))
-        if prompt.hold:
-            self._end_prefill(prompt, outcome)
-        elif prompt.ended:
-            self._roster.remove(prompt)
-        elif piece.sequence is prompt.stem:
-            prompt.fork(self._blocks)
-
-    def _pool(self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: _Outcome, *, ends: bool) -> None:
-        """Take what a chunk gave to the prompt's vector; the last one ends it."""
-        if part.pooled:
-            collected.take(part.pooled)
-        if not ends:
-            return
-        assert prompt.started_at is not None
-        assert self.info.pooling is not None
-        values = collected.finish(len(prompt.state.token_ids), self.info.pooling)
-        seconds = self._clock() - prompt.started_at
-        outcome.pooled.append(PooledPrompt(prompt.state.prompt_id, values, seconds, prompt.num_cached))
-        self._roster.remove(prompt)
-
-    def _append(self, prompt: Prompt, index: int, chosen: Chosen, outcome: _Outcome) -> None:
-        sequence, params = prompt.sequences[index], prompt.state.params
-        if not prompt.hold:
-            failpoint("decode.token")
-        sequence.append(chosen.token_id)
-        if sequence.finish is not None:
-            return
-        ending = finish_of(
-            sequence.outputs, params, prompt_length=sequence.prompt_length, max_model_len=self.info.max_model_len
-        )
-        finish, stop_token_id = ending or (None, None)
-        prompt_id, position = prompt.state.prompt_id, sequence.num_outputs - 1
-        outcome.tokens.append(
-            TokenOutput(prompt_id, index, position, chosen.token_id, finish, stop_token_id, chosen.logprobs)
-        )
-        if finish is not None:
-            sequence.finish = finish
-            sequence.drop(self._blocks)
-        self._note_step(prompt, outcome)
-
-    def _search(self, prompt: Prompt, index: int, chosen: Chosen, outcome: _Outcome) -> None:
-        """Give a beam its candidates; the hypotheses are told when the search is over."""
-        beams = prompt.beams
-        assert beams is not None
-        assert chosen.candidates is not None, "a row that asks for candidates gets them"
-        if not prompt.hold:
-            failpoint("decode.token")
-        if prompt.stem is not None:
-            beams.begin(chosen.candidates, prompt.stem)
-        else:
-            beams.offer(index, chosen.candidates, self._blocks)
-        outcome.progressed.append(prompt.state.prompt_id)
-        self._note_step(prompt, outcome)
-        if beams.over:
-            outcome.tokens.extend(prompt.tell_hypotheses())
-
-    def _note_step(self, prompt: Prompt, outcome: _Outcome) -> None:
-        """Tell once how long the first step of an admitted prompt took."""
-        if prompt.admitted_at is not None:
-            outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
-            prompt.admitted_at = None
-
-    def _end_prefill(self, prompt: Prompt, outcome: _Outcome) -> None:
-        assert prompt.started_at is not None
-        seconds = self._clock() - prompt.started_at
-        outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached))
-        if prompt.ended:
-            self._roster.remove(prompt)
-        else:
-            self._roster.hold(prompt)
 
     def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:
         if self._roster.find(state.prompt_id) is not None:
@@ -318,7 +200,7 @@ class EngineCore:
             prompt.bind(grammar)
         return prompt
 
-    def _fail(self, prompt: Prompt, error: Exception, outcome: _Outcome) -> None:
+    def _fail(self, prompt: Prompt, error: Exception, outcome: Outcome) -> None:
         prompt_id = prompt.state.prompt_id
         _log.error("prompt_failed", error, prompt_id=prompt_id, request_id=prompt.state.request_id)
         self._roster.remove(prompt)

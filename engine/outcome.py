@@ -1,0 +1,34 @@
+"""What one step has made so far."""
+
+from dataclasses import dataclass, field
+
+from engine.interface import PooledPrompt, Prefilled, StepResult
+from wire.types import PromptLogprobs, TokenOutput
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Mutable, owned by the core for one step. The lists are those of StepResult."""
+
+    tokens: list[TokenOutput] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+    failed: list[tuple[str, Exception]] = field(default_factory=list)
+    first_steps: list[tuple[str, float]] = field(default_factory=list)
+    cached: list[tuple[str, int]] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    progressed: list[str] = field(default_factory=list)
+    pooled: list[PooledPrompt] = field(default_factory=list)
+
+    def result(self, seconds: float) -> StepResult:
+        """Return all of it as the step's result."""
+        return StepResult(
+            tokens=tuple(self.tokens),
+            prefilled=tuple(self.prefilled),
+            failed=tuple(self.failed),
+            first_steps=tuple(self.first_steps),
+            cached=tuple(self.cached),
+            seconds=seconds,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            progressed=tuple(dict.fromkeys(self.progressed)),
+            pooled=tuple(self.pooled),
+        )
