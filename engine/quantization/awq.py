@@ -13,6 +13,7 @@ import torch
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import covering
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
+from engine.quantization.parts import packed_shapes
 from engine.weights import Weights
 from wire.errors import ConfigError
 
@@ -42,10 +43,7 @@ class AwqLayout:
                 raise ConfigError(f"{name}: AWQ scales of an activation are not supported")
 
     def _module(self, stored: Weights, module: str) -> "AwqModule":
-        try:
-            shapes = {part: stored.shape(f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
-        except KeyError as error:
-            raise ConfigError(f"{module}: an AWQ module without {error.args[0]}") from error
+        shapes = packed_shapes(stored, module)
         inputs, num_words = shapes["qweight"]
         size = inputs if self.group_size < 1 else self.group_size
         num_groups = -(-inputs // size)

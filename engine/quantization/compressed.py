@@ -16,15 +16,15 @@ import torch
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, unpack
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, QuantisedTensor, read_region
+from engine.quantization.parts import WORDS, matrix_shape, part_shape, read_groups
 from engine.quantization.scaled import (
     ScaleGrid,
     find_grid,
     groups_of,
-    matrix_shape,
     read_scales,
     scaled_module,
 )
-from engine.weights import Part, Weights
+from engine.weights import Weights
 from wire.errors import ConfigError
 
 PACKED_BITS = (4, 8)
@@ -56,10 +56,10 @@ class CompressedLayout:
 
     def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
         scale, zero = f"{module}.weight_scale", f"{module}.weight_zero_point"
-        return scaled_module(stored, module, names, scale=scale, zero=zero if zero in names else None, block=self.block)
+        return scaled_module(stored, module, scale=scale, zero=zero if zero in names else None, block=self.block)
 
     def _packed(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
-        outputs, num_words = matrix_shape(stored, f"{module}.weight_packed", names)
+        outputs, num_words = matrix_shape(stored, f"{module}.weight_packed", WORDS)
         if f"{module}.weight_shape" not in names:
             raise ConfigError(f"{module} has weight_packed without weight_shape")
         shape = tuple(int(length) for length in stored.read(f"{module}.weight_shape").flatten())
@@ -72,6 +72,12 @@ class CompressedLayout:
             )
         grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None)
         zeros, order = (f"{module}.{tensor}" in names for tensor in ("weight_zero_point", "weight_g_idx"))
+        needed = (-(-outputs * bits // WORD_BITS), inputs // grid.columns)
+        if zeros and matrix_shape(stored, f"{module}.weight_zero_point", WORDS) != needed:
+            found = stored.shape(f"{module}.weight_zero_point")
+            raise ConfigError(f"{module}.weight_zero_point has shape {found}, not {needed}")
+        if order and part_shape(stored, f"{module}.weight_g_idx") != (inputs,):
+            raise ConfigError(f"{module}.weight_g_idx has not one group for each of {inputs} inputs")
         return PackedModule(stored, module, (outputs, inputs), bits, grid, has_zeros=zeros, ordered=order)
 
 
@@ -99,7 +105,8 @@ class PackedModule:
     def _groups(self, columns: range) -> EvenGroups | torch.Tensor:
         if not self.ordered:
             return groups_of(self.grid, columns)
-        return self.stored.read(f"{self.name}.weight_g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
+        num_groups = self.shape[1] // self.grid.columns
+        return read_groups(self.stored, f"{self.name}.weight_g_idx", columns, num_groups)
 
     def _zeros(self, rows: range, groups: range, scales: torch.Tensor) -> torch.Tensor:
         """Return zeros on the codes' own scale, where the middle 2^(b-1) stands for 0."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import QuantisedTensor
-from engine.quantization.scaled import ScaledModule, scaled_module
+from engine.quantization.scaled import scaled_module
 from engine.weights import Weights
 
 _MARK = "weight_scale_inv"
@@ -26,11 +26,7 @@ class Fp8Layout:
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield the weight of each module that has a factor."""
-        names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
             if tensor == _MARK:
-                yield f"{module}.weight", Matrix(self._module(stored, module, names))
-
-    def _module(self, stored: Weights, module: str, names: frozenset[str]) -> ScaledModule:
-        return scaled_module(stored, module, names, scale=f"{module}.{_MARK}", zero=None, block=self.block)
+                yield f"{module}.weight", Matrix(scaled_module(stored, module, scale=name, zero=None, block=self.block))

@@ -14,7 +14,8 @@ import torch
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, fields_per_period, unpack
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
-from engine.weights import Part, Weights
+from engine.quantization.parts import packed_shapes, part_shape, read_groups
+from engine.weights import Weights
 from wire.errors import ConfigError
 
 SUPPORTED_BITS = (2, 3, 4, 8)
@@ -47,10 +48,7 @@ class GptqLayout:
                 yield f"{module}.weight", Matrix(self._module(stored, module, ordered=ordered))
 
     def _module(self, stored: Weights, module: str, *, ordered: bool) -> "GptqModule":
-        try:
-            shapes = {part: stored.shape(f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
-        except KeyError as error:
-            raise ConfigError(f"{module}: a GPTQ module without {error.args[0]}") from error
+        shapes = packed_shapes(stored, module)
         (num_words, outputs), (num_groups, zero_words) = shapes["qweight"], shapes["qzeros"]
         bits = zero_words * WORD_BITS // outputs
         inputs = num_words * WORD_BITS // bits if bits else 0
@@ -66,6 +64,8 @@ class GptqLayout:
                 f"{module}: qweight {shapes['qweight']}, qzeros {shapes['qzeros']} and scales {shapes['scales']} "
                 f"are not GPTQ's with {self.bits or 'any'} bits and group size {self.group_size}"
             )
+        if ordered and part_shape(stored, f"{module}.g_idx") != (inputs,):
+            raise ConfigError(f"{module}.g_idx has shape {stored.shape(f'{module}.g_idx')} for {inputs} inputs")
         return GptqModule(stored, module, (outputs, inputs), bits, size, self.zero_offset, ordered)
 
 
@@ -96,12 +96,10 @@ class GptqModule:
         plain = torch.arange(columns.start, columns.stop) // self.group_size
         groups = plain
         if self.ordered:
-            groups = self.stored.read(f"{self.name}.g_idx", Part(0, columns.start, columns.stop)).to(torch.int64)
-        low, high = int(groups.min()), int(groups.max())
-        count = -(-self.shape[1] // self.group_size)
-        if not 0 <= low <= high < count:
-            raise ConfigError(f"{self.name}.g_idx names groups {low} to {high} of {count}")
-        return even if torch.equal(groups, plain) else groups - low, range(low, high + 1)
+            num_groups = -(-self.shape[1] // self.group_size)
+            groups = read_groups(self.stored, f"{self.name}.g_idx", columns, num_groups)
+        span = range(int(groups.min()), int(groups.max()) + 1)
+        return even if torch.equal(groups, plain) else groups - span.start, span
 
     def _zeros(self, rows: range, groups: range) -> torch.Tensor:
         words, inside = covering(rows, self.bits)

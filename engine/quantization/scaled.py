@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.quantization.interface import EvenGroups, Grouped, read_region
+from engine.quantization.parts import matrix_shape
 from engine.weights import Weights
 from wire.errors import ConfigError
 
@@ -49,37 +50,21 @@ class ScaledModule:
 
 
 def scaled_module(
-    stored: Weights,
-    module: str,
-    names: frozenset[str],
-    *,
-    scale: str,
-    zero: str | None,
-    block: tuple[int, int] | None,
+    stored: Weights, module: str, *, scale: str, zero: str | None, block: tuple[int, int] | None
 ) -> ScaledModule:
     """Return the module, checked by its shapes and dtypes. Raises ConfigError."""
-    name = f"{module}.weight"
-    shape, dtype = matrix_shape(stored, name, names), stored.dtype(name)
-    if dtype not in CODE_DTYPES:
-        raise ConfigError(f"{name} is {dtype}, not one of {', '.join(map(str, CODE_DTYPES))}")
-    return ScaledModule(stored, module, shape, scale, zero, find_grid(stored, scale, shape, block))
-
-
-def matrix_shape(stored: Weights, name: str, names: frozenset[str]) -> tuple[int, int]:
-    """Return the shape of a stored matrix. Raises ConfigError where it is missing or no matrix."""
-    if name not in names:
-        raise ConfigError(f"{name} is missing, though its scale is there")
-    shape = stored.shape(name)
-    if len(shape) != 2:
-        raise ConfigError(f"{name} has shape {shape}: only matrices are dequantised")
-    return shape[0], shape[1]
+    shape = matrix_shape(stored, f"{module}.weight", CODE_DTYPES)
+    grid = find_grid(stored, scale, shape, block)
+    if zero is not None and stored.shape(zero) != stored.shape(scale):
+        raise ConfigError(f"{zero} has shape {stored.shape(zero)}, its scale {stored.shape(scale)}")
+    return ScaledModule(stored, module, shape, scale, zero, grid)
 
 
 def find_grid(stored: Weights, scale: str, shape: tuple[int, int], block: tuple[int, int] | None) -> ScaleGrid:
     """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits."""
     outputs, inputs = shape
     found = stored.shape(scale)
-    rows, columns = found if len(found) == 2 else (*found, 1) if len(found) == 1 else (1, 1)
+    rows, columns = (*found, 1, 1)[:2] if len(found) < 3 else (0, 0)
     if block is not None and (rows, columns) == (-(-outputs // block[0]), -(-inputs // block[1])):
         return ScaleGrid(*block)
     if (rows, columns) == (1, 1):

@@ -184,17 +184,31 @@ def test_tensors_of_the_quantisation_are_not_seen(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "tensor", "values", "words"),
     [
-        (gptq(4, 32), "qzeros", None, "down_proj: a GPTQ module without .*qzeros"),
+        (gptq(4, 32), "qzeros", None, "down_proj.qzeros is missing, though"),
         (gptq(4, 32), "scales", torch.ones(4, 64), r"down_proj: qweight \(12, 64\).* 4 bits and group size 32"),
         (gptq(4, 32), "qzeros", torch.zeros(3, 9, dtype=torch.int32), r"qzeros \(3, 9\)"),
         (gptq(4, 32), "qzeros", torch.zeros(3, 16, dtype=torch.int32), "not GPTQ's with 4 bits"),
-        (awq(16), "scales", None, "down_proj: an AWQ module without .*scales"),
+        (awq(16), "scales", None, "down_proj.scales is missing, though"),
+        (gptq(4, 32), "qweight", torch.zeros(768, dtype=torch.int32), r"qweight has shape \(768,\): only matrices"),
+        (gptq(4, 32), "qweight", torch.zeros(12, 0, dtype=torch.int32), r"qweight has shape \(12, 0\)"),
+        (
+            gptq(4, 32),
+            "qweight",
+            torch.zeros(12, 64, dtype=torch.int64),
+            r"qweight is torch\.int64",
+        ),
+        (gptq(4, 32), "g_idx", torch.zeros(95, dtype=torch.int32), r"g_idx has shape \(95,\) for 96 inputs"),
+        (awq(16), "scales", torch.ones(6, 64, dtype=torch.int32), r"scales is torch\.int32"),
         (awq(16), "qweight", torch.zeros(64, 12, dtype=torch.int32), r"qweight \(64, 12\).*not AWQ's GEMM layout"),
         (w8a8("channel"), "weight", None, "down_proj.weight is missing"),
         (w8a8("channel"), "weight", torch.zeros(64, 96, dtype=torch.int16), r"down_proj.weight is torch\.int16"),
         (w8a8("channel"), "weight", torch.zeros(2, 64, 96, dtype=torch.int8), r"only matrices"),
         (w8a8("channel"), "weight_scale", torch.ones(63, 1), r"weight_scale has shape \(63, 1\).*\(64, 96\)"),
         (w8a8("group"), "weight_scale", torch.ones(64, 5), r"weight_scale has shape \(64, 5\)"),
+        (w8a8("channel"), "weight_scale", torch.ones(64, 1, 1), r"weight_scale has shape \(64, 1, 1\)"),
+        (w8a8("channel"), "weight_zero_point", torch.ones(63, 1, dtype=torch.int8), r"zero_point has shape \(63, 1\)"),
+        (packed(4, 16), "weight_zero_point", torch.ones(7, 6, dtype=torch.int32), r"\(7, 6\), not \(8, 6\)"),
+        (packed(4, 16), "weight_g_idx", torch.ones(95, dtype=torch.int32), r"not one group for each of 96 inputs"),
         (packed(4, 16), "weight_shape", None, "weight_packed without weight_shape"),
         (packed(4, 16), "weight_shape", torch.tensor([64, 64]), r"\(64, 12\) does not hold a weight \(64, 64\)"),
     ],
@@ -209,9 +223,10 @@ def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
         _open(llama)
 
 
-def test_a_group_that_is_not_there_is_refused(llama: Path) -> None:
-    quantise_checkpoint(gptq(4, 32), llama)
-    _change(llama, "model.layers.0.mlp.down_proj.g_idx", torch.full((96,), 3, dtype=torch.int32))
+@pytest.mark.parametrize(("scheme", "tensor"), [(gptq(4, 32), "g_idx"), (packed(4, 32), "weight_g_idx")])
+def test_a_group_that_is_not_there_is_refused(scheme: Scheme, tensor: str, llama: Path) -> None:
+    quantise_checkpoint(scheme, llama)
+    _change(llama, f"model.layers.0.mlp.down_proj.{tensor}", torch.full((96,), 3, dtype=torch.int32))
 
     with pytest.raises(ConfigError, match="g_idx names groups 3 to 3 of 3"):
         _open(llama).read(_DOWN)
