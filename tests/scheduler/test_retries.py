@@ -1,19 +1,17 @@
 """A pair fails before its decode instance has given a token: the client sees the answer, once, as if nothing was."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler.request import NewToken, PromptDone, RunningRequest
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
-from wire.types import FinishReason, LoadSnapshot
+from wire.types import FinishReason
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"
@@ -215,129 +213,3 @@ async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_
 
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         await until(lambda: set(cluster.blocks_used) == {0})
-
-
-async def killed_after(cluster: FakeCluster, running: RunningRequest, *counts: int) -> Answer:
-    """Read `running`, and kill who generates it each time that so many tokens of its first sequence have come."""
-    answer, left = Answer(), list(counts)
-    async for event in running.events():
-        assert isinstance(event, NewToken | PromptDone)
-        answer.take(event)
-        if left and len(answer.tokens.get((0, 0), ())) == left[0]:
-            decoding = [any(p.stage == "decoding" for p in one.prompts.values()) for one in cluster.instances]
-            cluster.kill(decoding.index(True))
-            del left[0]
-    return answer
-
-
-@pytest.mark.parametrize("count", [2, 3, 9])
-@virtual
-async def test_decode_killed_in_the_middle_is_replaced_and_goes_on_from_the_tokens_that_left(count: int) -> None:
-    async with linked("PDD") as (cluster, (prefill, _, other)):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10))
-
-        answer = await killed_after(cluster, running, count)
-
-        await until(lambda: set(cluster.blocks_used) == {0})
-        assert_whole(cluster, answer, 10, retried=1)
-        assert answer.done[0].decode_instance == other.description.instance_id
-        first, second = (c.prompt for c in prefill.commands if isinstance(c, Prefill))
-        assert first.outputs == ()
-        assert second.outputs == (tuple(expected(PROMPT, count)),)
-
-
-@virtual
-async def test_a_combined_instance_killed_in_the_middle_is_replaced_too() -> None:
-    async with linked("CC") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10))
-
-        answer = await killed_after(cluster, running, 4)
-
-        assert_whole(cluster, answer, 10, retried=1)
-        assert answer.done[0].path == "local"
-
-
-@virtual
-async def test_every_sequence_of_a_prompt_goes_on_from_its_own_tokens() -> None:
-    stop_id = expected(PROMPT, 3, sequence=1)[2]
-    async with linked("PDD") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, n=3, max_tokens=8, stop_token_ids=(stop_id,)))
-
-        answer = await killed_after(cluster, running, 5)
-
-        assert answer.tokens == {
-            (0, 0): expected(PROMPT, 8, 0),
-            (0, 1): expected(PROMPT, 3, 1),
-            (0, 2): expected(PROMPT, 8, 2),
-        }
-        await until(lambda: set(cluster.blocks_used) == {0})
-
-
-@virtual
-async def test_a_prompt_that_fails_in_the_middle_twice_ends_in_words() -> None:
-    async with linked("PDDD") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=30))
-
-        with pytest.raises(InstanceLost, match=r"decode instance \d was lost"):
-            await killed_after(cluster, running, 5, 10)
-
-        assert cluster.control.dispatch.ledger.retried_prompts == 1
-        await until(lambda: set(cluster.blocks_used) == {0})
-
-
-class Computing(FakeInstance):
-    """Counts a prompt that it computes as running, as a real engine does."""
-
-    def load(self) -> LoadSnapshot:
-        return dataclasses.replace(super().load(), waiting=0)
-
-
-@pytest.mark.parametrize("roles", ["PDD", "CC"])
-@virtual
-async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: str) -> None:
-    long_prompt = tuple(range(480))  # fifteen chunks
-    cluster = FakeCluster(roles)
-    cluster.kind = Computing
-    async with cluster.serving():
-        for instance in cluster.instances:
-            instance.behaviour.step_s = 1.0
-        running = cluster.control.dispatch.start(request(long_prompt, max_tokens=10))
-
-        answer = await killed_after(cluster, running, 4)
-
-        assert answer.tokens == {(0, 0): expected(long_prompt, 10)}
-        assert cluster.control.dispatch.ledger.retried_prompts == 1
-
-
-@virtual
-async def test_a_prompt_computed_again_for_longer_than_that_ends_in_words() -> None:
-    cluster = FakeCluster("PDD")
-    cluster.kind = Computing
-    async with cluster.serving():
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10, limits_s=(12.0, 5.0)))
-        events = running.events()
-        async for _event in events:
-            cluster.instances[0].behaviour.step_s = 60.0
-            break
-        began = asyncio.get_running_loop().time()
-        cluster.kill(1)
-
-        with pytest.raises(DeadlineExceeded, match="no progress for 5 s, in prefill on prefill instance 0"):
-            async for _event in events:
-                pass
-
-        assert 12.0 <= asyncio.get_running_loop().time() - began < 18.0
-
-
-@virtual
-async def test_a_first_token_that_never_comes_ends_the_request_at_its_own_limit() -> None:
-    cluster = FakeCluster("PD")
-    cluster.kind = Computing
-    async with cluster.serving():
-        cluster.instances[0].behaviour.step_s = 600.0
-        began = asyncio.get_running_loop().time()
-
-        with pytest.raises(DeadlineExceeded, match="no first token within 12 s, in prefill on prefill instance 0"):
-            await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(12.0, 5.0))))
-
-        assert asyncio.get_running_loop().time() - began == pytest.approx(12.0, abs=0.1)
