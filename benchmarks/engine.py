@@ -3,7 +3,7 @@
     python benchmarks/engine.py                      the default model, all cores
     python benchmarks/engine.py --peer vllm          in turn with vLLM's CPU build (benchmarks/peers/setup vllm)
     python benchmarks/engine.py MODEL --threads 1 --dtype float32
-    python benchmarks/engine.py --profile            where one prefill and the decode steps spend their time
+    python benchmarks/engine.py --profile            where steps spend their time, for models on native kernels
 
 Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
 round; a figure is the median of --repeats rounds, a ratio that of the medians. The rate of decoding takes the prefill's
@@ -49,11 +49,11 @@ def main() -> None:
         measure="setup", model=info.model.name, dtype=info.dtype, threads=threads, chunk=args.chunk, cpu=name,
         cpu_flags=flags, notes=loaded.notes,
     )  # fmt: skip
+    if args.profile:
+        profile(loaded.model, say)
+        return
     ours = Ours(loaded.model, args.chunk)
     ours.time(Run(2, 32, 8))
-    if args.profile:
-        profile(ours)
-        return
     floors = measure_floors(path, info, say)
     peer = start_peer(args, path, info.dtype)
     cases = [case for case in all_cases() if args.only in case.measure]

@@ -1,40 +1,76 @@
-"""Where one prefill and the decode steps spend their time, by torch's profiler."""
+"""Where the time of a step goes, operation by operation, for a model that runs on native kernels.
 
+Each operation of the program (native/layer.h) runs alone over all layers: small ones then find their weights in a cache,
+which in a whole step come from memory. `cpu` counts this thread's time alone: what to trust on a disturbed machine, with
+--threads 1.
+"""
+
+import random
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
-from benchmarks.rates.cases import OFFLINE_REQUESTS, OUT, PREFILL_PROMPT, PROMPT, Run
-from benchmarks.rates.ours import Ours
+import torch
 
-_DECODE_STEPS, _SHOWN = 10, 12
+from benchmarks.rates.cases import DECODE_BATCHES, OUT, PREFILL_PROMPT, PROMPT
+from engine.fused_program import instructions
+from engine.fused_structs import Operation
+from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step_metadata import build
+from engine.step_output import make_output
+from wire.types import SamplingParams
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+_TIMES = 5
+_OPERATIONS = (Operation.ENTER, Operation.ATTEND, Operation.OUT, Operation.MLP)
 
 
-def profile(ours: Ours) -> None:
-    """Print the operators of one prefill and of decode steps at the smallest and at a large batch."""
-    _profile_steps(ours, f"prefill 1 x {PREFILL_PROMPT}", Run(1, PREFILL_PROMPT, OUT), decode=False)
-    for batch in (1, OFFLINE_REQUESTS):
-        _profile_steps(ours, f"decode, batch {batch}", Run(batch, PROMPT, OUT), decode=True)
+@torch.inference_mode()
+def profile(model: Any, say: Callable[..., None]) -> None:
+    """Say the milliseconds of each part, the best of a few, for decode at every batch and one prefill."""
+    steps = [(f"decode, batch {n}", n, PROMPT + OUT // 2, 1) for n in DECODE_BATCHES]
+    for clock in (time.perf_counter, time.thread_time):
+        for name, requests, start, count in (*steps, (f"prefill 1 x {PREFILL_PROMPT}", 1, 0, PREFILL_PROMPT)):
+            batch = _batch(model, requests, start, count)
+            parts = {part: _best_ms(call, clock) for part, call in _parts(model, batch)}
+            say(measure=name, clock="wall" if clock is time.perf_counter else "cpu", unit="ms", **parts)
 
 
-def _profile_steps(ours: Ours, title: str, run: Run, *, decode: bool) -> None:
-    """Run prompts to their end; profile the first step, or after all are prefilled ten of the others."""
-    from torch.profiler import ProfilerActivity, profile
+def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], object]]]:
+    fused, layout = model._fused, model.info.layout
 
-    ours.add(run)
-    while decode and ours.core.load().uncomputed_tokens:
-        ours.core.step()
-    num_steps = _DECODE_STEPS if decode else 1
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        began = time.perf_counter()
-        for _ in range(num_steps):
-            ours.core.step()
-        wall_us = (time.perf_counter() - began) * 1e6
-    while ours.core.has_work():
-        ours.core.step()
-    events = recorded.key_averages()
-    ops_us = sum(event.self_cpu_time_total for event in events)
-    print(
-        f"\n{title}: {wall_us / num_steps / 1000:.1f} ms a step, outside torch's operators {1 - ops_us / wall_us:.0%}"
-    )
-    for event in sorted(events, key=lambda event: -event.self_cpu_time_total)[:_SHOWN]:
-        share, each = event.self_cpu_time_total / wall_us, event.self_cpu_time_total / num_steps / 1000
-        print(f"  {event.key:48} {event.count / num_steps:6.0f} calls {each:8.2f} ms {share:5.0%}")
+    def metadata() -> Any:
+        return build(batch, block_size=layout.block_size, device=torch.device("cpu"))
+
+    step = metadata()
+    logits = fused.run(step).clone()
+    yield "metadata", metadata
+    for operation in _OPERATIONS:
+        program = instructions([(operation, layer) for layer in range(layout.num_layers)])
+        yield operation.name.lower(), partial(fused._call, program)
+    yield "head", lambda: fused.logits(step.sample_rows)
+    yield "sample", lambda: make_output(logits, batch)
+    yield "step", lambda: model.launch(batch)
+
+
+def _batch(model: Any, requests: int, start: int, count: int) -> StepBatch:
+    """Return a step of so many sequences with `start` tokens behind them, their blocks dealt at random."""
+    layout, numbers = model.info.layout, random.Random(0)
+    free = list(range(layout.num_blocks))
+    numbers.shuffle(free)
+    each = -(-(start + count) // layout.block_size)
+    tables = [tuple(free[i * each : (i + 1) * each]) for i in range(requests)]
+    ids = tuple(numbers.choices(range(100, min(40_000, model.info.vocab_size)), k=requests * count))
+    samples = tuple(SampleRow((i + 1) * count - 1, _GREEDY, 0, 0) for i in range(requests))
+    return StepBatch(ids, tuple(BatchSequence(start, count, table) for table in tables), samples)
+
+
+def _best_ms(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    call()
+    shortest = float("inf")
+    for _ in range(_TIMES):
+        began = clock()
+        call()
+        shortest = min(shortest, clock() - began)
+    return 1000 * shortest
