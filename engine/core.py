@@ -201,11 +201,13 @@ class EngineCore:
         return prompt
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: Outcome) -> None:
-        prompt_id = prompt.state.prompt_id
-        _log.error("prompt_failed", error, prompt_id=prompt_id, request_id=prompt.state.request_id)
+        ids = {"prompt_id": prompt.state.prompt_id, "request_id": prompt.state.request_id}
         self._roster.remove(prompt)
-        if not isinstance(error, InvalidRequest):  # which is the request's own fault, in its own words
-            failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            error = failure
-        outcome.failed.append((prompt_id, error))
+        if isinstance(error, InvalidRequest):  # the request's own fault, in its own words
+            _log.info("prompt_impossible", **ids, reason=error)
+            outcome.failed.append((prompt.state.prompt_id, error))
+            return
+        _log.error("prompt_failed", error, **ids)
+        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        outcome.failed.append((prompt.state.prompt_id, failure))
