@@ -33,15 +33,17 @@ static inline plain4 plain_select(plain4i mask, plain4 yes, plain4 no) {
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define PLAIN_FMA(a, b, c) ((plain4)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#define PLAIN_WIDE 4 /* 32 registers */
 #else
 #define PLAIN_FMA(a, b, c) ((a) * (b) + (c))
+#define PLAIN_WIDE 2
 #endif
 
 #define ISA plain
 #define TARGET
 #define vec plain4
 #define LANES 4
-#define WIDE 2
+#define WIDE PLAIN_WIDE
 #define LOAD plain_load
 #define STORE plain_store
 #define SET(x) ((plain4){x, x, x, x})

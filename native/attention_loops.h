@@ -11,19 +11,18 @@
  *     ZERO_BELOW(v, x, least) v, 0 where x < least
  */
 
-/* exp(x) for x <= 20, within 2 units of the last place; 0 below -86.6; exp(0) is 1. */
+/* exp(x) for x <= 20; 0 below -86.6; exp(0) is 1. A relative error of 2e-7, and of 3e-8 times x more. */
 TARGET INLINE vec NAME(exp)(vec x) {
     const vec magic = SET(12582912.0f), least = SET(-86.6f); /* 1.5 * 2^23: its low bits take a rounded integer */
+    const vec log2_e = SET(1.44269504f);
     vec bounded = MAX(least, x);
-    vec shifted = FMA(bounded, SET(1.44269504f), magic), n = shifted - magic;
-    vec rest = FMA(n, SET(-0.693359375f), bounded); /* ln 2 in two parts */
-    rest = FMA(n, SET(2.12194440e-4f), rest);
-    vec sum = FMA(rest, SET(1.0f / 5040), SET(1.0f / 720)); /* the power series: |rest| is at most 0.347 */
-    sum = FMA(sum, rest, SET(1.0f / 120));
-    sum = FMA(sum, rest, SET(1.0f / 24));
-    sum = FMA(sum, rest, SET(1.0f / 6));
-    sum = FMA(sum, rest, SET(0.5f));
-    sum = FMA(sum, rest, SET(1.0f));
+    vec shifted = FMA(bounded, log2_e, magic), n = shifted - magic;
+    vec rest = FMA(bounded, log2_e, -n);                               /* at most 1/2 */
+    vec sum = FMA(rest, SET(1.54035304e-4f), SET(1.33335581e-3f)); /* 2^rest by its power series: (ln 2)^k / k! */
+    sum = FMA(sum, rest, SET(9.61812911e-3f));
+    sum = FMA(sum, rest, SET(5.55041087e-2f));
+    sum = FMA(sum, rest, SET(0.240226507f));
+    sum = FMA(sum, rest, SET(0.693147181f));
     sum = FMA(sum, rest, SET(1.0f));
     return ZERO_BELOW(SHIFT_EXPONENT(sum, shifted), x, least);
 }
@@ -38,7 +37,7 @@ TARGET INLINE float NAME(exp_one)(float x) {
 TARGET INLINE vec NAME(cap)(vec x, float cap) {
     vec twice = x * SET(2.0f / cap), bound = SET(20.0f);
     twice = MAX(twice, SET(-20.0f));
-    twice = SET(0.0f) - MAX(SET(0.0f) - twice, SET(0.0f) - bound);
+    twice = -MAX(-twice, -bound);
     vec power = NAME(exp)(twice), one = SET(1.0f);
     return SET(cap) * ((power - one) / (power + one));
 }
