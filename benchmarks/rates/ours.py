@@ -15,7 +15,9 @@ class Ours:
     name = "pdserve"
 
     def __init__(self, model: Any, chunk: int) -> None:
-        self.core = EngineCore(model, max_num_seqs=64, max_num_batched_tokens=8192, prefill_chunk_size=chunk)
+        self.core = EngineCore(
+            model, max_num_seqs=64, max_num_batched_tokens=8192, prefill_chunk_size=chunk, prefix_caching=False
+        )
         self._rng, self._added = random.Random(0), 0
         self.full_steps_s: dict[int, list[float]] = {}  # of steps that decode a whole batch, by its size
 
