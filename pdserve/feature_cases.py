@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class Case:
     """A feature. `turns`: the asks are sent one after the other, each when the one before has ended.
 
-    `meaningless` says of a way of serving why the feature means nothing there.
+    `meaningless` says of a way of serving why the feature means nothing there. Where the judge has no reference for the
+    tokens they are `compared` with those of the combined instance.
     """
 
     name: str
     asks: tuple[Ask, ...]
     judge: Judge
     turns: bool = False
+    compared: bool = False
     meaningless: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -113,14 +115,14 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
         "properties": {"name": {"enum": ["fox", "dog"]}, "size": {"type": "integer", "minimum": 0, "maximum": 9}},
     }  # fmt: skip
     kinds: dict[str, tuple[StructuredOutput, Callable[[str], bool]]] = {
-        "json schema": (StructuredOutput("json", json.dumps(schema)), _fits_schema),
+        "json schema": (StructuredOutput("json", json.dumps(schema), whitespace_pattern=""), _fits_schema),
         "regex": (StructuredOutput("regex", "[a-f]{3}-[0-9]{2}"), lambda text: bool(_CODE.fullmatch(text))),
         "choice": (StructuredOutput("choice", '["red", "reddish", "blue"]'), {"red", "reddish", "blue"}.__contains__),
         "grammar (EBNF)": (StructuredOutput("grammar", _EBNF), lambda text: bool(_SUM.fullmatch(text))),
         "grammar (Lark)": (StructuredOutput("grammar", _LARK), lambda text: bool(_SUM.fullmatch(text))),
     }
     return [
-        Case(name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good))
+        Case(name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good), compared=True)
         for name, (kind, good) in kinds.items()
     ]
 

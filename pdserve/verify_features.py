@@ -58,7 +58,9 @@ def judge(case: Case, columns: Mapping[str, Served], decoder: ReferenceDecoder) 
     for way, served in columns.items():
         idle = way == PREEMPTED and served.preemptions == 0
         outcome = "nothing was preempted" if idle else served.outcomes.get(case.name)
-        cells.append(_cell(case, way, outcome, decoder))
+        cell = _cell(case, way, outcome, decoder)
+        unlike = _unlike_combined(case, outcome, columns) if cell.verdict == EQUAL else None
+        cells.append(cell if unlike is None else Cell(WRONG, unlike))
     return cells
 
 
@@ -98,6 +100,15 @@ def _serve_all(model: Path, work: Path, cases: Sequence[Case], transports: Seque
         columns[PREEMPTED] = serve_cases(runner, work / "preempted", small, cases, at_once=True)
     print(f"served: {PREEMPTED} ({columns[PREEMPTED].preemptions} times in a pool of {tight:,} bytes)", flush=True)
     return columns
+
+
+def _unlike_combined(case: Case, outcome: Outcome | None, columns: Mapping[str, Served]) -> str | None:
+    combined = columns[COMBINED].outcomes.get(case.name) if case.compared else None
+    if isinstance(outcome, list) and isinstance(combined, list):
+        for number, (ours, theirs) in enumerate(zip(outcome, combined, strict=True)):
+            if ours.sequences != theirs.sequences:
+                return f"prompt {number}: {ours.sequences} in place of the combined instance's {theirs.sequences}"
+    return None
 
 
 def _cell(case: Case, way: str, outcome: Outcome | None, decoder: ReferenceDecoder) -> Cell:

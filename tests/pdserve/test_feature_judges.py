@@ -77,7 +77,8 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
 def test_the_likeliest_of_all_sequences_have_to_be_those_of_the_reference() -> None:
     reference = script(Decoded((3,)), Decoded((1,)))
     ask = Ask((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
-    likely = {i: [TokenLogprobs(value, 1)] for i, value in enumerate((-2.0, -3.0, -1.0))}
+    sums = (-2.0, -3.0, -1.0)
+    likely: dict[int, list[TokenLogprobs | None]] = {i: [TokenLogprobs(value, 1)] for i, value in enumerate(sums)}
 
     assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
     assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
@@ -127,6 +128,20 @@ def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_n
         "not equal: greedy",
     ]
     assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
+
+
+def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() -> None:
+    case = Case("choice", (ASK,), reads_as(lambda ids: str(ids[0]), str.isdigit), compared=True)
+    columns = {
+        "combined": Served({"choice": [Answered({0: [5]})]}),
+        "P/D shm": Served({"choice": [Answered({0: [5]}, path="handoff")]}),
+        "P/D tcp": Served({"choice": [Answered({0: [6]}, path="handoff")]}),
+    }
+
+    cells = judge(case, columns, script())
+
+    assert [cell.verdict for cell in cells] == [EQUAL, EQUAL, WRONG]
+    assert cells[2].reason == "prompt 0: [(6,)] in place of the combined instance's [(5,)]"
 
 
 def test_every_case_has_a_name_of_its_own_and_the_small_pool_holds_the_largest() -> None:
