@@ -21,6 +21,7 @@ struct worker_view {
     const struct step *step;
     const struct linear_kernel *kernel; /* for everything but products */
     unsigned thread, count;
+    const struct layer *planned; /* whose attention this program has planned; the same in every thread */
 };
 
 static inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -110,16 +111,6 @@ static void place_head(const struct worker_view *view, const struct layer *layer
     if (is_key) write_head(view, layer->keys, step->slots[row], key, at);
 }
 
-static void enter(const struct worker_view *view, const struct layer *layer) {
-    const struct step *step = view->step;
-    const float *normed = normalise(view, step->x, NULL, step->num_rows, layer->input_norm);
-    multiply(view, &layer->qkv, normed, step->hidden_stride, step->num_rows, step->qkv, step->qkv_stride);
-    size_t heads = view->decoder->num_heads + 2 * view->decoder->num_kv_heads, total = heads * step->num_rows;
-    for (size_t i = part(total, view, view->thread); i < part(total, view, view->thread + 1); i++)
-        place_head(view, layer, i / heads, i % heads);
-    barrier(view);
-}
-
 static struct attention_rows heads_of(float *base, uint32_t stride, uint32_t head_dim) {
     return (struct attention_rows){base, stride, head_dim, ATTENTION_F32, 0};
 }
@@ -142,9 +133,25 @@ static void plan_attention(const struct worker_view *view, const struct layer *l
         program->refused = attention_prepare(step->attention, &program->attention);
 }
 
-static void attend(const struct worker_view *view, const struct layer *layer) {
-    if (view->thread == 0) plan_attention(view, layer);
+static void enter(struct worker_view *view, const struct layer *layer) {
+    const struct step *step = view->step;
+    const float *normed = normalise(view, step->x, NULL, step->num_rows, layer->input_norm);
+    multiply(view, &layer->qkv, normed, step->hidden_stride, step->num_rows, step->qkv, step->qkv_stride);
+    size_t heads = view->decoder->num_heads + 2 * view->decoder->num_kv_heads, total = heads * step->num_rows;
+    for (size_t i = part(total, view, view->thread); i < part(total, view, view->thread + 1); i++)
+        place_head(view, layer, i / heads, i % heads);
+    if (step->attention != NULL) {
+        if (view->thread == 0) plan_attention(view, layer);
+        view->planned = layer;
+    }
     barrier(view);
+}
+
+static void attend(const struct worker_view *view, const struct layer *layer) {
+    if (view->planned != layer) {
+        if (view->thread == 0) plan_attention(view, layer);
+        barrier(view);
+    }
     if (view->program->refused == ATTENTION_OK) attention_work(view->step->attention, (int)view->thread);
     barrier(view);
 }
@@ -190,7 +197,7 @@ static void notify(const struct worker_view *view, uint32_t layer) {
     if (view->thread == 0 && view->step->notify != NULL) view->step->notify(layer);
 }
 
-static void run_one(const struct worker_view *view, const struct instruction *instruction) {
+static void run_one(struct worker_view *view, const struct instruction *instruction) {
     const struct layer *layer = &view->decoder->layers[instruction->layer];
     switch (instruction->operation) {
         case OP_ENTER: enter(view, layer); break;
@@ -206,8 +213,9 @@ static void run_one(const struct worker_view *view, const struct instruction *in
 static void run_program(void *context, int thread, int count) {
     struct program *program = context;
     struct worker_view view = {
-        program, program->threads, program->decoder, program->step, linear_kernel_of(threads_isa(program->threads), FORMAT_FLOAT32),
-        (unsigned)thread, (unsigned)count,
+        .program = program, .threads = program->threads, .decoder = program->decoder, .step = program->step,
+        .kernel = linear_kernel_of(threads_isa(program->threads), FORMAT_FLOAT32),
+        .thread = (unsigned)thread, .count = (unsigned)count,
     };
     for (size_t i = 0; i < program->count; i++) run_one(&view, &program->instructions[i]);
 }

@@ -1,8 +1,8 @@
 """Where the time of a step goes, operation by operation, for a model that runs on native kernels.
 
-Each operation of the program (native/layer.h) runs alone over all layers: small ones then find their weights in a cache,
-which in a whole step come from memory. `cpu` counts this thread's time alone: what to trust on a disturbed machine, with
---threads 1.
+Each operation of the program (native/layer.h) runs alone over all layers: small ones then find their weights in a
+cache, which in a whole step come from memory. `cpu` counts this thread's time alone: what to trust on a disturbed
+machine, with --threads 1.
 """
 
 import random
