@@ -82,8 +82,9 @@ class AttentionMemory:
     def run(self, layer: Layer, what: int) -> None:
         """Write the layer's new KV, attend, or both (WRITE, ATTEND); without the GIL.
 
-        Raises ValueError for a layer that attention_prepare refuses, MemoryError.
+        Raises ValueError for a layer that attention_prepare refuses and after either was closed, MemoryError.
         """
+        assert self.threads.address, "the team is open"
         error = self._run(self.address, ctypes.addressof(layer), what)
         if error == 1:
             raise MemoryError(f"attention: {_ERRORS[error]}")

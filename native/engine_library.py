@@ -68,7 +68,7 @@ class Threads:
         return self._address
 
     def close(self) -> None:
-        """End the threads. Idempotent; not while a region runs."""
+        """End the threads, after a region that runs. Idempotent; nobody may use or wait for them any more."""
         address, self._address = self._address, None
         if address is not None:
             self.library.functions.threads_close(address)

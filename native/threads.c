@@ -137,7 +137,11 @@ struct threads *threads_open(int count, enum isa isa) {
 }
 
 void threads_close(struct threads *threads) {
-    if (threads->owner == getpid()) end_workers(threads, threads->count - 1);
+    if (threads->owner == getpid()) { /* else the workers, and whoever held the lock, are another process's */
+        pthread_mutex_lock(&threads->caller);
+        end_workers(threads, threads->count - 1);
+        pthread_mutex_unlock(&threads->caller);
+    }
     free(threads);
 }
 

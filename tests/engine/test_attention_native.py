@@ -149,6 +149,20 @@ def test_what_points_outside_the_pool_is_refused(
         case.run(backend, AttentionOptions(0.3))
 
 
+def test_a_closed_team_or_memory_says_so(library: EngineLibrary) -> None:
+    case, team = make_case([(3, 1)], Shape()), library.threads(2)
+    backend = NativeAttention(team)
+    team.close()
+    with pytest.raises(ValueError, match="the team of threads is closed"):
+        case.run(backend, AttentionOptions(0.3))
+
+    with library.threads(2) as other:
+        backend = NativeAttention(other)
+        backend.memory.close()
+        with pytest.raises(ValueError, match="attention's memory is closed"):
+            case.run(backend, AttentionOptions(0.3))
+
+
 def test_layers_that_the_kernel_does_not_take_go_to_torch(library: EngineLibrary) -> None:
     shape, options = Shape(key_dim=12, value_dim=20), AttentionOptions(0.3)
     case = make_case([(9, 1), (0, 18)], shape)

@@ -163,6 +163,25 @@ def test_two_callers_take_turns(library: EngineLibrary) -> None:
     assert most == [1] * 150
 
 
+def test_closing_waits_for_the_region_that_runs(library: EngineLibrary) -> None:
+    team, inside, ended = library.threads(3), threading.Event(), []
+
+    def region(thread: int, count: int) -> None:
+        inside.set()
+        barrier(team, count)
+        ended.append(thread)
+
+    caller = threading.Thread(target=run, args=(team, region))
+    address = team.address
+    caller.start()
+    assert inside.wait(30)
+    library.functions.threads_close(address)
+
+    assert sorted(ended) == [0, 1, 2]
+    caller.join(30)
+    team._address = None
+
+
 def test_a_forked_child_works_alone() -> None:
     assert _python(_FORK) == "[(0, 1)]\nclosed\n"
 
