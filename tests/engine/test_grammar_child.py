@@ -153,19 +153,18 @@ def test_a_crash_is_told_by_its_signal(folder: Path) -> None:
 
 
 def test_a_child_that_does_not_answer_is_replaced(folder: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), replace(_LIMITS, compile_s=0.2))
-    try:
+    made = CompilingChild("llguidance", tokenizer_of(folder), replace(_LIMITS, start_s=0.2))
+    made.start()
+    pid = made.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(DeadlineExceeded, match=r"starting the grammar compiler took longer than 0\.2 s"):
         made.compile(_EASY)
-        pid = made.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
 
-        with pytest.raises(DeadlineExceeded, match=r"compiling the grammar took longer than 0\.2 s"):
-            made.compile(_EASY)
-
-        assert not psutil.pid_exists(pid)
-    finally:
-        made.close()
+    assert not psutil.pid_exists(pid)
+    assert made.pid not in (None, pid)
+    made.close()
 
 
 def test_a_child_that_cannot_start_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

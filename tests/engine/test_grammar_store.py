@@ -187,19 +187,16 @@ def test_an_outcome_kept_again_is_counted_once() -> None:
 
 
 @pytest.mark.long
-def test_ten_thousand_small_schemas_leave_memory_flat(folder: Path) -> None:
+@pytest.mark.timeout(1200)
+def test_thousands_of_small_schemas_leave_memory_flat(folder: Path) -> None:
     """GHSA-hf3c-wxg2-49q9: a cache without bounds. RSS may grow while the cache fills, and not afterwards."""
     process = psutil.Process()
-    with GrammarStore(tokenizer_of(folder), replace(_LIMITS, queue_length=20_000, wait_s=3600.0)) as store:
-        filled = 0
-        for i in range(10_000):
-            wish = StructuredOutput(
-                "json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "integer"}}})
-            )
-            made = store.prepare(wish).result(_WAIT_S)
-            assert isinstance(made, CompiledGrammar)
-            if i == 2000:
+    with GrammarStore(tokenizer_of(folder)) as store:
+        for i in range(3000):
+            wish = StructuredOutput("json", json.dumps({"properties": {f"p{i}": {"type": "integer"}}}))
+            assert store.prepare(wish).result(_WAIT_S)
+            if i == 1200:
                 filled = process.memory_info().rss
         grown = process.memory_info().rss - filled
 
-    assert grown < 32 * 2**20, f"{grown} bytes more after 10,000 schemas than after 2,000"
+    assert grown < 16 * 2**20, f"{grown} bytes more after 3,000 schemas than after 1,200"
