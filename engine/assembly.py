@@ -6,6 +6,9 @@ from engine.ending import banned_tokens
 from engine.interface import Chunk, OnLayer, PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.prompt import Prompt
 from engine.roster import Piece
+from engine.sequence import Sequence
+from engine.token_counts import TokenCounts
+from wire.types import SamplingParams
 
 
 def batch_of(pieces: list[Piece]) -> StepBatch:
@@ -73,7 +76,18 @@ def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
     position, history = sequence.num_outputs, sequence.token_ids
     banned = banned_tokens(params, position, history)
     candidates = 0 if prompt.beams is None else prompt.beams.num_candidates
-    return SampleRow(row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates)
+    return SampleRow(
+        row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates,
+        _counts_of(sequence, params),
+    )  # fmt: skip
+
+
+def _counts_of(sequence: Sequence, params: SamplingParams) -> TokenCounts | None:
+    """Return the counts of a sequence with penalties, brought up to date."""
+    if params.repetition_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty:
+        return None
+    sequence.counts = sequence.counts or TokenCounts()
+    return sequence.counts.update(sequence.token_ids, sequence.prompt_length)
 
 
 def _pool_rows(piece: Piece, row: int) -> Iterator[PoolRows]:

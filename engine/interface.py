@@ -16,6 +16,7 @@ from engine.grammar.interface import Grammar
 from engine.pooling.settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
+from engine.token_counts import TokenCounts
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
 from wire.types import (
@@ -253,7 +254,8 @@ class SampleRow:
     `banned` cannot be chosen (stop ids before min_tokens, ends of bad words). `history` are the tokens before the one
     to choose, the first `prompt_length` of them the prompt's; it is the caller's list and must not be kept. `mask` has
     one bit a token, little-endian 32-bit words, set for those that the grammar allows. `candidates`: so many of the
-    best tokens are wanted with their scores, as beam search ranks them.
+    best tokens are wanted with their scores, as beam search ranks them. `counts` are those of `history`, where
+    penalties are asked for and somebody keeps them.
     """
 
     row: int
@@ -265,6 +267,7 @@ class SampleRow:
     prompt_length: int = 0
     mask: memoryview | None = None
     candidates: int = 0
+    counts: TokenCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from engine.interface import BatchSequence, Model
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from engine.swap import SavedBlocks
+from engine.token_counts import TokenCounts
 from wire.errors import InternalError
 from wire.types import FinishReason
 
@@ -22,7 +23,7 @@ class Sequence:
     its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
     Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if `counted_prompt` tokens at least were
     its prompt's (rope_lengths.py). Where a grammar binds it, `matcher` has taken its outputs and `mask` says what may
-    come next.
+    come next. `counts` are of its tokens, where penalties want them.
     """
 
     token_ids: list[int]
@@ -37,6 +38,7 @@ class Sequence:
     finish: FinishReason | None = None
     matcher: Matcher | None = None
     mask: memoryview | None = None
+    counts: TokenCounts | None = None
 
     @property
     def outputs(self) -> tuple[int, ...]:

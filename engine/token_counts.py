@@ -1,0 +1,31 @@
+"""How often each token stands in a sequence, kept as it grows, so that a penalty costs no look at all of it. Pure."""
+
+from array import array
+from collections.abc import Sequence
+
+
+class TokenCounts:
+    """Mutable, owned by whoever owns the sequence. `ids` are its tokens, each once, as 64-bit integers.
+
+    `outputs[i]` says how often `ids[i]` stands among the outputs. A view of either must not outlive the next `update`.
+    """
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        self.outputs = array("q")
+        self._places: dict[int, int] = {}
+        self._num_counted = 0
+
+    def update(self, token_ids: Sequence[int], prompt_length: int) -> "TokenCounts":
+        """Count the tokens that came since the last update; the first `prompt_length` of all are the prompt's."""
+        for position in range(self._num_counted, len(token_ids)):
+            self._count(token_ids[position], is_output=position >= prompt_length)
+        self._num_counted = len(token_ids)
+        return self
+
+    def _count(self, token_id: int, *, is_output: bool) -> None:
+        place = self._places.setdefault(token_id, len(self.ids))
+        if place == len(self.ids):
+            self.ids.append(token_id)
+            self.outputs.append(0)
+        self.outputs[place] += is_output

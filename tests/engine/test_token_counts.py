@@ -1,0 +1,24 @@
+"""Counts kept as a sequence grows are those of a count of all of it."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.token_counts import TokenCounts
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), max_size=12),
+    outputs=st.lists(st.integers(0, 9), max_size=20),
+    cuts=st.lists(st.integers(0, 32), max_size=5),
+)
+def test_they_are_those_of_the_whole_however_it_grew(prompt: list[int], outputs: list[int], cuts: list[int]) -> None:
+    whole, counts = [*prompt, *outputs], TokenCounts()
+
+    for end in [*sorted(min(cut, len(whole)) for cut in cuts), len(whole)]:
+        counts.update(whole[:end], len(prompt))
+
+    assert list(counts.ids) == list(dict.fromkeys(whole))
+    told = dict(zip(counts.ids, counts.outputs, strict=True))
+    assert {token: count for token, count in told.items() if count} == Counter(outputs)
