@@ -172,6 +172,29 @@ def test_across_a_hand_off_there_is_no_seam(tmp_path: Path) -> None:
         assert_told(_step_to_the_end(d, "p", told), path, state)
 
 
+@pytest.mark.parametrize("given", [1, 5])
+def test_going_on_from_some_tokens_tells_the_rest_as_if_nothing_had_been(given: int, tmp_path: Path) -> None:
+    params = SamplingParams(
+        9, temperature=1.3, seed=2, logprobs=3, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3,
+        bad_words=((30,), (31, 32)), min_tokens=8, stop_token_ids=tuple(range(100, 200)),
+    )  # fmt: skip
+    state = PromptState("p", "r", _prompt(37), params)
+    path = make_tiny_model("qwen2", tmp_path)
+    (first, first_model), (other, other_model) = _core(path), _core(path, chunk=16)
+    with closing(first_model), closing(other_model):
+        first.add(state)
+        whole = _step_to_the_end(first, "p", Told())
+        other.add(replace(state, outputs=(tuple(whole.tokens[:given]),)))
+        rest = _step_to_the_end(other, "p", Told())
+
+    assert rest.tokens == whole.tokens[given:]
+    for one, before in zip(rest.logprobs, whole.logprobs[given:], strict=True):
+        assert one is not None
+        assert before is not None
+        assert (one.rank, one.top_ids) == (before.rank, before.top_ids)
+        assert one.logprob == pytest.approx(before.logprob, abs=1e-5)
+
+
 def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
     state = prompt("x", 30, prompt_logprobs=1, logprobs=0)
     with engine(chunk=8) as (core, _):
