@@ -13,7 +13,7 @@ from engine.grammar.limits import MIB, GrammarLimits
 from engine.grammar.source import Source
 from engine.grammar.tokenizer_file import TokenizerFile
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, InvalidGrammar, Unavailable
+from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
 
 log = EventLogger("grammar")
 _KILL_WAIT_S = 10.0
@@ -114,8 +114,12 @@ class CompilingChild:
         self._process.connection.settimeout(self._limits.compile_s)
         try:
             send(self._process.connection, message)
-        except BrokenPipeError:
+        except ConnectionError:
             return
+        except TimeoutError as error:
+            self._replace()
+            limit_s = self._limits.compile_s
+            raise DeadlineExceeded(f"the grammar compiler reads nothing for {limit_s:g} s, the limit") from error
 
     def _hear(self, timeout_s: float, what: str) -> Message:
         assert self._process is not None
@@ -125,8 +129,11 @@ class CompilingChild:
         except TimeoutError as error:
             self._replace()
             raise DeadlineExceeded(f"{what} took longer than {timeout_s:g} s, the limit") from error
-        except ConnectionResetError:
+        except ConnectionError:
             answer = None
+        except ValueError as error:
+            self._replace()
+            raise InternalError(f"the grammar compiler answers with what is no message: {error}") from error
         if answer is None:
             raise self._buried()
         return answer

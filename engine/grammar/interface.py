@@ -52,11 +52,6 @@ class TextGrammar(Protocol):
 class Backend(Protocol):
     """Compiles for one tokenizer."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Token ids of the tokenizer; the model may have more."""
-        ...
-
     def compile(self, source: Source) -> str:
         """Return the form that `build` takes. Raises InvalidGrammar. May crash, hang or eat memory: see child.py."""
         ...

@@ -34,11 +34,6 @@ class LlguidanceBackend:
         self._tokenizer = _load(tokenizer)
         self._steps = steps
 
-    @property
-    def num_tokens(self) -> int:
-        """Token ids of the tokenizer."""
-        return self._tokenizer.vocab_size
-
     def token_bytes(self) -> list[bytes]:
         """Return each token's bytes; special tokens have none."""
         tokenizer = self._tokenizer

@@ -134,7 +134,7 @@ class GrammarStore:
         try:
             self._child(LLGUIDANCE)
             self._backend(LLGUIDANCE)
-        except InvalidGrammar as error:
+        except (PdserveError, OSError) as error:
             log.warning("structured_output_unavailable", error=error)
 
     def _outcome(self, job: _Job) -> CompiledGrammar | PdserveError:

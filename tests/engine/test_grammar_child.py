@@ -21,7 +21,7 @@ from engine.grammar.source import Kind, Source, read_source
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
-from wire.errors import DeadlineExceeded, InvalidGrammar, Unavailable
+from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
 from wire.types import StructuredOutput
 
 _LIMITS = GrammarLimits()
@@ -164,6 +164,24 @@ def test_a_child_that_does_not_answer_is_replaced(folder: Path) -> None:
 
     assert not psutil.pid_exists(pid)
     assert made.pid not in (None, pid)
+    made.close()
+
+
+def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
+    made.start()
+    pid = made.pid
+
+    def no_message(connection: socket.socket) -> None:
+        raise ValueError("a message must be an object")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("engine.grammar.compiling_child.receive", no_message)
+        with pytest.raises(InternalError, match="a message must be an object"):
+            made.compile(_EASY)
+
+    assert made.pid not in (None, pid)
+    assert made.compile(_EASY).form
     made.close()
 
 

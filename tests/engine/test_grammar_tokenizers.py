@@ -46,7 +46,8 @@ def default_model() -> TokenizerFile:
 
 def _random_text(tokenizer: TokenizerFile, grammar: Grammar, seed: int) -> str:
     """Return a whole text of uniformly chosen tokens."""
-    matcher, chooser, ids = grammar.matcher(), random.Random(seed), []
+    matcher, chooser = grammar.matcher(), random.Random(seed)
+    ids: list[int] = []
     while True:
         allowed = sorted(allowed_ids(matcher, tokenizer.vocab_size))
         token_id = chooser.choice(allowed)

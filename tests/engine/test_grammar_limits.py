@@ -1,0 +1,115 @@
+"""What a step may cost: shared lexers that are used up, slow steps, and who ends by them."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from engine.grammar.interface import Bits, Matcher
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.llguidance_matcher import LlguidanceGrammar
+from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.walk import walk
+from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
+from tests.engine.tiny_models import save_tiny_tokenizer
+from wire.errors import InvalidGrammar
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the tiny tokenizer."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_tiny_tokenizer(path)
+    return path
+
+
+def _ids(folder: Path, text: str) -> list[int]:
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def _limited(folder: Path, make_s: float = 0.0) -> CompiledGrammar:
+    """Return a grammar whose shared lexer is soon used up; making another takes `make_s` of CPU time at least."""
+    tokenizer = LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=EOS_ID)
+    limits = LLParserLimits(max_lexer_states=40, verbose_errors=False)
+
+    def make() -> LLMatcher:
+        began = time.thread_time()
+        while time.thread_time() - began < make_s:
+            pass
+        return LLMatcher(
+            tokenizer, LLMatcher.grammar_from_regex("a[a-z]{0,40}|b[a-z]{0,4}"), log_level=0, limits=limits
+        )
+
+    return CompiledGrammar(LlguidanceGrammar(make, tokenizer, longest_s=0.05), tokenizer_of(folder), 0)
+
+
+def _write(matcher: Matcher, ids: list[int]) -> None:
+    for token_id in ids:
+        assert token_id in allowed_ids(matcher)
+        assert matcher.advance(token_id)
+
+
+def test_a_sequence_goes_on_where_another_used_up_their_lexer(folder: Path) -> None:
+    grammar = _limited(folder)
+    hungry, modest = grammar.matcher(), grammar.matcher()
+    a, b = _ids(folder, "a"), _ids(folder, "b")
+    _write(modest, b)
+
+    with pytest.raises(InvalidGrammar, match="too many states"):
+        _write(hungry, a * 40)
+    _write(modest, b * 4)
+
+    assert modest.finished
+    _write(grammar.matcher(), b * 5)
+
+
+def test_a_lexer_that_takes_long_to_make_is_not_made_on_the_engines_thread(folder: Path) -> None:
+    grammar = _limited(folder, make_s=0.06)
+    hungry, modest = grammar.matcher(), grammar.matcher()
+    assert not grammar.worn
+
+    with pytest.raises(InvalidGrammar, match="too many states"):
+        _write(hungry, _ids(folder, "a") * 40)
+
+    assert grammar.worn
+    with pytest.raises(InvalidGrammar, match="too many states"):
+        _write(modest, _ids(folder, "b") * 5)
+
+
+class _Scripted:
+    """A text matcher that takes CPU time at one step."""
+
+    def __init__(self, slow_step: int, seconds: float) -> None:
+        self._slow_step, self._seconds, self._steps = slow_step, seconds, 0
+        self.accepting = False
+
+    def allowed(self) -> Bits:
+        began = time.thread_time()
+        while self._steps == self._slow_step and time.thread_time() - began < self._seconds:
+            pass
+        return np.full(1, 6, dtype=np.int32)
+
+    def advance(self, token_id: int) -> bool:
+        self._steps += 1
+        return token_id in (1, 2)
+
+
+def test_a_grammar_with_a_slow_step_is_found_by_walking_it() -> None:
+    with pytest.raises(
+        InvalidGrammar, match=r"one step of the grammar takes 0\.0[67]\d s of CPU time, the limit is 0\.05 s"
+    ):
+        walk(_Scripted(20, 0.06), GrammarLimits())
+
+    walk(_Scripted(20, 0.0), GrammarLimits())
+
+
+def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:
+    tokenizer = LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=EOS_ID)
+    form = LLMatcher.grammar_from_regex("[a-z]{3}")
+    text = LlguidanceGrammar(lambda: LLMatcher(tokenizer, form, log_level=0), tokenizer, longest_s=1e-9)
+
+    with pytest.raises(InvalidGrammar, match="one step of the grammar takes"):
+        allowed_ids(CompiledGrammar(text, tokenizer_of(folder), 0).matcher())
