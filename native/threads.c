@@ -151,7 +151,7 @@ enum isa threads_isa(const struct threads *threads) { return threads->isa; }
 
 /* Run a region; `optional`: do not wait for workers that have not begun when the caller is done. */
 static void run(struct threads *threads, region_function *region, void *context, int optional) {
-    if (threads->count == 1 || threads->owner != getpid()) {
+    if (threads->owner != getpid()) { /* a forked child: the lock may be held by a thread that is not there */
         region(context, 0, 1);
         return;
     }

@@ -137,15 +137,16 @@ def test_shared_work_is_done_whoever_comes(library: EngineLibrary) -> None:
             assert sorted(done) == list(range(20))
 
 
-def test_two_callers_take_turns(library: EngineLibrary) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
     inside: list[int] = []
     most: list[int] = []
 
-    def region(thread: int, count: int) -> None:
+    def region(thread: int, total: int) -> None:
         if thread == 0:
             inside.append(1)
             most.append(len(inside))
-        barrier(team, count)
+        barrier(team, total)
         if thread == 0:
             inside.pop()
 
@@ -153,7 +154,7 @@ def test_two_callers_take_turns(library: EngineLibrary) -> None:
         for _ in range(50):
             run(team, region)
 
-    with library.threads(2) as team:
+    with library.threads(count) as team:
         callers = [threading.Thread(target=run_often) for _ in range(3)]
         for caller in callers:
             caller.start()
