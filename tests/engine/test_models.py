@@ -39,7 +39,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
     return make
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_batched_and_chunked_it_equals_transformers(family: Callable[[str], _Family], name: str, backend: str) -> None:
     path, expected = family(name)
