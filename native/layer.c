@@ -44,9 +44,11 @@ static const float *normalise(const struct worker_view *view, const float *from,
     float *to = step->scratch + (alone ? view->thread * SCRATCH_ROWS * stride : 0);
     size_t row = alone ? 0 : part(num_rows, view, view->thread);
     size_t end = alone ? num_rows : part(num_rows, view, view->thread + 1);
-    for (; row < end; row++)
-        view->kernel->norm(from + (size_t)(chosen ? chosen[row] : (int64_t)row) * stride, weight, to + row * stride, size,
-                           view->decoder->hidden, view->decoder->epsilon, (int)view->decoder->rounded);
+    for (; row < end; row++) {
+        const float *at = from + (size_t)(chosen ? chosen[row] : (int64_t)row) * stride;
+        view->kernel->norm(at, weight, to + row * stride, size, view->decoder->hidden, view->decoder->epsilon,
+                           (int)view->decoder->rounded);
+    }
     if (!alone) barrier(view);
     return to;
 }
@@ -179,8 +181,8 @@ static void mlp(const struct worker_view *view, const struct layer *layer) {
 
 static void add(const struct worker_view *view) {
     const struct step *step = view->step;
-    size_t size = round_up(view->decoder->hidden, PANEL);
-    for (size_t row = part(step->num_rows, view, view->thread); row < part(step->num_rows, view, view->thread + 1); row++)
+    size_t size = round_up(view->decoder->hidden, PANEL), end = part(step->num_rows, view, view->thread + 1);
+    for (size_t row = part(step->num_rows, view, view->thread); row < end; row++)
         view->kernel->add(step->x + row * step->hidden_stride, step->partial + row * step->hidden_stride, size,
                           (int)view->decoder->rounded);
     barrier(view);

@@ -40,8 +40,8 @@ struct decoder {
     float epsilon;
 };
 
-/* One step's memory; strides in items. `scratch` and `narrow` have count * SCRATCH_ROWS or `num_rows` rows, whichever is
- * more, and `narrow` MAX_TILE_ROWS behind them; its stride is that of the widest row, up to a multiple of 32. */
+/* One step's memory; strides in items. `scratch` and `narrow` have count * SCRATCH_ROWS or `num_rows` rows, whichever
+ * is more, and `narrow` MAX_TILE_ROWS behind them; its stride is that of the widest row, up to a multiple of 32. */
 struct step {
     uint32_t num_rows, num_samples, num_positions; /* of the tables of angles */
     uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride,
@@ -59,8 +59,8 @@ enum { SCRATCH_ROWS = 16 };
 
 enum decoder_error { DECODER_OK, DECODER_BAD_PROGRAM, DECODER_BAD_INDEX, DECODER_ATTENTION };
 
-/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a slot, position
- * or row outside its table, or what attention_prepare refused, added to DECODER_ATTENTION. */
+/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a slot,
+ * position or row outside its table, or what attention_prepare refused, added to DECODER_ATTENTION. */
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count);
 

@@ -5,10 +5,10 @@
  *     float32    [n/32][k][32]
  *     bfloat16   [n/32][k/2][2 panels][16 columns][2]   one 64-byte line holds 16 columns of two k
  *
- * Columns past n are zeros; of bfloat16 k is even. Rows are float32 at any stride or, where the kernel says so, bfloat16
- * with zeros up to a multiple of 32; where the model computes in bfloat16 float32 rows hold such values too, so the sums
- * (float32, in the order of k) are of exact products. A row's result depends neither on how many rows run beside it nor
- * on the number of threads.
+ * Columns past n are zeros; of bfloat16 k is even. Rows are float32 at any stride or, where the kernel says so,
+ * bfloat16 with zeros up to a multiple of 32; where the model computes in bfloat16 float32 rows hold such values too,
+ * so the sums (float32, in the order of k) are of exact products. A row's result depends neither on how many rows run
+ * beside it nor on the number of threads.
  */
 
 #ifndef NATIVE_LINEAR_H

@@ -1,7 +1,7 @@
 /* Products of bfloat16 rows by the instructions made for them: AVX512-BF16's pairwise dot product, and AMX's tiles.
  *
  * A dot product takes one line of packed weights (16 columns of two k) and a row's same two values, broadcast. AMX
- * multiplies 16 rows of 32 values by 16 such lines: k rises by 32, and a pair of panels by 32 rows are four tiles of sums.
+ * multiplies 16 rows of 32 values by 16 such lines: k rises by 32; a pair of panels by 32 rows is four tiles of sums.
  */
 
 #define DOT_ROWS(count)                                                                            \

@@ -137,7 +137,8 @@ OP __m256 NAME(round_half)(__m256 a) {
 }
 OP vec NAME(round)(vec a) { return (vec){NAME(round_half)(a.a), NAME(round_half)(a.b)}; }
 OP void NAME(store_high)(uint16_t *to, vec a) {
-    __m256i low = _mm256_srli_epi32(_mm256_castps_si256(a.a), 16), high = _mm256_srli_epi32(_mm256_castps_si256(a.b), 16);
+    __m256i low = _mm256_srli_epi32(_mm256_castps_si256(a.a), 16);
+    __m256i high = _mm256_srli_epi32(_mm256_castps_si256(a.b), 16);
     _mm256_storeu_si256((void *)to, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8));
 }
 #include "linear_kernels.h"

@@ -53,7 +53,8 @@ TARGET static void NAME(narrow)(uint16_t *to, const float *from, size_t size) {
 }
 
 static const struct linear_kernel NAME(kernel) = {
-    FORMAT_FLOAT32, TILE_ROWS, 1, NULL, NULL, NAME(tile), NAME(finish), NAME(norm), NAME(rotate), NAME(add_rows), NAME(narrow),
+    FORMAT_FLOAT32, TILE_ROWS, 1, NULL, NULL, NAME(tile), NAME(finish), NAME(norm), NAME(rotate), NAME(add_rows),
+    NAME(narrow),
 };
 
 
