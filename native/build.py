@@ -1,10 +1,13 @@
 """`python -m native.build`: build the native functions now, so that the first start does not wait for the compiler."""
 
+import os
 import sys
 
+from native.builder import build_library
 from native.cache import NoNative
 from native.engine_library import build_engine
 from native.library import build
+from native.ranks import RECIPE
 
 
 def main() -> int:
@@ -13,6 +16,7 @@ def main() -> int:
         library = build()
         sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
         engine = build_engine()
+        build_library(RECIPE, os.environ)
         sys.stdout.write(f"native: ready, the engine's kernels with {engine.isas[-1]} of {', '.join(engine.isas)}\n")
     except NoNative as error:
         sys.stderr.write(f"native: not built, Python does the work: {error}\n")

@@ -19,7 +19,7 @@ class Follower:
 
     def __init__(self, setup: RankSetup) -> None:
         """Load. Raises ConfigError."""
-        self._reduce = Reduce(setup.rank, setup.step_s)
+        self._reduce = Reduce()
         self.part: Part = load_part(setup, self._reduce)
         self._model: TorchModel | None = None
 
@@ -31,9 +31,9 @@ class Follower:
         layout = PoolLayout(tensors, num_blocks=num_blocks, block_size=setup.block_size, rank=setup.rank)
         self._model = self.part.make_model(part_info(self.part, layout), HostPool.join(layout, fd))
 
-    def connect(self, store_fd: int, marks_fd: int) -> None:
+    def connect(self, way: str, store_fd: int, marks_fd: int) -> None:
         """Meet the other ranks. Raises ReduceFailed."""
-        self._reduce.connect(store_fd, Marks(marks_fd, self.part.setup.of))
+        self.part.connect(way, store_fd, Marks(marks_fd, self.part.setup.of))
         os.close(marks_fd)
 
     def step(self, payload: bytes) -> None:

@@ -24,9 +24,10 @@ from engine.quantization.detect import find_quantization
 from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool
 from engine.ranks.model import ShardedModel
-from engine.ranks.part import load_part
-from engine.ranks.reduce import Reduce, ReduceFailed
+from engine.ranks.part import GLOO, SHARED, Part, load_part
+from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
+from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import OnLost, Team
 from engine.rope_lengths import rope_lengths
 from engine.sharding import check_shards
@@ -98,7 +99,7 @@ def load_ranks(
     with contextlib.ExitStack() as undo:
         team = Team(setups[1:], on_lost)
         undo.callback(team.close)
-        reduce = Reduce(setups[0].rank, ranks.step_s)
+        reduce = Reduce()
         with _on_cores(setups[0].cores):  # what threads the native kernels start stay there
             part = load_part(setups[0], reduce)
         loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
@@ -108,7 +109,8 @@ def load_ranks(
         pools = _make_pools(team, tensors, plan, ranks.num_ranks)
         for pool in pools:
             undo.callback(pool.close)
-        _connect(team, reduce, ranks.num_ranks)
+        way = SHARED if all(one.shares_memory for one in loaded) else GLOO
+        _connect(team, part, way)
         info = EngineInfo(
             model=identify(path, name or path.resolve().name), max_model_len=length,
             vocab_size=checkpoint.text_config.vocab_size, dtype=choice.name, device="cpu",
@@ -121,7 +123,7 @@ def load_ranks(
         )  # fmt: skip
         team.serve()
         undo.pop_all()
-    return LoadedRanks(model, (choice.reason, plan.describe(), *_describe(loaded), *part.notes))
+    return LoadedRanks(model, (choice.reason, plan.describe(), *_describe(loaded, way), *part.notes))
 
 
 def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
@@ -185,18 +187,17 @@ def _make_pools(team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num
     return pools
 
 
-def _connect(team: Team, reduce: Reduce, num_ranks: int) -> None:
+def _connect(team: Team, part: Part, way: str) -> None:
     try:
-        reduce.connect(team.connect(), team.marks)
+        part.connect(way, team.connect(way), team.marks)
     except ReduceFailed as error:
         raise team.explain(str(error)) from error
-    for rank in range(1, num_ranks):
+    for rank in range(1, part.setup.of):
         team.receive(rank, Kind.READY, _CONNECT_S)
 
 
-def _describe(loaded: Sequence[RankLoaded]) -> list[str]:
-    return [
-        f"rank {rank} of {len(loaded)}: {one.weight_bytes / _MIB:.1f} MiB of weights from {one.bytes_read / _MIB:.1f} "
-        f"MiB read in {one.seconds:.1f} s"
-        for rank, one in enumerate(loaded)
-    ]
+def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:
+    yield f"{len(loaded)} ranks add up {'in memory they share' if way == SHARED else 'by gloo on loopback'}"
+    for rank, one in enumerate(loaded):
+        held, read = one.weight_bytes / _MIB, one.bytes_read / _MIB
+        yield f"rank {rank} of {len(loaded)}: {held:.1f} MiB of weights from {read:.1f} MiB read in {one.seconds:.1f} s"

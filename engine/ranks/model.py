@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from engine.interface import EngineInfo, Memory, Pending, StepBatch
 from engine.ranks.channel import Kind
 from engine.ranks.packing import pack_copies, pack_step
-from engine.ranks.reduce import Reduce, ReduceFailed
+from engine.ranks.reduce import Reduce
+from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import Team
 from engine.torch_model import TorchModel
 from wire.errors import PdserveError

@@ -19,16 +19,23 @@ from engine.loader import engine_threads, make_backend
 from engine.network import load_network
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
+from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
+from engine.ranks.sums import GlooSum, SharedSum
 from engine.rope import rotate_by_sequence
 from engine.sharding import num_reductions, shard_network
 from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
+from native.ranks import RanksLibrary
+from native.ranks import load as load_sum
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
+
+SHARED, GLOO = "shared", "gloo"
+"""How ranks add up: engine/ranks/sums.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class Part:
     fused: FusedWeights | None
     threads: Threads | None
     reduce: Reduce
+    library: RanksLibrary | None
     loaded: RankLoaded
     num_sums: int
     notes: tuple[str, ...]
@@ -62,6 +70,14 @@ class Part:
                     f"{self.checkpoint.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
                     f"layer {tensor.layer}, and holds {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
                 )
+
+    def connect(self, way: str, store_fd: int, marks: Marks) -> None:
+        """Meet the other ranks, which all go the same way. Raises ReduceFailed."""
+        rank, step_s = self.setup.rank, self.setup.step_s
+        if way == SHARED and self.library is not None:
+            self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
+        else:
+            self.reduce.connect(GlooSum(store_fd, rank, marks, step_s))
 
     def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
         """Return the model of this rank over its pool."""
@@ -90,9 +106,12 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
     threads = engine_threads(setup.num_threads)
     fused = fuse(loaded.network, threads=threads)
-    took = RankLoaded(held, fused is not None, weight_bytes, stored.bytes_read, time.monotonic() - began)
+    library = load_sum()
+    took = RankLoaded(
+        held, fused is not None, library is not None, weight_bytes, stored.bytes_read, time.monotonic() - began
+    )
     notes = tuple(note for note in (loaded.note, plain.note) if note)
-    return Part(setup, checkpoint, loaded.network, fused, threads, reduce, took, num_sums, notes)
+    return Part(setup, checkpoint, loaded.network, fused, threads, reduce, library, took, num_sums, notes)
 
 
 def part_info(part: Part, layout: PoolLayout) -> EngineInfo:

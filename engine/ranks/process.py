@@ -61,7 +61,7 @@ def _run(channel: Channel, setup: RankSetup) -> None:
     follower.take_pool(pool.payload, pool.fds[0])
     channel.send(Kind.MAPPED, timeout_s=_SAY_S)
     connect = channel.receive(None)
-    follower.connect(*connect.fds)
+    follower.connect(connect.payload.decode(), *connect.fds)
     channel.send(Kind.READY, timeout_s=_SAY_S)
     while True:
         _obey(follower, channel.receive(None))

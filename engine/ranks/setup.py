@@ -46,10 +46,14 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """What a rank has loaded: the KV tensors its layers make, whether native kernels run it, and what that took."""
+    """What a rank has loaded: the KV tensors its layers make, and what that took.
+
+    `is_native`: native kernels run its layers. `shares_memory`: it can sum in memory that ranks share.
+    """
 
     tensors: tuple[KvTensor, ...]
     is_native: bool
+    shares_memory: bool
     weight_bytes: int
     bytes_read: int
     seconds: float

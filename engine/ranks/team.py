@@ -104,10 +104,10 @@ class Team:
         for rank in range(1, self._num_ranks):
             self.tell(rank, kind, payload)
 
-    def connect(self) -> int:
-        """Tell all ranks to meet; return the descriptor of the store where rank 0 does so too."""
+    def connect(self, way: str) -> int:
+        """Tell all ranks to meet, and how; return the descriptor of the store where rank 0 does so too."""
         for rank in range(1, self._num_ranks):
-            self.tell(rank, Kind.CONNECT, fds=(self._store_fd, self._marks_fd))
+            self.tell(rank, Kind.CONNECT, way.encode(), (self._store_fd, self._marks_fd))
         return self._store_fd
 
     def serve(self) -> None:
@@ -141,7 +141,6 @@ class Team:
         self._thread.join(_KILLED_S)
         for fd in (self._store_fd, self._marks_fd):
             os.close(fd)
-        self.marks.close()
 
     def _watch(self, setups: Sequence[RankSetup]) -> None:
         try:
@@ -186,6 +185,7 @@ class Team:
         for child in self._children:
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
+        self.marks.abort()
         self._told.set()
         if serving:
             self._on_lost(self._error)

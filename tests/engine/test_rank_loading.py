@@ -73,7 +73,7 @@ from engine.ranks.part import load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
 setup = RankSetup(sys.argv[1], "bfloat16", int(sys.argv[2]), 2, 16, "auto", None, (), 1, 10.0)
-part = load_part(setup, Reduce(setup.rank, 10.0))
+part = load_part(setup, Reduce())
 peak = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) * 1024
 print(json.dumps([peak, part.loaded.weight_bytes, part.loaded.bytes_read]))
 """

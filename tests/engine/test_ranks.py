@@ -1,6 +1,7 @@
 """Ranks as processes: together they are the model, each holds its heads, and the loss of one ends all."""
 
 import array
+import dataclasses
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.interface import BatchSequence, SampleRow, ScoreRow, StepBatch
 from engine.loader import load_model
 from engine.oracle import generate_greedy
 from engine.ranks.channel import Kind
@@ -83,14 +84,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module")
-def two(llama: Path) -> Iterator[ShardedModel]:
-    lost = Lost()
-    model = _load(llama, lost).model
-    yield model
-    model.close()
+@pytest.fixture(scope="module", params=["in memory they share", "by gloo on loopback"])
+def two(request: pytest.FixtureRequest, llama: Path) -> Iterator[ShardedModel]:
+    way, lost = request.param, Lost()
+    with pytest.MonkeyPatch.context() as patch:
+        if "gloo" in way:
+            patch.setenv("PDSERVE_NATIVE", "off")
+        loaded = _load(llama, lost)
+    if f"2 ranks add up {way}" not in loaded.notes:
+        loaded.model.close()
+        pytest.skip("missing tool: a C compiler")
+    yield loaded.model
+    loaded.model.close()
     assert not lost.errors
-    assert all(map(_is_gone, model.rank_pids))
+    assert all(map(_is_gone, loaded.model.rank_pids))
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +181,20 @@ def test_blocks_go_to_every_ranks_swap_area_and_back(two: ShardedModel) -> None:
         assert not torch.equal(again, other)
 
 
+def test_prompts_are_scored_as_by_one_rank(two: ShardedModel, one: TorchModel) -> None:
+    prompt = _prompts(12)[0]
+    batch = dataclasses.replace(
+        _one_prompt(prompt, (2,)), scores=tuple(ScoreRow(row, prompt[row + 1], 2) for row in range(11))
+    )  # fmt: skip
+
+    got, expected = (model.launch(batch).collect().scores for model in (two, one))
+
+    assert len(got) == 11
+    for mine, theirs in zip(got, expected, strict=True):
+        assert (mine.rank, mine.top_ids) == (theirs.rank, theirs.top_ids)
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
 def test_the_pool_of_another_rank_is_sealed_too(two: ShardedModel) -> None:
     for memory in two.memories:
         assert memory.fd is not None
@@ -203,7 +224,11 @@ def test_more_ranks_than_kv_heads_repeat_them(tmp_path: Path) -> None:
         model.close()
 
 
-def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(llama: Path) -> None:
+@pytest.mark.parametrize("native", ["on", pytest.param("off", marks=pytest.mark.long)])
+def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(
+    llama: Path, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_NATIVE", native)
     lost = Lost()
     model = _load(llama, lost, step_s=_STEP_S).model
     process = _process(model)
@@ -234,7 +259,9 @@ def test_a_rank_that_is_killed_ends_the_model_at_once_and_every_later_step(llama
     assert lost.errors == [error]
 
 
-def test_a_rank_killed_within_a_step_fails_that_step(llama: Path) -> None:
+@pytest.mark.parametrize("native", ["on", pytest.param("off", marks=pytest.mark.long)])
+def test_a_rank_killed_within_a_step_fails_that_step(llama: Path, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSERVE_NATIVE", native)
     lost = Lost()
     model = _load(llama, lost).model
     process = _process(model)

@@ -107,7 +107,7 @@ def test_what_is_no_message_is_refused(header: bytes) -> None:
 
 
 def test_setups_and_answers_cross_as_they_are() -> None:
-    loaded = RankLoaded(_TENSORS, True, 100, 120, 1.5)
+    loaded = RankLoaded(_TENSORS, True, False, 100, 120, 1.5)
 
     assert RankSetup.from_json(_SETUP.to_json()) == _SETUP
     assert _SETUP.rank == Rank(1, 2)
@@ -125,6 +125,4 @@ def test_marks_name_who_is_behind() -> None:
     for rank in (0, 2, 0, 1, 2):
         there.advance(rank)
     assert here.behind() == (1,)
-    for marks in (here, there):
-        marks.close()
     os.close(fd)
