@@ -8,29 +8,20 @@ import torch
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend
 from engine.attention.reference import ReferenceAttention
-from engine.attention.registered import NAME, register
-from engine.checkpoint import eos_token_ids, model_length, open_checkpoint
+from engine.attention.registered import register
+from engine.checkpoint import model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
-from engine.headless import HeadlessWeights, is_headless, lend_head
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, plan_pool
-from engine.network import load_network
-from engine.pooling.settings import read_settings
-from engine.quantization.detect import find_quantization
-from engine.quantization.load import plain_weights
+from engine.model_folder import describe, open_folder, read_network
 from engine.rope import rotate_by_sequence
-from engine.rope_lengths import rope_lengths
-from engine.row_check import check_untried
-from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from native.engine_library import Threads, load_engine
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
-from wire.model_identity import identify
 
 _BACKENDS = ("auto", "cpu", "reference")
 
@@ -62,43 +53,24 @@ def load_model(
     """
     threads = engine_threads(num_threads)
     backend = make_backend(attention_backend, threads)
-    checkpoint = open_checkpoint(path)
-    layout_of_weights = find_quantization(path, quantization)
+    folder = open_folder(path, quantization)
+    checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
     is_native = will_fuse(checkpoint.config, threads)
     choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
-    identity = identify(path, name or path.resolve().name)
     torch.set_num_threads(num_threads)
     register()
-    headless = is_headless(checkpoint)
-    if headless:
-        lend_head(checkpoint)
     foreseen = rehearse(checkpoint, choice.name)
-    with StoredWeights(path) as stored:
-        plain = plain_weights(stored, layout_of_weights, choice.name)
-        prefix = checkpoint.network_class.base_model_prefix
-        weights = HeadlessWeights(plain.weights, prefix) if headless else plain.weights
-        loaded = load_network(checkpoint, weights, dtype=choice.name, attention=NAME)
-    network = loaded.network
+    read = read_network(folder, choice.name)
+    network = read.loaded.network
     tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
-    check_untried(network, choice.name)
     fused = fuse(network, threads=threads)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
-    info = EngineInfo(
-        model=identity,
-        max_model_len=length,
-        vocab_size=checkpoint.text_config.vocab_size,
-        dtype=choice.name,
-        device="cpu",
-        layout=layout,
-        eos_token_ids=eos_token_ids(network),
-        rope=rope_lengths(checkpoint.text_config),
-        pooling=read_settings(path, is_decoder=True),
-        hidden_size=checkpoint.text_config.hidden_size,
-        generates=not headless,
-    )
+    info = describe(
+        folder, network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
+    )  # fmt: skip
     model = TorchModel(
         network,
         info=info,
@@ -108,8 +80,7 @@ def load_model(
         rope=rotate_by_sequence(network),
         fused=fused,
     )
-    notes = (choice.reason, plan.describe(), *(note for note in (loaded.note, plain.note) if note))
-    return LoadedModel(model, notes)
+    return LoadedModel(model, (choice.reason, plan.describe(), *read.notes))
 
 
 def engine_threads(count: int) -> Threads | None:

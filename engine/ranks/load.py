@@ -10,17 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint import Checkpoint, model_length, open_checkpoint
+from engine.checkpoint import Checkpoint, model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import will_fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo
 from engine.kv_probe import rehearse
 from engine.loader import engine_threads, make_backend
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
+from engine.model_folder import describe, open_folder
 from engine.network import build_network
-from engine.quantization.detect import find_quantization
 from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool
 from engine.ranks.model import ShardedModel
@@ -29,12 +28,10 @@ from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import OnLost, Team
-from engine.rope_lengths import rope_lengths
 from engine.sharding import check_shards
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
-from wire.model_identity import identify
 
 log = EventLogger("engine")
 
@@ -79,8 +76,8 @@ def load_ranks(
     Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
     """
     make_backend(attention_backend)
-    checkpoint = open_checkpoint(path)
-    find_quantization(path, quantization)
+    folder = open_folder(path, quantization)
+    checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
     is_native = will_fuse(checkpoint.config, engine_threads(1))
     choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
@@ -111,11 +108,9 @@ def load_ranks(
             undo.callback(pool.close)
         way = SHARED if all(one.shares_memory for one in loaded) else GLOO
         _connect(team, part, way)
-        info = EngineInfo(
-            model=identify(path, name or path.resolve().name), max_model_len=length,
-            vocab_size=checkpoint.text_config.vocab_size, dtype=choice.name, device="cpu",
-            layout=PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size),
-            eos_token_ids=part.eos_token_ids, rope=rope_lengths(checkpoint.text_config),
+        layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
+        info = describe(
+            folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
         )  # fmt: skip
         own = part.make_model(dataclasses.replace(info, layout=pools[0].layout), pools[0])
         model = ShardedModel(

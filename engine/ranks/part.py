@@ -8,24 +8,20 @@ from typing import Any
 
 import torch
 
-from engine.attention.registered import NAME, register
-from engine.checkpoint import Checkpoint, eos_token_ids, open_checkpoint
+from engine.attention.registered import register
 from engine.fuse import fuse
 from engine.fused_decoder import FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors
 from engine.loader import engine_threads, make_backend
-from engine.network import load_network
-from engine.quantization.detect import find_quantization
-from engine.quantization.load import plain_weights
+from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import GlooSum, SharedSum
 from engine.rope import rotate_by_sequence
 from engine.sharding import num_reductions, shard_network
-from engine.stored_weights import StoredWeights
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
 from native.ranks import RanksLibrary
@@ -46,7 +42,7 @@ class Part:
     """
 
     setup: RankSetup
-    checkpoint: Checkpoint
+    folder: ModelFolder
     network: Any
     fused: FusedWeights | None
     threads: Threads | None
@@ -56,18 +52,13 @@ class Part:
     num_sums: int
     notes: tuple[str, ...]
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a sequence."""
-        return eos_token_ids(self.network)
-
     def check_held(self, whole: tuple[KvTensor, ...]) -> None:
         """Raise ConfigError unless this rank's layers make the KV heads that it holds of `whole` by the rule."""
         for held, tensor in zip(self.loaded.tensors, whole, strict=True):
             start, end = head_range(tensor.heads, self.setup.rank)
             if held.heads != end - start:
                 raise ConfigError(
-                    f"{self.checkpoint.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
+                    f"{self.folder.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
                     f"layer {tensor.layer}, and holds {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
                 )
 
@@ -83,8 +74,8 @@ class Part:
         """Return the model of this rank over its pool."""
         return TorchModel(
             self.network, info=info, memory=pool,
-            backend=make_backend(self.setup.attention_backend, self.threads), keeps_logits=self.checkpoint.keeps_logits,
-            rope=rotate_by_sequence(self.network), fused=self.fused, reduce=self.reduce,
+            backend=make_backend(self.setup.attention_backend, self.threads),
+            keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network), fused=self.fused, reduce=self.reduce,
         )  # fmt: skip
 
 
@@ -93,14 +84,13 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     began = time.monotonic()
     torch.set_num_threads(setup.num_threads)
     register()
-    path = Path(setup.path)
-    checkpoint = open_checkpoint(path)
+    folder = open_folder(Path(setup.path), setup.quantization)
+    checkpoint = folder.checkpoint
     shard = functools.partial(
         shard_network, config=checkpoint.text_config, rank=setup.rank, all_reduce=reduce
     )  # fmt: skip
-    with StoredWeights(path) as stored:
-        plain = plain_weights(stored, find_quantization(path, setup.quantization), setup.dtype)
-        loaded = load_network(checkpoint, plain.weights, dtype=setup.dtype, attention=NAME, shard=shard)
+    read = read_network(folder, setup.dtype, shard)
+    loaded = read.loaded
     held = find_kv_tensors(loaded.network, checkpoint, setup.dtype)
     num_sums = num_reductions(loaded.network)
     weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
@@ -108,15 +98,14 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     fused = fuse(loaded.network, threads=threads)
     library = load_sum()
     took = RankLoaded(
-        held, fused is not None, library is not None, weight_bytes, stored.bytes_read, time.monotonic() - began
+        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
     )
-    notes = tuple(note for note in (loaded.note, plain.note) if note)
-    return Part(setup, checkpoint, loaded.network, fused, threads, reduce, library, took, num_sums, notes)
+    return Part(setup, folder, loaded.network, fused, threads, reduce, library, took, num_sums, read.notes)
 
 
 def part_info(part: Part, layout: PoolLayout) -> EngineInfo:
     """Return the info of a rank that only computes: no one asks it who it is."""
-    text = part.checkpoint.text_config
+    text = part.folder.checkpoint.text_config
     return EngineInfo(
         model=ModelIdentity(part.setup.path, "", ""), max_model_len=0, vocab_size=text.vocab_size,
         dtype=part.setup.dtype, device="cpu", layout=layout, eos_token_ids=(),

@@ -1,0 +1,82 @@
+"""What a model folder gives an engine, whether one rank loads it or several: its checks, weights and description."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.attention.registered import NAME
+from engine.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
+from engine.headless import HeadlessWeights, is_headless, lend_head
+from engine.interface import EngineInfo
+from engine.network import LoadedNetwork, Shard, load_network
+from engine.pooling.settings import read_settings
+from engine.quantization.detect import find_quantization
+from engine.quantization.interface import Layout
+from engine.quantization.load import plain_weights
+from engine.rope_lengths import rope_lengths
+from engine.row_check import check_untried
+from engine.stored_weights import StoredWeights
+from wire.kv_layout import PoolLayout
+from wire.model_identity import identify
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A checkpoint that can be served, its weights not read yet. `is_headless`: it makes vectors, no text."""
+
+    path: Path
+    checkpoint: Checkpoint
+    quantization: Layout | None
+    is_headless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNetwork:
+    """A network with its weights, what is to be said of them, and what was read for it."""
+
+    loaded: LoadedNetwork
+    notes: tuple[str, ...]
+    bytes_read: int
+
+
+def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
+    """Check all but the weights. Raises ConfigError.
+
+    `quantization` must be what the checkpoint says, None takes that.
+    """
+    checkpoint = open_checkpoint(path)
+    layout = find_quantization(path, quantization)
+    headless = is_headless(checkpoint)
+    if headless:
+        lend_head(checkpoint)
+    return ModelFolder(path, checkpoint, layout, headless)
+
+
+def read_network(folder: ModelFolder, dtype: str, shard: Shard | None = None) -> ReadNetwork:
+    """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError."""
+    with StoredWeights(folder.path) as stored:
+        plain = plain_weights(stored, folder.quantization, dtype)
+        prefix = folder.checkpoint.network_class.base_model_prefix
+        weights = HeadlessWeights(plain.weights, prefix) if folder.is_headless else plain.weights
+        loaded = load_network(folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard)
+    check_untried(loaded.network, dtype)
+    return ReadNetwork(loaded, tuple(note for note in (loaded.note, plain.note) if note), stored.bytes_read)
+
+
+def describe(
+    folder: ModelFolder, network: object, *, name: str | None, max_model_len: int | None, dtype: str, layout: PoolLayout
+) -> EngineInfo:  # fmt: skip
+    """Return what an engine over this model and a pool of this layout says about itself."""
+    text = folder.checkpoint.text_config
+    return EngineInfo(
+        model=identify(folder.path, name or folder.path.resolve().name),
+        max_model_len=model_length(folder.checkpoint, max_model_len),
+        vocab_size=text.vocab_size,
+        dtype=dtype,
+        device="cpu",
+        layout=layout,
+        eos_token_ids=eos_token_ids(network),
+        rope=rope_lengths(text),
+        pooling=read_settings(folder.path, is_decoder=True),
+        hidden_size=text.hidden_size,
+        generates=not folder.is_headless,
+    )
