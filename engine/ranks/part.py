@@ -75,7 +75,8 @@ class Part:
         return TorchModel(
             self.network, info=info, memory=pool,
             backend=make_backend(self.setup.attention_backend, self.threads),
-            keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network), fused=self.fused, reduce=self.reduce,
+            keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
+            fused=self.fused, reduce=self.reduce,
         )  # fmt: skip
 
 
