@@ -20,7 +20,8 @@ class TokenizerFile:
         try:
             return Path(self.path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidGrammar(f"structured output needs the model's tokenizer.json: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"  # clients get no path of ours
+            raise InvalidGrammar(f"structured output needs the model's tokenizer.json: {reason}") from error
 
     def to_json(self) -> str:
         """Return this as text that `from_json` reads."""
