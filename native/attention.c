@@ -75,7 +75,8 @@ static int32_t first_tile(const struct walk *walk, int32_t part) {
 static struct tile tile_after(const struct walk *walk, int32_t start, int turn) {
     if (start + TILE < walk->high && (walk->item->group < 0 || start + TILE < walk->item->end_part * PART))
         return tile_at(walk, start + TILE, turn);
-    return walk->next == NULL ? (struct tile){0} : tile_at(walk->next, first_tile(walk->next, walk->next->item->first_part), turn);
+    const struct walk *next = walk->next;
+    return next == NULL ? (struct tile){0} : tile_at(next, first_tile(next, next->item->first_part), turn);
 }
 
 /* Which of the tile's keys each row sees. */

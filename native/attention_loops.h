@@ -94,7 +94,8 @@ TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_str
         if (kind != RIGHT_MATRIX || k % 2 == 0) fetch_row(ahead);
         vec column[WIDE];
         for (int w = 0; w < width; w++)
-            column[w] = kind == RIGHT_BF16 ? WIDEN((const uint16_t *)at + w * LANES) : LOAD((const float *)at + w * LANES);
+            column[w] =
+                kind == RIGHT_BF16 ? WIDEN((const uint16_t *)at + w * LANES) : LOAD((const float *)at + w * LANES);
         for (int r = 0; r < rows; r++) {
             const float scalar = a[r * a_stride + k];
             for (int w = 0; w < width; w++) sums[r][w] = FMA(SET(scalar), column[w], sums[r][w]);

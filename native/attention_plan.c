@@ -11,7 +11,9 @@ struct unit {
     int64_t cost;     /* of one head */
 };
 
-static inline int64_t whole_lines(int64_t floats) { return (floats + FLOATS_A_LINE - 1) / FLOATS_A_LINE * FLOATS_A_LINE; }
+static inline int64_t whole_lines(int64_t floats) {
+    return (floats + FLOATS_A_LINE - 1) / FLOATS_A_LINE * FLOATS_A_LINE;
+}
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -185,7 +187,8 @@ int attention_prepare(struct attention *attention, const struct attention_layer 
     need.target = threads == 1 ? INT64_MAX / 4 : need.cost / (threads * ITEMS_A_THREAD) + 1;
     if (!reserve((void **)&attention->items, &attention->items_held, need.items, sizeof *attention->items) ||
         !reserve((void **)&attention->groups, &attention->groups_held, need.groups, sizeof *attention->groups) ||
-        !reserve((void **)&attention->memory, &attention->memory_held, attention->scratch_floats * threads, sizeof(float)))
+        !reserve((void **)&attention->memory, &attention->memory_held, attention->scratch_floats * threads,
+                 sizeof *attention->memory))
         return ATTENTION_NO_MEMORY;
     for_units(attention, add_items, &need);
     if (!reserve((void **)&attention->partials, &attention->partials_held, attention->num_partials, sizeof(float)))

@@ -26,7 +26,8 @@ struct group {
 
 /* One thread's memory. */
 struct scratch {
-    float *query, *scores, *keys, *values; /* [rows][key dim], [rows of a head][TILE], [key dim][TILE], [TILE][padded] */
+    float *query, *scores; /* [rows][key dim], [rows of a head][TILE] */
+    float *keys, *values;  /* [key dim][TILE], [TILE][padded] */
     struct softmax state, part;            /* of all rows */
     int64_t *key_offsets, *value_offsets;  /* [2][TILE]: this tile's and the next one's */
     int32_t *low, *high;                   /* [rows of a head] */

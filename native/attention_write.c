@@ -26,7 +26,8 @@ static void write_tokens(const struct attention_layer *layer, int32_t token, int
     for (; token < end; token++)
         for (int which = 0; which < 2; which++) {
             const struct attention_rows *rows = sources[which];
-            const size_t pool_size = layer->pool_dtype == ATTENTION_BF16 ? 2 : 4, size = rows->dtype == ATTENTION_BF16 ? 2 : 4;
+            const size_t pool_size = layer->pool_dtype == ATTENTION_BF16 ? 2 : 4;
+            const size_t size = rows->dtype == ATTENTION_BF16 ? 2 : 4;
             const size_t head_bytes = (size_t)dims[which] * pool_size;
             char *to = pools[which] + (size_t)layer->step->slots[token] * (size_t)layer->num_kv_heads * head_bytes;
             for (int32_t head = 0; head < layer->num_kv_heads; head++, to += head_bytes) {

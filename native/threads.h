@@ -23,7 +23,8 @@ typedef void region_function(void *context, int thread, int count);
 /* Start count - 1 threads. Returns NULL for a count outside 1..MAX_THREADS or where the system gives no threads. */
 struct threads *threads_open(int count, enum isa isa);
 
-/* End the threads, after a region that runs, and free the team. No call may follow or wait; not from within a region. */
+/* End the threads, after a region that runs, and free the team. No call may follow or wait for it; not from within a
+ * region. */
 void threads_close(struct threads *threads);
 
 /* How many a region has at most: the size of per-thread scratch memory. */
