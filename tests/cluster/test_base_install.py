@@ -11,7 +11,7 @@ from tests.cluster.guide import CLONE, GuideCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "*cache*", "build", "*.egg-info", "tests", "docs")
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "build", "*.egg-info", "tests", "docs")
 
 
 @pytest.fixture(scope="module")
