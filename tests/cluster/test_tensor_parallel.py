@@ -147,7 +147,7 @@ def test_the_default_model_answers_a_hundred_prompts_as_one_rank_does(tmp_path: 
             cluster.wait_idle()
 
     assert answers["two"] == answers["one"]
-    assert answers["two"][:10] == _expected(model, prompts[:10], 32)
+    assert answers["two"][:4] == _expected(model, prompts[:4], 32)
 
 
 def _lines(count: int) -> list[str]:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.network import build_network, load_network
 from engine.oracle import load_plain
+from engine.quantization.detect import find_quantization
+from engine.quantization.load import plain_weights
 from engine.sharding import AllReduce, check_shards, num_reductions, shard_network, share_heads, share_inner
 from engine.stored_weights import StoredWeights
 from tests.engine.rank_threads import run_ranks
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
+from tests.engine.tiny_quantised import Scheme, awq, gptq, quantise_checkpoint, w8a8
 from wire.errors import ConfigError
 from wire.kv_layout import Rank, head_range
 
@@ -45,7 +48,8 @@ def _logits(path: Path, checkpoint: Checkpoint, num_ranks: int, token_ids: torch
         rank = Rank(number, num_ranks)
         with StoredWeights(path) as weights:
             network = load_network(
-                checkpoint, weights, dtype="float32", attention=None,
+                checkpoint, plain_weights(weights, find_quantization(path, None), "float32").weights,
+                dtype="float32", attention=None,
                 shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, all_reduce),
             ).network  # fmt: skip
         logits: torch.Tensor = network(input_ids=token_ids, use_cache=False).logits
@@ -133,6 +137,22 @@ def test_uneven_heads_and_biases_are_the_model(tmp_path: Path) -> None:
     path = make_family("llama", tmp_path, **settings)
 
     _assert_ranks_are_the_model(path, 2)
+
+
+@pytest.mark.parametrize(
+    "scheme", [awq(32), gptq(4, 32), gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name
+)
+def test_ranks_of_a_quantised_checkpoint_are_the_model(tmp_path: Path, scheme: Scheme) -> None:
+    path = make_family("llama", tmp_path)
+    plain = load_plain(path, "float32")
+    plain.load_state_dict(quantise_checkpoint(scheme, path))
+    token_ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        expected = plain(input_ids=token_ids, use_cache=False).logits
+
+    own, _ = _logits(path, open_checkpoint(path), 2, token_ids)
+
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", sorted(_REFUSED))
