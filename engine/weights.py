@@ -1,6 +1,6 @@
 """A checkpoint's tensors as the loader asks for them: by name, and only the part a rank owns.
 
-    safetensors files --StoredWeights--> [dequantising reader, where the checkpoint is quantised] --> loader
+safetensors files --StoredWeights--> [dequantising reader, where the checkpoint is quantised] --> loader
 """
 
 from collections.abc import Sequence

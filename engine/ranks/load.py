@@ -103,9 +103,7 @@ def load_ranks(
         part.check_held(tensors)
         _check_alike(loaded)
         plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
-        pools = _make_pools(team, tensors, plan, ranks.num_ranks)
-        for pool in pools:
-            undo.callback(pool.close)
+        pools = _make_pools(team, tensors, plan, ranks.num_ranks, undo)
         way = SHARED if all(one.shares_memory for one in loaded) else GLOO
         _connect(team, part, way)
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
@@ -164,8 +162,10 @@ def _plan(
     return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
 
 
-def _make_pools(team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int) -> list[HostPool]:
-    """Make the pool of each rank here; each of the others maps its own before it is sealed."""
+def _make_pools(
+    team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, undo: contextlib.ExitStack
+) -> list[HostPool]:  # fmt: skip
+    """Make the pool of each rank here; each of the others maps its own before it is sealed. `undo` closes them."""
     message = pack_pool(tensors, plan.num_blocks)
 
     def give(rank: int, fd: int) -> None:
@@ -179,6 +179,7 @@ def _make_pools(team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num
         )  # fmt: skip
         share = None if number == 0 else (lambda fd, rank=number: give(rank, fd))
         pools.append(HostPool(layout, share))
+        undo.callback(pools[-1].close)
     return pools
 
 

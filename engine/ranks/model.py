@@ -7,6 +7,7 @@ layer L's KV is complete on all ranks once the sum after its attention came abou
 import os
 from collections.abc import Callable, Sequence
 
+from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory, Pending, StepBatch
 from engine.ranks.channel import Kind
 from engine.ranks.packing import pack_copies, pack_step
@@ -21,7 +22,7 @@ class ShardedModel:
     """Implements Model. Owner of rank 0's part, of all pools and of the team; one thread calls it."""
 
     def __init__(
-        self, own: TorchModel, memories: Sequence[Memory], *, info: EngineInfo, team: Team, reduce: Reduce,
+        self, own: TorchModel, memories: Sequence[HostPool], *, info: EngineInfo, team: Team, reduce: Reduce,
         num_sums: int, cores: Sequence[int],
     ) -> None:  # fmt: skip
         """`memories` are all ranks', rank 0's first; `cores` are those of rank 0's device (empty: all)."""
@@ -82,7 +83,7 @@ class ShardedModel:
         self._reduce.close()
         self._own.close()
         for memory in self._memories[1:]:
-            memory.close()  # type: ignore[attr-defined]
+            memory.close()
 
     def _place(self) -> None:
         """Keep the thread that steps, and the ones that torch starts from it, on the cores of rank 0's device."""
