@@ -3,7 +3,7 @@
     python benchmarks/engine.py                      the default model, all cores
     python benchmarks/engine.py --peer vllm          in turn with vLLM's CPU build (benchmarks/peers/setup vllm)
     python benchmarks/engine.py MODEL --threads 1 --dtype float32
-    python benchmarks/engine.py --profile            where steps spend their time, for models on native kernels
+    python benchmarks/engine.py --profile            where steps spend their time, on native kernels
 
 Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
 round; a figure is the median of --repeats rounds, a ratio that of the medians. The rate of decoding takes the prefill's

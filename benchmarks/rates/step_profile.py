@@ -1,4 +1,4 @@
-"""Where the time of a step goes, operation by operation, for a model that runs on native kernels.
+"""Where the time of a step goes: the whole step and, of a model on native kernels, operation by operation.
 
 Each operation of the program (native/layer.h) runs alone over all layers: small ones then find their weights in a
 cache, which in a whole step come from memory. `cpu` counts this thread's time alone: what to trust on a disturbed
@@ -38,7 +38,10 @@ def profile(model: Any, say: Callable[..., None]) -> None:
 
 
 def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "step", lambda: model.launch(batch)
     fused, layout = model._fused, model.info.layout
+    if fused is None:  # transformers runs it
+        return
 
     def metadata() -> Any:
         return build(batch, block_size=layout.block_size, device=torch.device("cpu"))
@@ -51,7 +54,6 @@ def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], obj
         yield operation.name.lower(), partial(fused._call, program)
     yield "head", lambda: fused.logits(step.sample_rows)
     yield "sample", lambda: make_output(logits, batch)
-    yield "step", lambda: model.launch(batch)
 
 
 def _batch(model: Any, requests: int, start: int, count: int) -> StepBatch:
