@@ -3,68 +3,31 @@
 role        | weight [out, in]           | bias     | output
 column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
+fused       | query, key and value, or gate and up, in one weight: this rank's rows of each
 experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: the inner part; output summed
-(none)      | whole on every rank; of the output layer other ranks than 0, which samples, have a few rows or the embedding
+(none)      | whole on every rank; of the output layer all but rank 0, which samples, have a few rows or the embedding
 
 Heads follow wire/kv_layout.head_range. More ranks than KV heads repeat these and deal out their query heads.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from engine.materialise import Cut
+from engine.shares import share_heads, share_inner
 from wire.errors import ConfigError
-from wire.kv_layout import Heads, Rank, head_range, ranks_holding
+from wire.kv_layout import Rank
 
 AllReduce = Callable[[torch.Tensor], None]
 """Sums a tensor over all ranks, in place."""
 
+_FUSED_QKV, _FUSED_GATE_UP = "fused_qkv", "fused_gate_up"
 _WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise")
-_MOST_UNIT, _FINE = 6, 8
-"""Inner sizes are dealt in pieces of 64 or a smaller power of two: alike for all ranks, else from 8 pieces a rank."""
 _UNREAD_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShare:
-    """The heads of one rank, counted over the whole model."""
-
-    query: Heads
-    kv: Heads
-
-
-def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
-    """Return a rank's heads. Raises ConfigError, with the numbers, where it would have none."""
-    if query_heads % kv_heads:
-        raise ConfigError(f"{query_heads} query heads do not divide into {kv_heads} KV heads: no ranks can share them")
-    held, group = head_range(kv_heads, rank), query_heads // kv_heads
-    if rank.of <= kv_heads:
-        return HeadShare(Heads(held.start * group, held.end * group), held)
-    sharers = ranks_holding(held.start, kv_heads, rank.of)
-    if len(sharers) > group:
-        raise ConfigError(
-            f"{query_heads} query heads in {kv_heads} KV groups of {group} are too few for {rank.of} ranks: "
-            f"{len(sharers)} of them would share one group; use --tensor-parallel-size {query_heads} or less"
-        )
-    part = head_range(group, Rank(rank.number - sharers.start, len(sharers)))
-    first = held.start * group
-    return HeadShare(Heads(first + part.start, first + part.end), held)
-
-
-def share_inner(name: str, size: int, rank: Rank) -> tuple[int, int]:
-    """Return a rank's range of an inner size. Raises ConfigError where there are more ranks than pieces."""
-    if size < rank.of:
-        raise ConfigError(f"{name}: an inner size of {size} cannot be cut for {rank.of} ranks")
-    units = [1 << power for power in range(_MOST_UNIT, -1, -1) if size % (1 << power) == 0]
-    even = [unit for unit in units if size // unit % rank.of == 0]
-    unit = next(iter(even or [unit for unit in units if size // unit >= _FINE * rank.of]), 1)
-    part = head_range(size // unit, rank)
-    return part.start * unit, part.end * unit
 
 
 def check_shards(network: Any, config: Any, num_ranks: int) -> None:
@@ -160,6 +123,9 @@ class _Sharding:
         query = role == "rowwise" or last == "q_proj"
         if role in _WHOLE:
             return
+        if role == _FUSED_QKV:
+            yield from self._cut_fused_qkv(name, module)
+            return
         if not isinstance(module, nn.Linear) or (not query and last not in ("k_proj", "v_proj")):
             raise ConfigError(self._no_role(name))
         count, held = (self._heads, self._share.query) if query else (self._kv_heads, self._share.kv)
@@ -169,11 +135,25 @@ class _Sharding:
         dim = size // count
         yield from _cut_linear(name, module, role, (held.start * dim, held.end * dim))
 
+    def _cut_fused_qkv(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
+        count = self._heads + 2 * self._kv_heads
+        if module.out_features % count:
+            raise ConfigError(f"{name}: a size of {module.out_features} does not divide into {count} heads")
+        dim, (query, kv) = module.out_features // count, (self._share.query, self._share.kv)
+        ranges = [(query.start * dim, query.end * dim)]
+        for first in (self._heads, self._heads + self._kv_heads):  # keys, then values
+            ranges.append(((first + kv.start) * dim, (first + kv.end) * dim))
+        yield from _cut_linear(name, module, "colwise", *ranges)
+
     def _cut_inner(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
         role = self._roles[name]
         if role not in _WHOLE and module is not self._network.get_output_embeddings():
             size = module.in_features if role == "rowwise" else module.out_features
-            yield from _cut_linear(name, module, role, share_inner(name, size, self._rank))
+            if role == _FUSED_GATE_UP:
+                start, end = share_inner(name, size // 2, self._rank)
+                yield from _cut_linear(name, module, role, (start, end), (size // 2 + start, size // 2 + end))
+            else:
+                yield from _cut_linear(name, module, role, share_inner(name, size, self._rank))
 
     def _cut_experts(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
         gate_up, down = module.gate_up_proj, module.down_proj
@@ -205,6 +185,8 @@ class _Sharding:
         ):  # fmt: skip
             if hasattr(module, name):
                 setattr(module, name, value)
+        if not hasattr(module, "q_proj"):  # it finds its query by the config's number of heads
+            module.config = _LocalConfig(module.config, {"num_attention_heads": query, "num_key_value_heads": kv})
 
     def _in_attention(self, path: str) -> bool:
         return _is_attention(self._network.get_submodule(path.rpartition(".")[0]))
@@ -220,6 +202,16 @@ class _Sharding:
             f"{self._kind} cannot be cut for {self._rank.of} ranks by its tensor-parallel plan: {name} {what}; "
             "use --tensor-parallel-size 1"
         )
+
+
+class _LocalConfig:
+    """A config as one rank's attention reads it: its own numbers of heads, all else as it is now."""
+
+    def __init__(self, config: Any, own: dict[str, int]) -> None:
+        self._config, self._own = config, own
+
+    def __getattr__(self, name: str) -> Any:
+        return self._own[name] if name in self._own else getattr(self._config, name)
 
 
 class _Sum:
@@ -238,9 +230,12 @@ def _roles(network: Any, kind: str) -> dict[str, str]:
     patterns = [(re.compile(re.escape(key).replace(r"\*", r"[^.]+") + "$"), role) for key, role in plan.items()]
     names = [name for name, _ in network.named_modules()] + [name for name, _ in network.named_parameters()]
     roles = {name: role for name in names for pattern, role in patterns if pattern.match(name)}
+    roles |= {
+        name: role for path, module in network.named_modules() for name, role in _fused_roles(path, module, roles)
+    }
     head = network.get_output_embeddings()
     heads = {name for name, module in network.named_modules() if module is head}
-    known = (*_WHOLE, "colwise", "rowwise", "packed_colwise", "moe_tp_experts")
+    known = (*_WHOLE, _FUSED_QKV, _FUSED_GATE_UP, "colwise", "rowwise", "packed_colwise", "moe_tp_experts")
     for name, role in roles.items():
         if role not in known and name not in heads:
             raise ConfigError(
@@ -250,13 +245,25 @@ def _roles(network: Any, kind: str) -> dict[str, str]:
     return roles
 
 
-def _cut_linear(name: str, module: nn.Linear, role: str, taken: tuple[int, int]) -> Iterator[tuple[str, Cut]]:
-    yield f"{name}.weight", Cut(1 if role == "rowwise" else 0, (taken,))
+def _fused_roles(path: str, module: Any, roles: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the roles of projections that the plan leaves whole because they are fused."""
+    for fused, last, role in (("qkv_proj", "o_proj", _FUSED_QKV), ("gate_up_proj", "down_proj", _FUSED_GATE_UP)):
+        names = f"{path}.{fused}", f"{path}.{last}"
+        linears = all(isinstance(getattr(module, name, None), nn.Linear) for name in (fused, last))
+        if linears and [roles.get(name) for name in names] == ["colwise_gather_output", "rowwise_split_input"]:
+            yield names[0], role
+            yield names[1], "rowwise"
+
+
+def _cut_linear(name: str, module: nn.Linear, role: str, *taken: tuple[int, int]) -> Iterator[tuple[str, Cut]]:
+    yield f"{name}.weight", Cut(1 if role == "rowwise" else 0, taken)
     if module.bias is not None and role != "rowwise":
-        yield f"{name}.bias", Cut(0, (taken,))
+        yield f"{name}.bias", Cut(0, taken)
 
 
 def _is_attention(module: Any) -> bool:
+    if isinstance(getattr(module, "qkv_proj", None), nn.Linear):
+        return True
     return all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
 
 
