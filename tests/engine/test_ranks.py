@@ -224,6 +224,17 @@ def test_more_ranks_than_kv_heads_repeat_them(tmp_path: Path) -> None:
         model.close()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["phi3", "mixtral", "gemma2"])
+def test_families_that_run_as_they_are_generate_what_transformers_does(tmp_path: Path, kind: str) -> None:
+    path, prompts = make_family(kind, tmp_path), _prompts(37, 5)
+    model = _load(path, Lost()).model
+    try:
+        assert generate(model, prompts, 12, chunk=16) == generate_greedy(path, prompts, 12, ignore_eos=True)
+    finally:
+        model.close()
+
+
 @pytest.mark.parametrize("native", ["on", pytest.param("off", marks=pytest.mark.long)])
 def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(
     llama: Path, native: str, monkeypatch: pytest.MonkeyPatch
