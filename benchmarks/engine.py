@@ -16,6 +16,7 @@ takes longer. JSON lines, then the table as Markdown.
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 def main() -> None:
     """Load, measure the machine, the engine and the peer in turn, print JSON lines and the table."""
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that the peer is ended too
     threads = args.threads or len(os.sched_getaffinity(0))
     prepare_torch(threads)
     from benchmarks.rates.ours import Ours
