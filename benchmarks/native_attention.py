@@ -18,7 +18,7 @@ import torch
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.native import NativeAttention
 from engine.attention.torch_cpu import TorchCpuAttention
-from engine.interface import BatchSequence, StepBatch
+from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 from native.engine_library import build_engine
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from engine.ending import banned_tokens
-from engine.interface import Chunk, OnLayer, PoolRows, SampleRow, ScoreRow, StepBatch
+from engine.interface import Chunk, OnLayer
 from engine.prompt import Prompt
 from engine.roster import Piece
 from engine.sequence import Sequence
+from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import TokenCounts
 from wire.types import SamplingParams
 

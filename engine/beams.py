@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from engine.beam_search import Search, advance, num_candidates, resume, winners
 from engine.blocks import BlockPool
-from engine.interface import Candidates
 from engine.prefix import PrefixChain
 from engine.sequence import Sequence
+from engine.step import Candidates
 from wire.types import Beam, PromptState, SamplingParams
 
 

@@ -12,14 +12,7 @@ from engine.assembly import Announcer, batch_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
-from engine.interface import (
-    EngineInfo,
-    EngineLoad,
-    Memory,
-    Model,
-    OnLayer,
-    StepResult,
-)
+from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, StepResult
 from engine.masks import fill_masks
 from engine.outcome import Outcome
 from engine.pooling.collected import resolve
@@ -27,6 +20,7 @@ from engine.prefix import why_no_names
 from engine.prompt import Prompt
 from engine.requirements import check_begun, check_runnable
 from engine.roster import Piece, Roster
+from engine.step import Model
 from engine.step_reader import PieceOutput, read_output
 from engine.swap import SwapArea
 from telemetry.logs import EventLogger

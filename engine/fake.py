@@ -16,8 +16,9 @@ from engine.counter_hash import hash64
 from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
 from engine.host_pool import HostPool
-from engine.interface import BatchSequence, EngineInfo, SampleRow, StepBatch, StepOutput
+from engine.interface import EngineInfo
 from engine.pooling.settings import PoolingSettings
+from engine.step import BatchSequence, SampleRow, StepBatch, StepOutput
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 

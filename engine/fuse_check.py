@@ -9,7 +9,7 @@ from engine.attention.paged import LayerPool
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import attach
 from engine.fused_decoder import FusedDecoder, FusedWeights
-from engine.interface import BatchSequence, StepBatch
+from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 
 _ROWS = (12, 1, 5)  # of sequences that are prefilled together: more than every thread does alone

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.interface import SampleRow
 from engine.logits_bans import ban
 from engine.logits_penalties import penalise
+from engine.step import SampleRow
 
 
 def is_shaped(row: SampleRow) -> bool:

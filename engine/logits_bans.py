@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.interface import SampleRow
+from engine.step import SampleRow
 
 _OFF = float("-inf")
 

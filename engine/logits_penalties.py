@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.interface import SampleRow
+from engine.step import SampleRow
 from engine.token_counts import TokenCounts
 
 Floats = npt.NDArray[np.float32]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
-from engine.interface import Model
 from engine.preemption import bring_back, put_aside
 from engine.prompt import Prompt, Run
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
+from engine.step import Model
 from engine.swap import SwapArea
 from wire.errors import NoCapacity
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.counter_hash import uniform
-from engine.interface import SampleRow
 from engine.logits import is_shaped, shape
+from engine.step import SampleRow
 from wire.errors import InternalError, InvalidRequest, PdserveError
 
 _NUCLEUS_GUESS = 1024

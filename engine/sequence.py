@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from engine.blocks import BlockPool
 from engine.grammar.interface import Matcher
-from engine.interface import BatchSequence, Model
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
+from engine.step import BatchSequence, Model
 from engine.swap import SavedBlocks
 from engine.token_counts import TokenCounts
 from wire.errors import InternalError

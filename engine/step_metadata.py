@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 
 import torch
 
-from engine.interface import BatchSequence, StepBatch
+from engine.step import BatchSequence, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

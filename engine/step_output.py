@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.interface import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.logits import shape
 from engine.logprobs import token_logprobs
 from engine.sampler import Sampled, no_token, sample
+from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs
 

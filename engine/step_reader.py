@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.assembly import pooled_tokens, scored_positions
-from engine.interface import Candidates, StepBatch, StepOutput
 from engine.roster import Piece
+from engine.step import Candidates, StepBatch, StepOutput
 from wire.errors import InternalError, PdserveError
 from wire.types import PromptLogprobs, TokenLogprobs
 

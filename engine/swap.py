@@ -7,8 +7,8 @@ brought here before.
 import heapq
 from collections.abc import Mapping, Sequence
 
-from engine.interface import Model
 from engine.prefix import BlockName
+from engine.step import Model
 
 
 class SwapArea:

@@ -13,10 +13,11 @@ from engine.attention.registered import attach
 from engine.block_store import BlockStore
 from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo, Memory, PoolRows, StepBatch, StepOutput
+from engine.interface import EngineInfo, Memory
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
 from engine.row_head import RowHead
+from engine.step import PoolRows, StepBatch, StepOutput
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
 

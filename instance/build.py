@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.core import EngineCore
-from engine.interface import Engine, Model
+from engine.interface import Engine
 from engine.prefix import why_no_names
+from engine.step import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.fake import FakeConfig, FakeModel, fake_layouts
-from engine.interface import Model
+from engine.step import Model
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
 

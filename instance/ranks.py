@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.interface import Model
 from engine.ranks.team import OnLost
+from engine.step import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 

@@ -60,7 +60,7 @@ async def _hand_over(cluster: Cluster, children: list[Child], tokens: int, hand_
                 f"bench-{number}", f"bench-{number}", ids, SamplingParams(max_tokens=2, temperature=0.0)
             )
             began = loop.time()
-            await decode.send(Reserve(prompt.prompt_id, prompt.request_id, ids, 1))
+            await decode.send(Reserve(prompt))
             reserved = await _next(from_decode, Reserved)
             await prefill.send(Prefill(prompt, reserved.ticket))
             await _next(from_prefill, HandedOff)

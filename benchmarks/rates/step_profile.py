@@ -16,7 +16,7 @@ import torch
 from benchmarks.rates.cases import DECODE_BATCHES, OUT, PREFILL_PROMPT, PROMPT
 from engine.fused_program import instructions
 from engine.fused_structs import Operation
-from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from engine.step_output import make_output
 from wire.types import SamplingParams

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from engine.host_pool import HostPool
-from engine.interface import EngineInfo, Memory, Pending, StepBatch
+from engine.interface import EngineInfo, Memory
 from engine.ranks.channel import Kind
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
 from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import Team
+from engine.step import Pending, StepBatch
 from engine.torch_model import TorchModel
 from wire.errors import PdserveError
 

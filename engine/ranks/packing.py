@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from engine.interface import BatchSequence, StepBatch
+from engine.step import BatchSequence, StepBatch
 
 _PER_SEQUENCE = 4
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.attention.paged import LayerPool, PagedAttention
-from engine.interface import BatchSequence, StepBatch
+from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 
 _CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from engine.interface import BatchSequence, Model, SampleRow, StepBatch
+from engine.step import BatchSequence, Model, SampleRow, StepBatch
 from wire.types import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

@@ -7,7 +7,8 @@ import pytest
 
 from engine.core import EngineCore
 from engine.fake import Computed, FakeModel
-from engine.interface import Chunk, StepBatch, StepOutput
+from engine.interface import Chunk
+from engine.step import StepBatch, StepOutput
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
 from wire.types import FinishReason

@@ -8,7 +8,8 @@ import pytest
 
 from engine.core import EngineCore
 from engine.fake import FakeModel
-from engine.interface import Chunk, Pending, StepBatch
+from engine.interface import Chunk
+from engine.step import Pending, StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
 from wire.types import PromptState
 

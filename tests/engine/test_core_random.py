@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.core import EngineCore
 from engine.fake import Computed, FakeConfig, FakeModel, expected_tokens
-from engine.interface import Chunk, Prefilled, StepBatch
+from engine.interface import Chunk, Prefilled
+from engine.step import StepBatch
 from wire.errors import NoCapacity
 from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.fake import FakeModel
-from engine.interface import StepBatch
+from engine.step import StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.types import PromptState
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.fake import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
-from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, SampleRow, StepBatch
 from wire.kv_layout import Heads
 from wire.types import SamplingParams
 

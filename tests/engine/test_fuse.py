@@ -17,7 +17,7 @@ from engine.attention.registered import NAME, register
 from engine.fuse import fuse
 from engine.fused_decoder import FusedDecoder, FusedWeights, Reduce
 from engine.fused_weights import PackedMemory
-from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from native.cache import NoNative
 from native.engine_library import Threads, build_engine

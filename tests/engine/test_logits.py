@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from engine.ending import banned_tokens
-from engine.interface import SampleRow
 from engine.logits import is_shaped, shape
 from engine.sampler import sample
+from engine.step import SampleRow
 from wire.errors import InternalError, InvalidRequest
 from wire.types import SamplingParams
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from engine.core import EngineCore
-from engine.interface import Chunk, Model, Prefilled
+from engine.interface import Chunk, Prefilled
 from engine.loader import load_model
 from engine.oracle import Oracle
+from engine.step import Model
 from tests.engine.fake_engines import Answers, run
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from tests.engine.tiny_models import VOCAB_SIZE

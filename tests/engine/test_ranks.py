@@ -15,7 +15,6 @@ import psutil
 import pytest
 import torch
 
-from engine.interface import BatchSequence, SampleRow, ScoreRow, StepBatch
 from engine.loader import load_model
 from engine.oracle import generate_greedy
 from engine.ranks.channel import Kind
@@ -23,6 +22,7 @@ from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
 from engine.ranks.model import ShardedModel
 from engine.ranks.setup import RankSetup
 from engine.ranks.team import OnLost, Team
+from engine.step import BatchSequence, SampleRow, ScoreRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.engine.step_runner import GREEDY, generate
 from tests.engine.tiny_families import make_family

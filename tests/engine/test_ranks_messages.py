@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.interface import BatchSequence, StepBatch
 from engine.ranks.channel import Channel, ChannelClosed, Kind
 from engine.ranks.follower import pack_pool, unpack_pool
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
 from engine.ranks.setup import RankLoaded, RankSetup
+from engine.step import BatchSequence, StepBatch
 from wire.kv_layout import KvTensor, Rank
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10.0)

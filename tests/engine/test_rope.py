@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from engine.checkpoint import open_checkpoint
 from engine.core import EngineCore
-from engine.interface import Model
 from engine.kv_probe import rehearse
 from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.rope import Frequencies
 from engine.rope_lengths import RopeLengths, token_lengths
+from engine.step import Model
 from tests.engine.fake_engines import Answers, run
 from tests.engine.tiny_families import make_family, tiny_config
 from tests.engine.tiny_models import VOCAB_SIZE

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from engine import sampler
-from engine.interface import SampleRow
 from engine.sampler import kept_weights
+from engine.step import SampleRow
 from wire.types import SamplingParams
 
 _PARAMS = [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.interface import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from wire.types import SamplingParams
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.interface import SampleRow, ScoreRow, StepBatch
+from engine.step import SampleRow, ScoreRow, StepBatch
 from engine.step_output import make_output
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.attention.registered import NAME
-from engine.interface import BatchSequence, SampleRow, StepBatch
 from engine.loader import load_model
 from engine.oracle import Oracle
+from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.engine.step_runner import GREEDY, generate
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.fake import FakeConfig, FakeModel, expected_tokens
-from engine.interface import Pending, StepBatch
+from engine.step import Pending, StepBatch
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
 from tests.instance.test_handoff import salt, wait_empty
 from wire.messages import Cancel, Failed, Generate, HandedOff, Heartbeat, Prefill, Refused, Reserve, Reserved, Step
