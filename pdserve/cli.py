@@ -17,6 +17,7 @@ COMMANDS = {
     "logs": "show or follow what its processes log",
     "serve": "serve one model from one process (the combined instance)",
     "verify": "prove that P/D, combined and transformers give the same tokens",
+    "bench": "measure one engine: rates beside the machine's floors, and beside vLLM",
     "model": "print the folder of the default model, making it if need be",
 }
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rates.cases import Run
+from pdserve.bench.cases import Run
 
-_SCRIPT = Path(__file__).resolve().parents[1] / "peers" / "vllm_peer.py"
+_SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "vllm_peer.py"  # of a clone
 _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
 
 
@@ -27,6 +27,8 @@ class Vllm:
 
     def __init__(self, model: Path, *, dtype: str, environ: Mapping[str, str] = os.environ) -> None:
         """Start it and wait until it is loaded. Raises Missing."""
+        if not _SCRIPT.is_file():
+            raise Missing("--peer vllm needs a clone of the repository, with benchmarks/peers in it")
         home = peers_home(environ)
         python = home / "vllm" / "bin" / "python"
         if not python.exists():

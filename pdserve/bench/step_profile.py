@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.rates.cases import DECODE_BATCHES, OUT, PREFILL_PROMPT, PROMPT
 from engine.fused_program import instructions
 from engine.fused_structs import Operation
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from engine.step_output import make_output
+from pdserve.bench.cases import DECODE_BATCHES, OUT, PREFILL_PROMPT, PROMPT
 from wire.types import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

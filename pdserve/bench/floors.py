@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rates.cases import PREFILL_PROMPT, Case
+from pdserve.bench.cases import PREFILL_PROMPT, Case
 from wire.model_identity import stored_tensors
 
 _READ_BYTES = 1 << 30

@@ -4,8 +4,8 @@ import random
 import time
 from typing import Any
 
-from benchmarks.rates.cases import Run
 from engine.core import EngineCore
+from pdserve.bench.cases import Run
 from wire.types import PromptState, SamplingParams
 
 

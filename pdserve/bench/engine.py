@@ -1,0 +1,175 @@
+"""`pdserve bench engine`: rates of one engine, beside what this machine allows and, if asked, beside vLLM.
+
+Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
+round; a figure is the median of the rounds, a ratio that of the medians. The rate of decoding takes the prefill's time
+off the whole run's: the difference of two long times, which means little on a disturbed machine, so
+`median_full_step_ms` times each step that decodes the whole batch and nothing else. `fraction` is the floor's time over
+the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here, whichever
+takes longer. JSON lines, then the table as Markdown.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine.torch_start import prepare_torch
+from pdserve import model
+from pdserve.bench.cases import Case, Run, Times, all_cases, goals
+from pdserve.bench.floors import Floors, measure_floors
+from pdserve.bench.vllm import Missing, Vllm
+from wire.errors import ConfigError
+from wire.options import Parser, add_flags, flag, from_namespace
+
+KV_BYTES = 2 << 30
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+EPILOG = """\
+examples:
+  pdserve bench engine                       the default model, all cores of this process
+  pdserve bench engine --peer vllm           in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
+  pdserve bench engine --only 'batch 8'      some rows alone
+  pdserve bench engine --profile --threads 1 where steps spend their time, on native kernels
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """Flags of `bench engine`."""
+
+    model: str = flag("", "folder of the model (default: the default model)")
+    dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16"))
+    threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
+    chunk: int = flag(512, "most prompt tokens in one step, as --prefill-chunk-size", parse=int)
+    repeats: int = flag(3, "rounds", parse=int)
+    only: str = flag("", "rows whose name has this in it (default: all)")
+    peer: str | None = flag(None, "measured in turn with ours (default: none)", choices=("vllm",))
+    peer_dtype: str | None = flag(None, "the peer's (default: ours)", choices=("bfloat16", "float32"))
+    profile: bool = flag(False, "where the time of a step goes, instead of rates")
+
+
+class Contestant(Protocol):
+    """Who is timed."""
+
+    def time(self, run: Run) -> float:
+        """Return the seconds that a run takes."""
+        ...
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load, measure the machine, the engine and the peer in turn, print JSON lines and the table."""
+    options = parse(argv)
+    threads = options.threads or len(os.sched_getaffinity(0))
+    prepare_torch(threads)
+    from engine.loader import load_model
+    from pdserve.bench.ours import Ours
+    from pdserve.bench.step_profile import profile
+
+    path = Path(options.model) if options.model else model.ensure_default(os.environ)
+    loaded = load_model(path, dtype=options.dtype, block_size=16, kv_cache_memory=KV_BYTES, num_threads=threads)
+    info = loaded.model.info
+    name, flags = cpu()
+    say(
+        measure="setup", model=info.model.name, dtype=info.dtype, threads=threads, chunk=options.chunk, cpu=name,
+        cpu_flags=flags, notes=loaded.notes,
+    )  # fmt: skip
+    if options.profile:
+        profile(loaded.model, say)
+        return 0
+    ours = Ours(loaded.model, options.chunk)
+    ours.time(Run(2, 32, 8))
+    floors = measure_floors(path, info, say)
+    peer = start_peer(options, path, info.dtype)
+    cases = [case for case in all_cases() if options.only in case.measure]
+    try:
+        times = [Times(), Times()]
+        for _ in range(options.repeats):
+            one_round(cases, [ours] if peer is None else [ours, peer], times)
+        report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
+    finally:
+        if peer is not None:
+            peer.close()
+    return 0
+
+
+def parse(argv: Sequence[str]) -> BenchOptions:
+    """Return the options of a command line. Raises ConfigError."""
+    parser = Parser(
+        prog="pdserve bench engine",
+        description=(__doc__ or "").partition(": ")[2],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, BenchOptions, "bench engine")
+    options = from_namespace(BenchOptions, parser.parse_args(argv))
+    if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
+        raise ConfigError(f"--repeats {options.repeats} --chunk {options.chunk}: at least 1 of each, and of --threads")
+    if not any(options.only in case.measure for case in all_cases()):
+        raise ConfigError(f"--only {options.only!r} is in none of {', '.join(case.measure for case in all_cases())}")
+    return options
+
+
+def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:
+    """Return the peer that was asked for, ready."""
+    if options.peer is None:
+        return None
+    try:
+        peer = Vllm(path, dtype=options.peer_dtype or dtype)
+    except Missing as error:
+        raise ConfigError(str(error)) from error
+    say(measure="peer", name=f"vLLM {peer.version}", dtype=options.peer_dtype or dtype, cores=peer.bound_to)
+    return peer
+
+
+def one_round(cases: Sequence[Case], contestants: Sequence[Contestant], times: Sequence[Times]) -> None:
+    """Time every run once with each contestant, one after another."""
+    for case in cases:
+        for run in case.runs:
+            for contestant, its_times in zip(contestants, times, strict=False):
+                its_times.add(run, contestant.time(run))
+
+
+def report(
+    cases: Sequence[Case], ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
+) -> None:
+    """Print a JSON line for each case, then the table."""
+    rows = []
+    for case in cases:
+        fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": ours.rate(case)}
+        fields["fraction"] = floors.case_s(case) / ours.case_s(case)
+        if case.before is not None:
+            step_s = statistics.median(full_steps_s[case.run.requests])
+            fields["median_full_step_ms"] = 1000 * step_s
+            fields["floor_ms_per_step"] = 1000 * floors.case_s(case) / (case.run.out - case.before.out)
+        if peer is not None:
+            fields["peer_tokens_per_s"] = peer.rate(case)
+            fields["ratio"], fields["goal"] = ours.rate(case) / peer.rate(case), goals()[case.measure]
+        say(**fields)
+        rows.append(fields)
+    print("\n" + table(rows, with_peer=peer is not None))
+
+
+def table(rows: Sequence[dict[str, object]], *, with_peer: bool) -> str:
+    """Return the rows as Markdown."""
+    names = ("measure", "tokens_per_s", "fraction", *(("peer_tokens_per_s", "ratio", "goal") if with_peer else ()))
+    titles = {"tokens_per_s": "pdserve, tok/s", "fraction": "of the floor", "peer_tokens_per_s": "vLLM, tok/s"}
+    lines = [" | ".join(titles.get(name, name) for name in names), "|".join(["---"] * len(names))]
+    lines += [" | ".join(f"{row[n]:.3g}" if isinstance(row[n], float) else str(row[n]) for n in names) for row in rows]
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+
+
+def say(**fields: object) -> None:
+    """Print one JSON line; numbers to four digits."""
+    short = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()}
+    print(json.dumps(short), flush=True)
+
+
+def cpu() -> tuple[str, list[str]]:
+    """Return the CPU's name and which of the instruction sets that matter here it has."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    return name, [flag for flag in CPU_FLAGS if flag in flags]

@@ -1,0 +1,82 @@
+"""`pdserve bench engine` measures every row of a tiny model, and refuses what cannot be measured in words."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench import main
+from pdserve.bench.cases import Case, Run, Times, all_cases, goals
+from pdserve.bench.engine import parse, table
+from pdserve.bench.vllm import Missing, Vllm
+from tests.engine.tiny_models import make_tiny_model
+from wire.errors import ConfigError
+
+
+def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
+    model = make_tiny_model("llama", tmp_path / "tiny")
+    command = [
+        sys.executable, "-P", "-m", "pdserve", "bench", "engine", "--model", str(model), "--only", "batch 1",
+        "--repeats", "1", "--dtype", "float32",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    (row,) = [line for line in lines if line["measure"] == "decode, batch 1"]
+    assert row["tokens_per_s"] > 0
+    assert row["fraction"] > 0
+    assert done.stdout.splitlines()[-1].startswith("| decode, batch 1 | ")
+    assert lines[0]["cpu"]
+
+
+def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
+    case = Case("decode, batch 2", Run(2, 256, 64), Run(2, 256, 1))
+    times = Times()
+    for run, seconds in ((case.run, 3.0), (case.run, 5.0), (case.run, 4.0), (Run(2, 256, 1), 1.0)):
+        times.add(run, seconds)
+
+    assert times.case_s(case) == 3.0
+    assert times.rate(case) == 2 * 63 / 3.0
+
+
+def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
+    rows: list[dict[str, object]] = [
+        {"measure": case.measure, "tokens_per_s": 10.0, "fraction": 0.5, "peer_tokens_per_s": 4.0, "ratio": 2.5,
+         "goal": goals()[case.measure]}
+        for case in all_cases()
+    ]  # fmt: skip
+
+    lines = table(rows, with_peer=True).splitlines()
+
+    assert lines[0] == "| measure | pdserve, tok/s | of the floor | vLLM, tok/s | ratio | goal |"
+    assert "| decode, batch 8 | 10 | 0.5 | 4 | 2.5 | 2 |" in lines
+    assert len(lines) == 2 + len(all_cases())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--repeats", "0"], "--repeats 0"),
+        (["--only", "nothing"], "'nothing' is in none of prefill 1 x 512"),
+        (["--peer", "hal"], "hal"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(argv: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(argv)
+
+
+def test_another_benchmark_is_refused_and_help_names_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "pdserve bench engine" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="there is no benchmark 'moon'"):
+        main(["moon"])
+
+
+def test_a_peer_that_is_not_installed_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="run benchmarks/peers/setup vllm"):
+        Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(tmp_path)})
