@@ -19,7 +19,7 @@ def ban(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 def _ban_named(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     width = scores.shape[-1]
-    places = [i * width + token for i, row in enumerate(rows) for token in row.banned if token < width]
+    places = [i * width + token for i, row in enumerate(rows) for token in row.banned if 0 <= token < width]
     if places:
         scores.view(-1)[torch.tensor(places, device=scores.device)] = _OFF
 

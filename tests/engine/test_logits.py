@@ -131,6 +131,15 @@ def test_allowed_tokens_suppress_all_others_as_transformers_does() -> None:
     assert torch.equal(_shaped(logits, _row([1], allowed_token_ids=allowed)), expected)
 
 
+@pytest.mark.parametrize("stop", [-1, -_VOCAB, -(10**6), _VOCAB, 10**6])
+def test_a_stop_id_outside_the_vocabulary_bans_nothing_in_its_row_or_its_neighbours(stop: int) -> None:
+    logits = _logits(3)
+
+    shaped = _shaped(logits, _row([1]), _row([1], index=1, min_tokens=2, stop_token_ids=(stop,)), _row([1], index=2))
+
+    assert torch.equal(shaped, logits)
+
+
 @pytest.mark.parametrize(("vocab_size", "words"), [(_VOCAB, 2), (70, 2), (70, 3)])
 def test_a_mask_allows_the_tokens_whose_bits_are_set(vocab_size: int, words: int) -> None:
     allowed = {0, 1, 31, 32, 39, 63}

@@ -25,3 +25,22 @@ def test_an_id_outside_the_vocabulary_is_refused_by_name(name: str, value: Any) 
 
 def test_stop_ids_may_lie_past_the_vocabulary() -> None:
     check_token_params(SamplingParams(max_tokens=1, stop_token_ids=(5000,)), 100)
+
+
+def test_a_negative_stop_id_is_refused_with_its_value() -> None:
+    with pytest.raises(InvalidRequest, match=r"stop_token_ids has token id -1, must be 0 or more") as refused:
+        check_token_params(SamplingParams(max_tokens=1, stop_token_ids=(3, -1)), 100)
+
+    assert refused.value.param == "stop_token_ids"
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids"])
+def test_a_list_longer_than_the_vocabulary_is_refused_with_its_length(name: str) -> None:
+    entry: Any = (3, 1.0) if name == "logit_bias" else 3
+    params: Any = {name: (entry,) * 101}
+
+    check_token_params(SamplingParams(max_tokens=1, **{name: (entry,) * 100}), 100)
+    with pytest.raises(InvalidRequest, match=rf"{name} has 101 entries, the vocabulary has 100 tokens") as refused:
+        check_token_params(SamplingParams(max_tokens=1, **params), 100)
+
+    assert refused.value.param == name
