@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from wire.types import Beam, BeamSearch, SamplingParams
 
+_MOST_EXPONENT = 600.0  # exp of it is far from a float's ends on both sides
+
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -49,8 +51,8 @@ class Advanced:
 
 
 def num_candidates(params: SamplingParams) -> int:
-    """Return how many tokens each live beam must offer: enough for `width` to go on whatever else stops."""
-    return max(2, 1 + len(params.stop_token_ids)) * params.num_beams
+    """Return how many tokens each live beam must offer: enough for `width` to go on whichever of them stop."""
+    return params.num_beams + len(params.stop_token_ids)
 
 
 def advance(
@@ -60,7 +62,7 @@ def advance(
 
     Tokens that cannot be chosen (-inf) are never taken.
     """
-    ordered = _best(search.live, candidates, num_candidates(params))
+    ordered = _best(search.live, candidates, params.num_beams * (1 + len(params.stop_token_ids)))
     length, width = search.length + 1, params.num_beams
     ends = [length >= limit or one.token_id in params.stop_token_ids for one in ordered]
     kept = tuple(one for one, ended in zip(ordered, ends, strict=True) if not ended)[:width]
@@ -79,7 +81,7 @@ def advance(
 
 def ranking_score(beam: Beam, params: SamplingParams) -> float:
     """Return the score hypotheses are compared by: the sum of log probabilities over length ** length_penalty."""
-    return beam.score / math.pow(len(beam.token_ids), _search_of(params).length_penalty)
+    return _per_length(beam.score, len(beam.token_ids), _search_of(params).length_penalty)
 
 
 def winners(search: Search, params: SamplingParams) -> tuple[Beam, ...]:
@@ -132,7 +134,15 @@ def _can_improve(
         return False
     options = _search_of(params)
     at = limit if options.early_stopping == "never" and options.length_penalty > 0 else length
-    return live[0].score / math.pow(at, options.length_penalty) > min(ranking_score(beam, params) for beam in done)
+    return _per_length(live[0].score, at, options.length_penalty) > min(ranking_score(beam, params) for beam in done)
+
+
+def _per_length(score: float, length: int, penalty: float) -> float:
+    """Return score / length ** penalty, within what a float can hold."""
+    exponent = penalty * math.log(length)
+    if abs(exponent) <= _MOST_EXPONENT:
+        return score / math.pow(length, penalty)
+    return score / math.exp(math.copysign(_MOST_EXPONENT, exponent))
 
 
 def _search_of(params: SamplingParams) -> BeamSearch:

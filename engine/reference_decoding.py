@@ -94,6 +94,7 @@ class ReferenceDecoder:
             num_beams=params.num_beams, num_return_sequences=params.n, do_sample=False,
             max_new_tokens=min(params.max_tokens, self._longest - len(prompt)), length_penalty=options.length_penalty,
             early_stopping=options.early_stopping, eos_token_id=list(params.stop_token_ids) or None, pad_token_id=0,
+            repetition_penalty=params.repetition_penalty,
         )  # fmt: skip
         ids = torch.tensor([list(prompt)])
         self._network.generation_config = config

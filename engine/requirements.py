@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from engine.beam_check import check_beams
 from engine.ending import finish_of
 from engine.interface import EngineInfo
 from engine.logits_check import check_token_params
@@ -72,8 +73,7 @@ def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) 
         raise InvalidRequest(f"{name} is {count}: it must be from 1 to {max_num_seqs} (max_num_seqs)", name)
     if params.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
-    if params.beam_search is not None and state.beams and all(beam.done for beam in state.beams):
-        raise InvalidRequest("every beam has ended already: nothing is left to generate", "beams")
+    check_beams(state, max_model_len=max_model_len)
     if len(state.outputs) > count:
         raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, {name} is {count}", "outputs")
     length = len(state.token_ids)

@@ -103,8 +103,9 @@ class Sequence:
         """Return a sequence that goes on with `token_id` and shares all blocks."""
         blocks.retain(self.block_ids)
         return replace(
-            self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=list(self.block_ids)
-        )
+            self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=list(self.block_ids),
+            counts=None,
+        )  # fmt: skip
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
         """Drop KV that was rotated for a shorter sequence than this has become, where the model computes it anew.

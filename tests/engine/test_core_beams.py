@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from engine.interface import Prefilled
 from engine.loader import load_model
 from engine.oracle import load_plain
 from engine.reference_decoding import ReferenceDecoder
-from tests.engine.fake_engines import Answers, prompt, run
+from tests.engine.fake_engines import CONFIG, Answers, prompt, run
 from tests.engine.fake_engines import engine as fake_engine
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import InvalidRequest
-from wire.types import BeamSearch, FinishReason, PromptState, SamplingParams
+from wire.types import Beam, BeamSearch, FinishReason, PromptState, SamplingParams
 
 STOPS = tuple(range(4, 60, 5))
 PROMPTS = [
@@ -134,6 +135,50 @@ def test_a_cancelled_search_frees_every_beam() -> None:
 
         assert [(ending.sequence, ending.finish) for ending in endings] == [(0, "cancelled"), (1, "cancelled")]
         assert core.blocks.num_used == 0
+        assert not core.has_work()
+
+
+def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDecoder) -> None:
+    asked = [replace(state, params=replace(state.params, repetition_penalty=1.4)) for state in states()]
+    with core_of(path) as core:
+        for state in asked:
+            core.add(state)
+        answers = run(core)
+
+    for state in asked:
+        wanted = [list(one.token_ids) for one in decoder.decode(state.token_ids, state.params)]
+        assert hypotheses(answers, state.prompt_id) == wanted, state.prompt_id
+
+
+@pytest.mark.parametrize("length_penalty", [100.0, -100.0])
+def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float) -> None:
+    with fake_engine(config=replace(CONFIG, max_model_len=3000, num_blocks=3000)) as (core, _):
+        state = prompt("a", 5, max_tokens=1900, n=1, best_of=2, beam_search=BeamSearch(length_penalty, "never"))
+        core.add(state)
+        answers = run(core)
+
+    assert answers.failed == []
+    assert len(answers.tokens["a", 0]) == 1900
+
+
+@pytest.mark.parametrize(
+    ("beams", "words"),
+    [
+        ((Beam((1,), -1.0),) * 5, "5 live beams and 0 ended ones are given, the width is 4"),
+        ((Beam((1,), -1.0), Beam((1, 2), -2.0)), r"live beams of \[1, 2\] tokens"),
+        ((Beam((1,) * 10, -1.0),), "one length from 1 to 9 is possible"),
+        ((Beam((), -1.0),), r"live beams of \[0\] tokens"),
+        ((Beam((1,), -1.0), Beam((), -1.0, done=True)), "an ended beam has from 1 to 10 tokens"),
+        ((Beam((1,), float("nan")),), "are finite"),
+        ((Beam((1,), -2.0), Beam((2,), -1.0)), "likeliest first"),
+        ((Beam((1,), -1.0, done=True),), "every beam has ended already"),
+    ],
+)
+def test_beams_that_no_search_can_go_on_from_are_refused(beams: tuple[Beam, ...], words: str) -> None:
+    state = replace(prompt("a", 9, n=2, best_of=4, beam_search=BeamSearch()), beams=beams)
+    with fake_engine() as (core, _):
+        with pytest.raises(InvalidRequest, match=words):
+            core.add(state)
         assert not core.has_work()
 
 
