@@ -85,7 +85,7 @@ class DecodeWorker:
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
-            self._running[state.prompt_id] = set(range(state.params.num_sequences))
+            self._running[state.prompt_id] = self._unfinished(state)
         self._post(lambda engine: self._add(engine, state, grammar))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
@@ -200,19 +200,21 @@ class DecodeWorker:
             raise
 
     def _unfinished(self, state: PromptState) -> set[int]:
-        longest = self._engine.info.max_model_len
-        if state.params.beam_search is not None:
-            return set(range(state.params.num_sequences))
-        return {
+        """Return the sequences whose endings the engine will tell: all but those that have ended already."""
+        length, longest = len(state.token_ids), self._engine.info.max_model_len
+        ended = {
             index
             for index, output in enumerate(state.outputs)
-            if finish_of(output, state.params, prompt_length=len(state.token_ids), max_model_len=longest) is None
+            if finish_of(output, state.params, prompt_length=length, max_model_len=longest) is not None
         }
+        sequences = set(range(state.params.num_sequences))
+        return sequences if state.params.beam_search is not None else sequences - ended
 
     def _add(self, engine: Engine, state: PromptState, grammar: Grammar | None) -> None:
         try:
             engine.add(state, grammar=grammar)
-        except PdserveError as error:
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's queueing: answered
+            log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 
     def _admit(self, engine: Engine, state: PromptState, block_ids: tuple[int, ...], grammar: Grammar | None) -> None:

@@ -15,7 +15,7 @@ from tests.engine.fake_engines import CONFIG, engine, prompt, wanted
 from wire.convert import describe_prompt
 from wire.errors import HandoffFailed, InvalidRequest
 from wire.messages import Event, Failed, Refused, Reserved
-from wire.types import FinishReason, KvEndpoint, PromptState, Ticket, TokenOutput
+from wire.types import Beam, BeamSearch, FinishReason, KvEndpoint, PromptState, Ticket, TokenOutput
 
 STATE = prompt("d", 9)
 GIVEN = replace(STATE, outputs=((wanted(STATE)[0],),))
@@ -226,6 +226,44 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words() -> None:
         assert isinstance(failed, Failed)
         assert "here already" in failed.message
         it.core.release("d")
+
+
+def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise IndexError("a defect")
+
+    with half() as it:
+        monkeypatch.setattr(it.core, "add", break_down)
+        it.worker.generate(STATE)
+        it.turn()
+
+        assert it.events == [Failed("d", "InternalError", "a defect")]
+        assert not it.worker.runs("d")
+
+
+@pytest.mark.parametrize("given", [((), ()), ((1, 2, 7), (3, 4)), ((1, 2, 7),), ((1, 2),), ((3, 4), (1, 2, 7))])
+def test_a_resumed_prompt_is_forgotten_once_its_last_sequence_has_ended(given: tuple[tuple[int, ...], ...]) -> None:
+    with half() as it:
+        it.worker.generate(replace(prompt("d", 9, 6, n=2, stop_token_ids=(7,)), outputs=given))
+        it.turn()
+        assert it.worker.runs("d")
+        it.turn_until_idle()
+
+        assert len(it.finishes) == sum(7 not in output for output in given) + 2 - len(given)
+        assert not it.worker.runs("d")
+
+
+def test_a_search_with_a_beam_that_has_ended_is_forgotten_once_its_hypotheses_are_told() -> None:
+    params = {"n": 2, "best_of": 3, "stop_token_ids": (7,), "beam_search": BeamSearch()}
+    beams = (Beam((1, 2), -1.0), Beam((3, 4), -1.5), Beam((5, 6), -2.0), Beam((1, 7), -3.0, True, 7))
+    with half() as it:
+        it.worker.generate(replace(prompt("d", 9, 6, **params), beams=beams))
+        it.turn()
+        assert it.worker.runs("d")
+        it.turn_until_idle()
+
+        assert len(it.finishes) == 2
+        assert not it.worker.runs("d")
 
 
 def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
