@@ -62,9 +62,11 @@ class PrefillWorker:
     def accept(self, state: PromptState, ticket: Ticket, grammar: Grammar | None = None) -> None:
         """Take a prompt with its compiled grammar.
 
-        Raises InvalidRequest (and its kin) if it is here already or this engine can never run it, and
-        NoCapacity while finished KV that waits for its receivers fills its share of the pool.
+        Raises InvalidRequest (and its kin) if it is here already, wants a vector or this engine can never run it,
+        and NoCapacity while finished KV that waits for its receivers fills its share of the pool.
         """
+        if state.pooling is not None:
+            raise InvalidRequest(f"prompt {state.prompt_id} wants a vector: there is nothing to hand over", "pooling")
         self._engine.check(state, hold=True)
         num_blocks = self._engine.info.layout.num_blocks_for(len(state.token_ids))
         handing = _Handing(state.request_id, ticket, num_blocks, grammar)
@@ -183,7 +185,8 @@ class PrefillWorker:
         try:
             failpoint("prefill.before_chunk")
             engine.add(state, hold=True, grammar=handing.grammar)
-        except PdserveError as error:
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's queueing: answered
+            log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 
     def _drop(self, prompt_id: str) -> None:

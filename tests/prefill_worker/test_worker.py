@@ -15,7 +15,7 @@ from tests.engine.fake_engines import engine, prompt
 from wire.convert import read_prompt
 from wire.errors import InstanceLost, InvalidRequest, NoCapacity
 from wire.messages import Event, Failed, HandedOff
-from wire.types import LinkStatus, PromptState, Ticket, TokenOutput
+from wire.types import LinkStatus, Pooling, PromptState, Ticket, TokenOutput
 
 STATS = SendStats("tcp", 1, 0.0, 0)
 
@@ -201,6 +201,30 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too(
         assert isinstance(failed, Failed)
         assert "here already" in failed.message
         assert ("abort", ticket_for(state).ticket_id) in it.sender.said
+
+
+def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_its_ticket_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise IndexError("a defect")
+
+    with half() as it:
+        monkeypatch.setattr(it.core, "add", break_down)
+        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.turn()
+
+        assert it.events == [Failed("p", "InternalError", "a defect")]
+        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.said
+        assert not it.worker.prefills("p")
+
+
+def test_a_prompt_that_wants_a_vector_is_refused_in_words_and_nothing_is_begun() -> None:
+    with half() as it:
+        state = replace(prompt("p", 9), pooling=Pooling("embed"))
+        with pytest.raises(InvalidRequest, match="prompt p wants a vector: there is nothing to hand over"):
+            it.worker.accept(state, ticket_for(state))
+
+        assert it.sender.said == []
+        assert not it.worker.prefills("p")
 
 
 def test_a_cancelled_prompt_of_the_same_name_does_not_end_the_next_one() -> None:
