@@ -103,14 +103,14 @@ class Roster:
 
     def select(self, now: float) -> Selection:
         """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
-        self._start_waiting(now)
+        selection = Selection()
+        self._start_waiting(now, selection)
         in_order = sorted(self.running.values(), key=lambda prompt: (not prompt.state.probe, prompt.age))
         runs = [(prompt, run) for prompt in in_order for run in prompt.runs()]
         if self._model.info.rope is not None:
             for _, run in runs:
                 run.sequence.recount(self._model.info.rope, self._blocks)
         counts = plan_step([run.sequence.remaining for _, run in runs], self._limits)
-        selection = Selection()
         for (prompt, run), count in zip(runs, counts, strict=True):
             if count and self.runs(prompt):
                 self._take_part(prompt, run, count, selection)
@@ -152,13 +152,17 @@ class Roster:
         self.preemptions += 1
         return True
 
-    def _start_waiting(self, now: float) -> None:
+    def _start_waiting(self, now: float, selection: Selection) -> None:
         while self.waiting and self._may_start(self.waiting[0]):
             prompt = self.waiting[0]
             try:
                 self._start(prompt, now)
             except NoCapacity:
                 return  # another thread was faster
+            except Exception as error:  # noqa: BLE001 - whatever its start raises ends this prompt only, and is reported
+                self.remove(prompt)
+                selection.failed.append((prompt, error))
+                continue
             self.running[prompt.state.prompt_id] = self.waiting.popleft()
 
     def _start(self, prompt: Prompt, now: float) -> None:

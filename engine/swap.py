@@ -22,7 +22,7 @@ class SwapArea:
         self._num_touched = 0
         self._references: dict[int, int] = {}
         self._slot_by_link: dict[bytes, int] = {}
-        self._link_by_slot: dict[int, bytes] = {}
+        self._name_by_slot: dict[int, BlockName] = {}
 
     @property
     def num_used(self) -> int:
@@ -32,14 +32,17 @@ class SwapArea:
     def save(self, names: Mapping[int, BlockName | None]) -> "dict[int, int] | None":
         """Copy these blocks, each with the name of what it holds if it has one; return the slot of each.
 
-        Every slot has one reference for the caller. None, with nothing copied, where there are too few.
+        Blocks of equal names have one slot, with one reference for each of them. None, with nothing copied, where
+        there are too few.
         """
-        known = {block_id: self._slot_of(name) for block_id, name in names.items()}
+        first = _first_of_each_name(names)
+        known = {block_id: self._slot_of(names[block_id]) for block_id in dict.fromkeys(first.values())}
         fresh = [block_id for block_id, slot in known.items() if slot is None]
         if self.num_used + len(fresh) > self.num_slots:
             return None
         copies = dict(zip(fresh, self._take(len(fresh)), strict=True))
-        slots = {block_id: copies[block_id] if slot is None else slot for block_id, slot in known.items()}
+        held = {block_id: copies[block_id] if slot is None else slot for block_id, slot in known.items()}
+        slots = {block_id: held[first[block_id]] for block_id in names}
         self.retain(list(slots.values()))
         try:
             self._model.save_blocks(list(copies), list(copies.values()))
@@ -66,22 +69,24 @@ class SwapArea:
             if self._references[slot] == 0:
                 del self._references[slot]
                 heapq.heappush(self._freed, slot)
-                link = self._link_by_slot.pop(slot, None)
-                if link is not None:
-                    del self._slot_by_link[link]
+                name = self._name_by_slot.pop(slot, None)
+                if name is not None:
+                    del self._slot_by_link[name.link]
 
     def check(self) -> None:
-        """Assert that every slot is either held or free, and that links and slots belong to each other."""
+        """Assert that every slot is either held or free, and that names and slots belong to each other."""
         held = set(self._references)
         assert not held & set(self._freed), "a slot is held and free at once"
         assert held | set(self._freed) == set(range(self._num_touched)), "a slot is lost"
         assert self._num_touched <= self.num_slots
         assert all(count > 0 for count in self._references.values())
-        assert self._link_by_slot.keys() <= held
-        assert self._slot_by_link == {link: slot for slot, link in self._link_by_slot.items()}
+        assert self._name_by_slot.keys() <= held
+        assert self._slot_by_link == {name.link: slot for slot, name in self._name_by_slot.items()}
 
     def _slot_of(self, name: BlockName | None) -> int | None:
-        return None if name is None else self._slot_by_link.get(name.link)
+        """Return the slot of what has that name; like ids are asked for, not the link alone."""
+        slot = None if name is None else self._slot_by_link.get(name.link)
+        return slot if slot is not None and self._name_by_slot[slot] == name else None
 
     def _take(self, count: int) -> list[int]:
         slots: list[int] = []
@@ -94,9 +99,10 @@ class SwapArea:
         return slots
 
     def _name(self, slot: int, name: BlockName | None) -> None:
-        if name is not None:
+        """Let the slot be found; the first of a link keeps it."""
+        if name is not None and name.link not in self._slot_by_link:
             self._slot_by_link[name.link] = slot
-            self._link_by_slot[slot] = name.link
+            self._name_by_slot[slot] = name
 
 
 class SavedBlocks:
@@ -112,3 +118,11 @@ class SavedBlocks:
         """Give the slots back. Idempotent."""
         slots, self.slots = self.slots, ()
         self._area.release(slots)
+
+
+def _first_of_each_name(names: Mapping[int, BlockName | None]) -> dict[int, int]:
+    """Return for each block the first that holds the same: two sequences of like tokens fill blocks of one name."""
+    first: dict[BlockName, int] = {}
+    return {
+        block_id: block_id if name is None else first.setdefault(name, block_id) for block_id, name in names.items()
+    }

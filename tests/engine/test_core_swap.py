@@ -211,3 +211,39 @@ def test_a_rebuilding_finds_what_the_cache_still_holds() -> None:
         assert core.load().preemptions == 1
         assert seen.tokens < 2 * (40 + 39) + 40
         assert_answers(answers, states, CACHED)
+
+
+def test_two_sequences_of_like_tokens_are_put_aside_and_come_back() -> None:
+    config = replace(CACHED, num_blocks=9)
+    old, twins = prompt("old", 20, max_tokens=90), prompt("twins", 20, max_tokens=60, n=2)
+    with watched(config) as (core, seen):
+        core.add(old)
+        answers = Answers()
+        answers.take(core.step().tokens)
+        core.add(twins)
+        run(core, answers)
+
+        assert core.load().preemptions > 0
+        assert seen.saved > 0
+        assert_answers(answers, [old, twins], config)
+        assert core.blocks.num_used == 0
+
+
+def test_a_start_that_raises_ends_that_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [prompt(name, 6, max_tokens=5) for name in ("bad", "good")]
+    with watched() as (core, _):
+        take = core.blocks.take
+
+        def fail_once(*args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(core.blocks, "take", take)
+            raise RuntimeError("no such block")
+
+        monkeypatch.setattr(core.blocks, "take", fail_once)
+        for state in states:
+            core.add(state)
+        answers = run(core)
+
+        assert [prompt_id for prompt_id, _ in answers.failed] == ["bad"]
+        assert "no such block" in str(answers.failed[0][1])
+        assert_answers(answers, states[1:])
+        assert core.blocks.num_used == 0

@@ -74,6 +74,38 @@ def test_a_named_block_is_copied_once_for_all_who_bring_it() -> None:
     model.close()
 
 
+def test_two_blocks_of_one_name_have_one_slot() -> None:
+    model = Recording()
+    area, (first, second) = SwapArea(model, 3 * BLOCK_BYTES), names("t", 2)
+    slots = area.save({3: first, 4: second, 5: first, 6: None})
+
+    assert slots == {3: 0, 4: 1, 5: 0, 6: 2}
+    assert model.saved == [(3, 0), (4, 1), (6, 2)]
+    area.release([0, 1, 2])
+    area.check()
+    assert (area.num_used, area.save({9: first})) == (1, {9: 0})
+    area.release([0, 0])
+    area.check()
+    assert area.num_used == 0
+    model.close()
+
+
+def test_blocks_of_one_link_and_unlike_tokens_are_not_one() -> None:
+    model = Recording()
+    area, (name,) = SwapArea(model, 3 * BLOCK_BYTES), names("t", 1)
+    other = name._replace(token_ids=tuple(range(1, 17)))
+    area.save({3: name})
+
+    assert area.save({4: other}) == {4: 1}
+    area.check()
+    area.release([0])
+    area.check()
+    area.release([1])
+    area.check()
+    assert area.num_used == 0
+    model.close()
+
+
 def test_what_a_sequence_saved_is_released_once() -> None:
     model = Recording()
     area = SwapArea(model, 4 * BLOCK_BYTES)
