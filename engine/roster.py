@@ -110,22 +110,32 @@ class Roster:
         if self._model.info.rope is not None:
             for _, run in runs:
                 run.sequence.recount(self._model.info.rope, self._blocks)
-        counts = plan_step([run.sequence.remaining for _, run in runs], self._limits)
-        for (prompt, run), count in zip(runs, counts, strict=True):
-            if count and self.runs(prompt):
-                self._take_part(prompt, run, count, selection)
-        selection.pieces = [piece for piece in selection.pieces if self.runs(piece.prompt)]
+        self._share_out(runs, selection)
         return selection
 
-    def _take_part(self, prompt: Prompt, run: Run, count: int, selection: Selection) -> None:
+    def _share_out(self, runs: list[tuple[Prompt, Run]], selection: Selection) -> None:
+        """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
+        wanted, got, counts = [run.sequence.remaining for _, run in runs], list[int](), [0]
+        while got != counts:
+            counts = plan_step(wanted, self._limits)
+            got = [self._room_for(*one, count, selection) for one, count in zip(runs, counts, strict=True)]
+            wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
+        selection.pieces = [
+            Piece(prompt, run.sequence, count, run.sampled)
+            for (prompt, run), count in zip(runs, counts, strict=True)
+            if count and self.runs(prompt)
+        ]
+
+    def _room_for(self, prompt: Prompt, run: Run, count: int, selection: Selection) -> int:
+        """Return how many of `count` tokens have their blocks now; none where the prompt ends by that."""
+        if not count or not self.runs(prompt):
+            return 0
         try:
-            count = self._make_room(prompt, run.sequence, count)
+            return self._make_room(prompt, run.sequence, count)
         except Exception as error:  # noqa: BLE001 - a copy that fails ends this prompt only, and is reported
             self.remove(prompt)
             selection.failed.append((prompt, error))
-            return
-        if count:
-            selection.pieces.append(Piece(prompt, run.sequence, count, run.sampled))
+            return 0
 
     def _make_room(self, prompt: Prompt, sequence: Sequence, count: int) -> int:
         """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core import EngineCore
+from engine.fake import FakeConfig
+from engine.prompt import Prompt
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
+from wire.types import FinishReason, PromptState
 
 
 def test_prompts_queue_while_the_pool_is_full() -> None:
@@ -164,3 +168,52 @@ def test_probes_are_counted_apart_while_they_run() -> None:
         assert (core.blocks.num_used, core.blocks.num_probe) == (4, 3)
         core.cancel("probe")
         assert (core.blocks.num_used, core.blocks.num_probe) == (1, 0)
+
+
+def resumed_before_held(blocks: int) -> tuple[FakeConfig, PromptState, PromptState]:
+    """A prompt with 41 outputs so far, whose blocks are not free, and one to be held that has all of its own."""
+    config = replace(CONFIG, block_size=16, num_blocks=blocks, max_model_len=96)
+    resumed = replace(prompt("resumed", 32, max_tokens=60), outputs=(tuple(range(1, 42)),))
+    return config, resumed, prompt("held", 40, max_tokens=3)
+
+
+def test_a_prompt_that_waits_for_blocks_takes_no_chunk_from_one_that_has_its_own() -> None:
+    config, resumed, held = resumed_before_held(6)
+    with engine(config, tokens=24, chunk=6) as (core, _):
+        core.add(resumed)
+        core.add(held, hold=True)
+        answers = run(core, Answers({("resumed", 0): list(range(1, 42))}))
+        assert [one.state.prompt_id for one in answers.prefilled] == ["held"]
+        assert not core.has_work()
+        core.release("held")
+
+        assert run(core, answers).finish["resumed", 0] is FinishReason.LENGTH
+        assert core.load().preemptions == 0
+
+
+def test_a_step_that_work_is_left_for_computes_something() -> None:
+    config, resumed, held = resumed_before_held(7)
+    for chunk in (1, 6, 50):
+        for taken in range(3):
+            with engine(config, tokens=24, chunk=chunk, seqs=2) as (core, _):
+                core.add(resumed)
+                core.add(held, hold=True)
+                reserved = core.blocks.allocate(taken)
+                _run_without_idle_steps(core)
+                core.blocks.release(reserved)
+                core.release("held")
+                _run_without_idle_steps(core)
+
+                assert core.load().running == core.load().waiting == 0
+
+
+def _run_without_idle_steps(core: EngineCore) -> None:
+    while core.has_work():
+        before = core.load().uncomputed_tokens, [_computed(one) for one in core._roster.running.values()]
+        result = core.step()
+        after = core.load().uncomputed_tokens, [_computed(one) for one in core._roster.running.values()]
+        assert result.tokens or result.prefilled or before != after
+
+
+def _computed(one: Prompt) -> int:
+    return sum(sequence.num_computed for sequence in one.holders)
