@@ -80,6 +80,12 @@ class InstanceSession:
             case Heartbeat() | OpenSession():
                 pass
 
+    def refuse(self, prompt_id: str, error: PdserveError) -> None:
+        """Answer Refused in place of a command that cannot be taken."""
+        self._last_heard = self._loop.time()
+        if not self._over:
+            self._emit_refused(prompt_id, error)
+
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the session is over."""
         while (event := await self._queue.get()) is not None:
@@ -100,7 +106,7 @@ class InstanceSession:
             self._guard(state.prompt_id, lambda: take(grammar))
 
         def refuse(error: PdserveError) -> None:
-            self.emit(Refused(state.prompt_id, to_name(error), str(error)))
+            self._emit_refused(state.prompt_id, error)
 
         self._guard(state.prompt_id, lambda: self._gate.pass_on(state, go, refuse))
 
@@ -114,7 +120,10 @@ class InstanceSession:
         try:
             accept()
         except PdserveError as error:
-            self.emit(Refused(prompt_id, to_name(error), str(error)))
+            self._emit_refused(prompt_id, error)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a command: it answers, the session lives
             log.error("command_failed", error, prompt_id=prompt_id, error=error)
             self.emit(Failed(prompt_id, to_name(error), "the instance failed to take this prompt; see its log"))
+
+    def _emit_refused(self, prompt_id: str, error: PdserveError) -> None:
+        self.emit(Refused(prompt_id, to_name(error), str(error)))

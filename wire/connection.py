@@ -6,6 +6,7 @@ Both implementations (`wire/grpc_connection.py`, `wire/inprocess.py`) pass the s
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from wire.errors import InvalidRequest
 from wire.messages import Command, Event, OpenSession
 from wire.types import InstanceDescription
 
@@ -59,6 +60,10 @@ class ServedSession(Protocol):
 
     def handle(self, command: Command) -> None:
         """Take one command; never blocks, answers by events."""
+        ...
+
+    def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
+        """Answer Refused in place of a command that cannot be taken."""
         ...
 
     def events(self) -> AsyncIterator[Event]:

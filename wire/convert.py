@@ -6,6 +6,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from wire import cluster_pb2 as pb
+from wire.check_prompt import check_prompt
 from wire.convert_params import (
     beam_from_pb,
     beam_to_pb,
@@ -34,7 +35,6 @@ from wire.types import (
 
 E = TypeVar("E", bound=StrEnum)
 MAX_DESCRIPTION_BYTES = 16 * 2**20
-MAX_SALT = 128
 
 
 def prompt_to_pb(state: PromptState) -> pb.PromptState:
@@ -53,7 +53,7 @@ def prompt_to_pb(state: PromptState) -> pb.PromptState:
 
 
 def prompt_from_pb(message: pb.PromptState) -> PromptState:
-    """Convert a prompt; it must have tokens, and outputs for none or all of its sequences."""
+    """Convert a prompt and check it."""
     state = PromptState(
         prompt_id=message.prompt_id,
         request_id=message.request_id,
@@ -63,16 +63,9 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         probe=message.probe,
         cache_salt=message.cache_salt,
         beams=tuple(beam_from_pb(beam) for beam in message.beams),
-        pooling=pooling_from_pb(message.pooling, len(message.token_ids)) if message.HasField("pooling") else None,
+        pooling=pooling_from_pb(message.pooling) if message.HasField("pooling") else None,
     )
-    if not state.token_ids:
-        raise InvalidRequest("a prompt needs at least one token", param="prompt")
-    if len(state.cache_salt) > MAX_SALT:
-        raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
-    if state.outputs and len(state.outputs) != state.params.num_sequences:
-        raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
-    if state.beams and state.params.beam_search is None:
-        raise InvalidRequest(f"{len(state.beams)} beams for a prompt that is not searched with beams")
+    check_prompt(state)
     return state
 
 

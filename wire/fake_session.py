@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from wire.messages import Command, Event, Heartbeat, OpenSession, SessionOpen
+from wire.errors import InvalidRequest, to_name
+from wire.messages import Command, Event, Heartbeat, OpenSession, Refused, SessionOpen
 from wire.types import LoadSnapshot
 
 _HEARTBEAT_S = 1.0
@@ -38,6 +39,12 @@ class FakeServedSession:
         if not self._over:
             self._heard_at = self._loop.time()
             self._handle(command)
+
+    def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
+        """Answer Refused in place of a command that cannot be taken."""
+        if not self._over:
+            self._heard_at = self._loop.time()
+            self.tell(Refused(prompt_id, to_name(error), str(error)))
 
     def tell(self, event: Event, *, lag_s: float = 0.0) -> None:
         """Send an event, `lag_s` from now."""

@@ -151,12 +151,32 @@ class _Servicer:
 async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
     try:
         async for message in requests:
-            try:
-                session.handle(_command(message))
-            except InvalidRequest as error:
-                log.warning("command_refused", error=error)
+            _take(session, message)
     finally:
         session.lost()
+
+
+def _take(session: ServedSession, message: bytes) -> None:
+    """Hand a command over; one that cannot be taken is answered where the prompt it is of can be read from it."""
+    prompt_id = ""
+    try:
+        parsed = _parse(pb.CommandMessage, message)
+        prompt_id = _prompt_id(parsed)
+        command = command_from_pb(parsed)
+    except InvalidRequest as error:
+        log.warning("command_refused", prompt_id=prompt_id, error=error)
+        if prompt_id:
+            session.refuse(prompt_id, error)
+    else:
+        session.handle(command)
+
+
+def _prompt_id(message: pb.CommandMessage) -> str:
+    """Return the id of the prompt that a command brings, empty where it brings none."""
+    match message.WhichOneof("command"):
+        case "reserve" | "prefill" | "generate" as kind:
+            return str(getattr(message, kind).prompt.prompt_id)
+    return ""
 
 
 def _command(data: bytes) -> Command:

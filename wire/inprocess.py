@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from wire.check_prompt import check_prompt
 from wire.connection import InstanceService, ServedSession
-from wire.errors import InstanceLost
-from wire.messages import Command, Event, OpenSession
+from wire.errors import InstanceLost, InvalidRequest
+from wire.messages import Command, Event, Generate, OpenSession, Prefill, Reserve
 from wire.types import InstanceDescription
 
 
@@ -35,9 +36,15 @@ class InProcessSession:
         self._closed = False
 
     async def send(self, command: Command) -> None:
-        """Hand the command over, in order."""
+        """Hand the command over, in order, checked as one that comes over gRPC."""
         if self._closed:
             raise InstanceLost("the session to the instance in this process is over")
+        if isinstance(command, Reserve | Prefill | Generate):
+            try:
+                check_prompt(command.prompt)
+            except InvalidRequest as error:
+                self._served.refuse(command.prompt.prompt_id, error)
+                return
         self._served.handle(command)
 
     async def events(self) -> AsyncIterator[Event]:

@@ -8,9 +8,22 @@ from pathlib import Path
 import pytest
 
 from instance.session import InstanceSession
-from tests.instance.pair import DEADLINE_S, FAKE, instance_config, running
+from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
+from tests.wire.reach import Reach, in_process, over_grpc
 from wire.errors import InstanceLost
-from wire.messages import Cancel, Command, Failed, Generate, Heartbeat, OpenSession, Prefill, Reserve, Reserved
+from wire.messages import (
+    Cancel,
+    Command,
+    Failed,
+    Generate,
+    Heartbeat,
+    OpenSession,
+    Prefill,
+    Refused,
+    Reserve,
+    Reserved,
+    Step,
+)
 from wire.types import PromptState, Role, SamplingParams, Ticket
 
 STATE = PromptState("r/0", "r", (3, 4, 5), SamplingParams(max_tokens=2, temperature=0.0))
@@ -43,6 +56,26 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
                 assert (failed.prompt_id, failed.error) == ("r/0", "InternalError")
             await client.session.send(Reserve(replace(STATE, prompt_id="r/1")))
             await client.next(Reserved)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reach", [over_grpc, in_process])
+def test_parameters_out_of_range_are_refused_and_the_next_prompt_is_served(reach: Reach, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, old):
+            await old.session.close()
+            async with reach(instance._host) as connection:
+                client = Client(await connection.open(OpenSession("test", 1, DEADLINE_S), DEADLINE_S))
+                await client.session.send(
+                    Generate(replace(STATE, params=replace(STATE.params, repetition_penalty=-1.0)))
+                )
+                refused = await client.next(Refused, Failed)
+                assert isinstance(refused, Refused)
+                assert (refused.prompt_id, refused.error) == ("r/0", "InvalidRequest")
+                await client.session.send(Generate(STATE))
+                assert isinstance(await client.next(Step, Refused, Failed), Step)
+                await client.session.close()
 
     asyncio.run(run())
 

@@ -14,15 +14,17 @@ from wire.fake_instance import FakeInstance
 from wire.grpc_connection import GrpcConnection
 from wire.grpc_server import GrpcServer
 from wire.kv_layout import KvTensor
-from wire.messages import Cancel, Generate, Heartbeat, OpenSession, SessionOpen, Step
+from wire.messages import Cancel, Generate, Heartbeat, OpenSession, Prefill, Refused, Reserve, SessionOpen, Step
 from wire.types import (
     PROTOCOL_VERSION,
     FinishReason,
     InstanceDescription,
     ModelIdentity,
+    Pooling,
     PromptState,
     Role,
     SamplingParams,
+    Ticket,
     TokenOutput,
 )
 
@@ -32,6 +34,7 @@ DESCRIPTION = InstanceDescription(
     ModelIdentity("m", "w", "t"), 512, 1000, "float32", 16, 64, (KvTensor(0, "k", 1, 4, "float32"),), 512, 8, (),
 )  # fmt: skip
 HELLO = OpenSession("s", 1, 10.0)
+TICKET = Ticket("0" * 32, 1, "decode-0", 1, 0, 10.0, ())
 T = TypeVar("T")
 
 
@@ -205,3 +208,46 @@ class TestGrpcOnly:
             await connection.close()
 
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [Reserve, Generate, Prefill])
+def test_a_prompt_that_cannot_be_taken_is_answered_in_words_and_does_not_reach_the_instance(
+    reach: Reach, kind: type[Reserve] | type[Generate] | type[Prefill]
+) -> None:
+    bad = PromptState("bad", "r", (1,), SamplingParams(max_tokens=1, repetition_penalty=-1.0))
+    command = Prefill(bad, TICKET) if kind is Prefill else kind(bad)  # type: ignore[call-arg]
+
+    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, bool]:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await session.send(command)
+        events = session.events()
+        refused = await anext(event async for event in events if isinstance(event, Refused))
+        await session.close()
+        return refused, command in instance.commands
+
+    refused, reached = each(reach, send)
+
+    assert (refused.prompt_id, refused.error, reached) == ("bad", "InvalidRequest", False)
+    assert "repetition_penalty is -1.0, must be" in refused.message
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        PromptState("bad", "r", (), SamplingParams(max_tokens=1)),
+        PromptState("bad", "r", (1,), SamplingParams(max_tokens=3, n=2), outputs=((4,),)),
+        PromptState("bad", "r", (1,), SamplingParams(max_tokens=1), cache_salt="s" * 129),
+        PromptState("bad", "r", (1,), SamplingParams(max_tokens=1), pooling=Pooling("draw")),
+    ],
+)
+def test_what_is_no_prompt_is_refused_alike_on_both_ways(reach: Reach, state: PromptState) -> None:
+    async def send(_: FakeInstance, connection: Connection) -> Refused:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await session.send(Generate(state))
+        refused = await anext(event async for event in session.events() if isinstance(event, Refused))
+        await session.close()
+        return refused
+
+    refused = each(reach, send)
+
+    assert (refused.prompt_id, refused.error) == ("bad", "InvalidRequest")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wire import cluster_pb2 as pb
+from wire.check_prompt import check_params
 from wire.convert import (
     describe_prompt,
     description_from_pb,
@@ -16,7 +17,6 @@ from wire.convert import (
     read_prompt,
 )
 from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
-from wire.convert_params import check_params
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.messages import (
@@ -180,11 +180,14 @@ def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value
     ("field", "value"),
     [
         ("best_of", 1), ("temperature", 1.0), ("top_p", 0.5), ("top_k", 1), ("min_p", 0.1),
-        ("structured", StructuredOutput("regex", "a")),
+        ("structured", StructuredOutput("regex", "a")), ("early_stopping", "perhaps"),
     ],
 )  # fmt: skip
 def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object) -> None:
-    values = {"max_tokens": 5, "temperature": 0.0, "best_of": 2, "beam_search": BeamSearch(), field: value}
+    search = BeamSearch(early_stopping=str(value)) if field == "early_stopping" else BeamSearch()
+    values = {"max_tokens": 5, "temperature": 0.0, "best_of": 2, "beam_search": search}
+    if field != "early_stopping":
+        values[field] = value
 
     with pytest.raises(InvalidRequest, match=field) as caught:
         check_params(SamplingParams(**values))  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""Check a prompt as an instance is given it: the same rules over gRPC, within one process and in a commit. Pure."""
+
+import math
+from collections.abc import Iterable
+
+from wire.errors import InvalidRequest
+from wire.types import BeamSearch, Pooling, PromptState, SamplingParams
+
+MAX_LOGPROBS = 1024  # what an instance computes at most; the HTTP door allows fewer
+MAX_SALT = 128
+POOLING_KINDS = ("embed", "score")
+POOLING_HOW = ("last", "mean", "cls")
+
+_Rule = tuple[str, object, bool, str]  # a field, its value, whether that is good, and what it must be
+
+
+def check_prompt(state: PromptState) -> None:
+    """Raise InvalidRequest for what no instance could act on; it has outputs for none or all of its sequences."""
+    check_params(state.params)
+    if state.pooling is not None:
+        _check_pooling(state.pooling, len(state.token_ids))
+    if not state.token_ids:
+        raise InvalidRequest("a prompt needs at least one token", param="prompt")
+    if len(state.cache_salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
+    if state.outputs and len(state.outputs) != state.params.num_sequences:
+        raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
+    if state.beams and state.params.beam_search is None:
+        raise InvalidRequest(f"{len(state.beams)} beams for a prompt that is not searched with beams")
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise InvalidRequest naming the field, its value and the limit. Comparisons fail for NaN."""
+    logprobs = f"in [0, {MAX_LOGPROBS}]"
+    _refuse((
+        ("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1"),
+        ("temperature", params.temperature, 0.0 <= params.temperature <= 100.0, "in [0, 100]"),
+        ("top_k", params.top_k, params.top_k >= -1, "-1 or more"),
+        ("top_p", params.top_p, 0.0 < params.top_p <= 1.0, "in (0, 1]"),
+        ("min_p", params.min_p, 0.0 <= params.min_p <= 1.0, "in [0, 1]"),
+        ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
+        ("best_of", params.best_of, params.n <= (params.best_of or params.n) <= 1024, f"in [n = {params.n}, 1024]"),
+        ("min_tokens", params.min_tokens, 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
+        ("repetition_penalty", params.repetition_penalty, 0.0 < params.repetition_penalty < math.inf, "above 0"),
+        ("presence_penalty", params.presence_penalty, -2.0 <= params.presence_penalty <= 2.0, "in [-2, 2]"),
+        ("frequency_penalty", params.frequency_penalty, -2.0 <= params.frequency_penalty <= 2.0, "in [-2, 2]"),
+        ("logprobs", params.logprobs, 0 <= (params.logprobs or 0) <= MAX_LOGPROBS, logprobs),
+        ("prompt_logprobs", params.prompt_logprobs, 0 <= (params.prompt_logprobs or 0) <= MAX_LOGPROBS, logprobs),
+        ("bad_words", params.bad_words, all(params.bad_words), "words of at least one token"),
+    ))  # fmt: skip
+    for token_id, bias in params.logit_bias:
+        if not -100.0 <= bias <= 100.0:
+            raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
+    if params.beam_search is not None:
+        _check_beams(params, params.beam_search)
+
+
+def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
+    early = search.early_stopping
+    _refuse((
+        ("best_of", params.num_beams, params.num_beams >= 2, "at least 2 with beam search"),
+        ("temperature", params.temperature, params.temperature == 0.0, "0 with beam search"),
+        ("top_p", params.top_p, params.top_p == 1.0, "1 with beam search"),
+        ("top_k", params.top_k, params.top_k == -1, "-1 with beam search"),
+        ("min_p", params.min_p, params.min_p == 0.0, "0 with beam search"),
+        ("structured", "set", params.structured is None, "unset with beam search"),
+        ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
+        ("length_penalty", search.length_penalty, abs(search.length_penalty) <= 100.0, "in [-100, 100]"),
+        ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
+    ))  # fmt: skip
+
+
+def _check_pooling(pooling: Pooling, num_tokens: int) -> None:
+    dimensions, second = pooling.dimensions, pooling.second_text
+    how = f"empty or one of {', '.join(POOLING_HOW)}"
+    _refuse((
+        ("kind", repr(pooling.kind)[:40], pooling.kind in POOLING_KINDS, f"one of {', '.join(POOLING_KINDS)}"),
+        ("how", repr(pooling.how)[:40], pooling.how in ("", *POOLING_HOW), how),
+        ("dimensions", dimensions, dimensions is None or dimensions >= 1, "at least 1"),
+        ("second_text", second, second is None or 0 < second < num_tokens, f"a token after the first of {num_tokens}"),
+    ))  # fmt: skip
+
+
+def _refuse(rules: Iterable[_Rule]) -> None:
+    for name, value, good, limit in rules:
+        if not good:
+            raise InvalidRequest(f"{name} is {value}, must be {limit}", param=name)
