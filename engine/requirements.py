@@ -7,19 +7,28 @@ from engine.ending import finish_of
 from engine.interface import EngineInfo
 from engine.logits_check import check_token_params
 from engine.pooling.collected import check_decoder_pooling
+from engine.rope_lengths import RopeLengths
 from wire.errors import InvalidRequest, NeverFits, PromptTooLong
 from wire.types import PromptState
 
 
-def blocks_needed(prompt_length: int, outputs_computed: Iterable[int], block_size: int) -> int:
+def blocks_needed(
+    prompt_length: int, outputs_computed: Iterable[int], block_size: int, rope: RopeLengths | None = None
+) -> int:
     """Return the blocks of a prompt and its sequences, the i-th with KV of `outputs_computed[i]` output tokens.
 
-    Full prompt blocks are shared; a sequence that writes has its own copy of a partial last one.
+    Full prompt blocks are shared; a sequence that writes has its own copy of a partial last one, and one that the model
+    computes anew (`rope`) has all of them alone.
     """
-    shared, partial = prompt_length // block_size, int(prompt_length % block_size > 0)
     counts = list(outputs_computed)
-    own = sum(-(-(prompt_length + count) // block_size) - shared for count in counts if count > 0)
-    return shared + own + (partial if not counts or min(counts) == 0 else 0)
+    anew = [count for count in counts if rope is not None and rope.drops_prompt(prompt_length, prompt_length + count)]
+    whole = sum(-(-(prompt_length + count) // block_size) for count in anew)
+    sharing = [count for count in counts if count not in anew]
+    if anew and not sharing:
+        return whole
+    shared, partial = prompt_length // block_size, int(prompt_length % block_size > 0)
+    own = sum(-(-(prompt_length + count) // block_size) - shared for count in sharing if count > 0)
+    return whole + shared + own + (partial if not sharing or min(sharing) == 0 else 0)
 
 
 def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, prompt_only: bool = False) -> None:
@@ -87,10 +96,12 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     # The last token of a sequence is never computed, so it needs no slot.
     computed = 0 if prompt_only else min(params.max_tokens, info.max_model_len - length) - 1
     count = params.width
-    needed = blocks_needed(length, [computed] * count, layout.block_size)
+    needed = blocks_needed(length, [computed] * count, layout.block_size, info.rope)
     if needed > layout.num_blocks:
+        anew = info.rope is not None and info.rope.drops_prompt(length, length + computed)
+        why = f", each computed anew past {info.rope.border} tokens," if info.rope is not None and anew else ""
         raise NeverFits(
-            f"{length} prompt tokens and {count} x {computed + 1} output tokens need {needed} KV blocks of "
+            f"{length} prompt tokens and {count} x {computed + 1} output tokens{why} need {needed} KV blocks of "
             f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",
             "max_tokens",
         )

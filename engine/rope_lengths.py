@@ -36,6 +36,10 @@ class RopeLengths:
         crossed = self.computes_anew and num_tokens > self.border
         return max(prompt_length, self.border + 1) if crossed else prompt_length
 
+    def drops_prompt(self, prompt_length: int, num_tokens: int) -> bool:
+        """Whether a sequence that has grown to `num_tokens` was computed anew, and shares no KV of its prompt."""
+        return self.counted_prompt(prompt_length, num_tokens) > prompt_length
+
     def prefix_salt(self, prompt_length: int) -> str:
         """Return what sets a prompt's keys apart from those of like tokens in prompts of another length."""
         if prompt_length <= self.border:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
 from engine.preemption import bring_back, put_aside
+from engine.prefix import BlockName
 from engine.prompt import Prompt, Run
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
@@ -190,10 +191,15 @@ class Roster:
         growing = sum(other.num_seats for other in running if not other.hold)
         if seats < prompt.num_seats or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
             return False
-        missing = self._blocks_to_start(prompt) + growing - self._blocks.num_free
-        return missing <= 0 or missing <= self._blocks.num_shareable(prompt.prefix)
+        needed, found = self._blocks_to_start(prompt)
+        missing = needed + growing - self._blocks.num_free
+        return missing <= 0 or missing <= self._blocks.num_shareable(found)
 
-    def _blocks_to_start(self, prompt: Prompt) -> int:
+    def _blocks_to_start(self, prompt: Prompt) -> tuple[int, list[BlockName]]:
+        """Return how many blocks it needs, and the names of those that it may share with others for good."""
+        length, rope = len(prompt.state.token_ids), self._model.info.rope
         counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seats
         outputs = [] if prompt.hold else counts
-        return blocks_needed(len(prompt.state.token_ids), outputs, self._block_size)
+        needed = blocks_needed(length, outputs, self._block_size, rope)
+        drops = rope is not None and any(rope.drops_prompt(length, length + count) for count in outputs)
+        return needed, [] if drops else prompt.prefix

@@ -1,5 +1,7 @@
 """The engine core when the pool is full: who waits, who is preempted, who keeps blocks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -7,7 +9,9 @@ import pytest
 from engine.core import EngineCore
 from engine.fake import FakeConfig
 from engine.prompt import Prompt
+from engine.rope_lengths import RopeLengths
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
+from wire.errors import NeverFits
 from wire.types import FinishReason, PromptState
 
 
@@ -205,6 +209,44 @@ def test_a_step_that_work_is_left_for_computes_something() -> None:
                 _run_without_idle_steps(core)
 
                 assert core.load().running == core.load().waiting == 0
+
+
+@contextmanager
+def anew_past(border: int, blocks: int) -> Iterator[EngineCore]:
+    """An engine whose model computes a sequence anew as it grows past `border` tokens."""
+    with engine(replace(CONFIG, num_blocks=blocks)) as (core, model):
+        model._info = replace(model._info, rope=RopeLengths("longrope", border, computes_anew=True))
+        yield core
+
+
+def test_sequences_that_will_be_computed_anew_share_no_block_of_their_prompt() -> None:
+    state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
+    with anew_past(16, blocks=20) as core:
+        with pytest.raises(NeverFits, match=r"past 16 tokens, need 21 KV blocks of 4 tokens, the whole pool has 20"):
+            core.add(state)
+        core.check(replace(state, params=replace(state.params, n=2)))
+        core.check(replace(state, params=replace(state.params, max_tokens=3)))
+        core.check(prompt("long", 17, max_tokens=12, n=3))  # never shorter than the border
+
+    with anew_past(16, blocks=21) as core:
+        core.add(state)
+        assert_answers(run(core), [state])
+        assert core.blocks.num_used == 0
+
+
+def test_a_prompt_whose_sequences_are_computed_anew_waits_for_the_blocks_of_each() -> None:
+    state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
+    begun = replace(state, outputs=tuple(tuple(wanted(state, i)[:5]) for i in range(3)))
+    with anew_past(16, blocks=21) as core:
+        core.add(begun)
+        reserved = core.blocks.allocate(7)
+        assert not core.has_work()
+        core.step()
+        assert (core.load().running, core.load().waiting) == (0, 1)
+        core.blocks.release(reserved)
+
+        answers = run(core, Answers({("n", i): list(tokens) for i, tokens in enumerate(begun.outputs)}))
+        assert_answers(answers, [state])
 
 
 def _run_without_idle_steps(core: EngineCore) -> None:
