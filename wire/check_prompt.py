@@ -1,12 +1,14 @@
 """Check a prompt as an instance is given it: the same rules over gRPC, within one process and in a commit. Pure."""
 
-import math
 from collections.abc import Iterable
 
 from wire.errors import InvalidRequest
 from wire.types import BeamSearch, Pooling, PromptState, SamplingParams
 
-MAX_LOGPROBS = 1024  # what an instance computes at most; the HTTP door allows fewer
+MAX_LOGPROBS = 128  # at each position; those of a step's 10,000 prompt tokens fit one message (wire/channel.py)
+MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
+MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so
 MAX_SALT = 128
 POOLING_KINDS = ("embed", "score")
 POOLING_HOW = ("last", "mean", "cls")
@@ -41,18 +43,34 @@ def check_params(params: SamplingParams) -> None:
         ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
         ("best_of", params.best_of, params.n <= (params.best_of or params.n) <= 1024, f"in [n = {params.n}, 1024]"),
         ("min_tokens", params.min_tokens, 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
-        ("repetition_penalty", params.repetition_penalty, 0.0 < params.repetition_penalty < math.inf, "above 0"),
+        ("repetition_penalty", params.repetition_penalty, 0.01 <= params.repetition_penalty <= 100.0, "in [0.01, 100]"),
         ("presence_penalty", params.presence_penalty, -2.0 <= params.presence_penalty <= 2.0, "in [-2, 2]"),
         ("frequency_penalty", params.frequency_penalty, -2.0 <= params.frequency_penalty <= 2.0, "in [-2, 2]"),
         ("logprobs", params.logprobs, 0 <= (params.logprobs or 0) <= MAX_LOGPROBS, logprobs),
         ("prompt_logprobs", params.prompt_logprobs, 0 <= (params.prompt_logprobs or 0) <= MAX_LOGPROBS, logprobs),
-        ("bad_words", params.bad_words, all(params.bad_words), "words of at least one token"),
     ))  # fmt: skip
+    _check_lists(params)
     for token_id, bias in params.logit_bias:
         if not -100.0 <= bias <= 100.0:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
     if params.beam_search is not None:
         _check_beams(params, params.beam_search)
+
+
+def _check_lists(params: SamplingParams) -> None:
+    """Refuse what would be walked for long at every token."""
+    for name, length, most in (
+        ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKENS),
+        ("bad_words", len(params.bad_words), MAX_BAD_WORDS),
+        ("logit_bias", len(params.logit_bias), MAX_LISTED_TOKENS),
+        ("allowed_token_ids", len(params.allowed_token_ids), MAX_LISTED_TOKENS),
+    ):
+        if length > most:
+            raise InvalidRequest(f"{name} has {length} entries, at most {most} are allowed", name)
+    for word in params.bad_words:
+        if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+            limit = f"must have from 1 to {MAX_BAD_WORD_TOKENS}"
+            raise InvalidRequest(f"bad_words has a word of {len(word)} tokens, {limit}", "bad_words")
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:

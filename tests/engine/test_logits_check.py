@@ -1,6 +1,5 @@
 """Token ids in parameters have to be tokens of the model."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,10 +37,11 @@ def test_a_negative_stop_id_is_refused_with_its_value() -> None:
 @pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids"])
 def test_a_list_longer_than_the_vocabulary_is_refused_with_its_length(name: str) -> None:
     entry = (3, 1.0) if name == "logit_bias" else 3
-    fitting, long = (replace(SamplingParams(max_tokens=1), **{name: (entry,) * count}) for count in (100, 101))
+    fitting: dict[str, Any] = {name: (entry,) * 100}
+    long: dict[str, Any] = {name: (entry,) * 101}
 
-    check_token_params(fitting, 100)
+    check_token_params(SamplingParams(max_tokens=1, **fitting), 100)
     with pytest.raises(InvalidRequest, match=rf"{name} has 101 entries, the vocabulary has 100 tokens") as refused:
-        check_token_params(long, 100)
+        check_token_params(SamplingParams(max_tokens=1, **long), 100)
 
     assert refused.value.param == name

@@ -1,13 +1,15 @@
 """What goes over the wire comes back equal, and what is wrong is refused by name."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wire import cluster_pb2 as pb
-from wire.check_prompt import check_params
+from wire.channel import MAX_MESSAGE_BYTES
+from wire.check_prompt import MAX_LOGPROBS, check_params
 from wire.convert import (
     describe_prompt,
     description_from_pb,
@@ -159,11 +161,15 @@ def test_any_bytes_as_a_description_are_a_prompt_or_an_invalid_request(data: byt
         ("min_tokens", 6),
         ("best_of", 1025),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-45),
+        ("repetition_penalty", 1e300),
         ("repetition_penalty", float("inf")),
+        ("repetition_penalty", float("nan")),
         ("presence_penalty", 2.1),
         ("frequency_penalty", float("nan")),
         ("logprobs", -1),
-        ("prompt_logprobs", 1025),
+        ("logprobs", 129),
+        ("prompt_logprobs", 129),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value: float) -> None:
@@ -193,6 +199,42 @@ def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object)
         check_params(SamplingParams(**values))  # type: ignore[arg-type]
 
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "entry", "most"),
+    [
+        ("stop_token_ids", 3, 1024), ("bad_words", (3,), 1024), ("logit_bias", (3, 1.0), 300_000),
+        ("allowed_token_ids", 3, 300_000),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_too_long_is_refused_by_its_length(field: str, entry: Any, most: int) -> None:
+    fitting: Any = {field: (entry,) * most}
+    long: Any = {field: (entry,) * (most + 1)}
+
+    check_params(SamplingParams(5, **fitting))
+    with pytest.raises(InvalidRequest, match=rf"{field} has {most + 1} entries, at most {most} are") as caught:
+        check_params(SamplingParams(5, **long))
+
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize("length", [0, 65])
+def test_a_bad_word_of_no_or_too_many_tokens_is_refused_by_its_length(length: int) -> None:
+    check_params(SamplingParams(5, bad_words=((1,), (2,) * 64)))
+    with pytest.raises(InvalidRequest, match=rf"bad_words has a word of {length} tokens, must have from 1 to 64"):
+        check_params(SamplingParams(5, bad_words=((1,), (2,) * length)))
+
+
+def test_the_most_likelihoods_of_a_steps_prompt_tokens_fit_one_message() -> None:
+    ids = tuple(range(300_000 - MAX_LOGPROBS, 300_000))
+    token = TokenLogprobs(-1.234567, 300_000, ids, tuple(-one / 7 for one in ids))
+    one, two = (
+        event_to_pb(Step((), LOAD, prompt_logprobs=(PromptLogprobs("r/0", 0, (token,) * count),))).ByteSize()
+        for count in (1, 2)
+    )
+
+    assert one + 10_000 * (two - one + 2) < MAX_MESSAGE_BYTES
 
 
 def test_beams_of_a_prompt_that_is_not_searched_are_refused() -> None:
