@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.pooling.settings import PoolingSettings
-from engine.pooling.vectors import check_dimensions, finish_vector
+from engine.pooling.vectors import check_dimensions, check_one_answer, finish_vector
 from wire.errors import InvalidRequest
 from wire.types import Pooling, PromptState
 
@@ -58,4 +58,5 @@ def check_decoder_pooling(state: PromptState, settings: PoolingSettings | None, 
         raise InvalidRequest(f"{name} makes no vectors", "model")
     if state.pooling.kind != "embed":
         raise InvalidRequest(f"{name} is no cross-encoder: compare the vectors of two texts instead", "model")
+    check_one_answer(state.params)
     check_dimensions(state.pooling, hidden_size)

@@ -10,7 +10,7 @@ from engine.grammar.interface import Grammar
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, PooledPrompt, StepResult
 from engine.pooling.encoder import Encoder
-from engine.pooling.vectors import check_dimensions
+from engine.pooling.vectors import check_dimensions, check_one_answer
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
@@ -62,6 +62,7 @@ class EncoderCore:
             raise InvalidRequest(f"{name} {does} and generates no text", "model")
         if state.pooling.kind != kind:
             raise InvalidRequest(f"{name} answers {kind}, not {state.pooling.kind}", "model")
+        check_one_answer(state.params)
         if not 1 <= len(state.token_ids) <= longest:
             raise PromptTooLong(f"the text has {len(state.token_ids)} tokens, the model takes 1 to {longest}", "input")
         bad = next((token for token in state.token_ids if not 0 <= token < self._info.vocab_size), None)

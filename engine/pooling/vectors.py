@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine.pooling.settings import PoolingSettings
 from wire.errors import InvalidRequest
-from wire.types import Pooling
+from wire.types import Pooling, SamplingParams
 
 
 def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSettings) -> tuple[float, ...]:
@@ -22,3 +22,10 @@ def check_dimensions(pooling: Pooling, hidden_size: int) -> None:
         raise InvalidRequest(
             f"dimensions is {pooling.dimensions}, the model's vectors have {hidden_size}", "dimensions"
         )
+
+
+def check_one_answer(params: SamplingParams) -> None:
+    """Raise InvalidRequest where a prompt that is answered with one vector or score asks for several sequences."""
+    if params.width != 1:
+        name = "n" if params.n != 1 else "best_of"
+        raise InvalidRequest(f"{name} is {params.width}, must be 1 with pooling", name)

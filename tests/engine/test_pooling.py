@@ -48,6 +48,10 @@ def asked(name: str, token_ids: tuple[int, ...], pooling: Pooling | None = None)
     return PromptState(name, f"request-{name}", token_ids, SamplingParams(max_tokens=1), pooling=pooling or Pooling())
 
 
+def several(**params: Any) -> PromptState:
+    return PromptState("a", "request-a", (1,), SamplingParams(1, **params), pooling=Pooling())
+
+
 def answers(core: EncoderCore) -> dict[str, tuple[float, ...]]:
     found: dict[str, tuple[float, ...]] = {}
     while core.has_work():
@@ -131,6 +135,8 @@ def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
         (asked("a", (1,) * 65), PromptTooLong, "65 tokens, the model takes 1 to 64"),
         (asked("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
         (asked("a", (1,), Pooling(dimensions=25)), InvalidRequest, "dimensions is 25, the model's vectors have 24"),
+        (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
+        (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),
         (asked("a", (1,), Pooling("score")), InvalidRequest, "bert answers embed, not score"),
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
