@@ -42,10 +42,8 @@ class BlockPool:
 
     def chain(self, state: PromptState) -> PrefixChain:
         """Return the names of a prompt's blocks, or none: a probe neither uses the cache nor fills it."""
-        salt = state.cache_salt
-        if self._rope is not None:
-            salt += self._rope.prefix_salt(len(state.token_ids))
-        return PrefixChain(salt, None if state.probe else self._cached_block_size)
+        rotation = self._rope.rotation(len(state.token_ids)) if self._rope is not None else ""
+        return PrefixChain(state.cache_salt, None if state.probe else self._cached_block_size, rotation)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, neighbours where there are any, low ids first.

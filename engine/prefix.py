@@ -1,10 +1,11 @@
 """Names of KV blocks by what they hold, so that what is computed once is found again. Pure.
 
-    link  = sha256(parent link, the 16 token ids as little-endian int32, salt)   the first one's parent is 32 zero bytes
+    link  = sha256(parent link, the 16 token ids as little-endian int32, salt)
+    first = its parent is 32 zero bytes, or sha256(rotation) where the keys are rotated in a way of their own
     block = a whole number of links, named by the link at its end
 
 A name tells every token from the first one on, so it is the same on every instance and at every block size. Prompts of
-unlike salt have no name in common.
+unlike salt or rotation have no name in common.
 """
 
 import hashlib
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 LINK_TOKENS = 16
 
-_ROOT = bytes(32)
 _IDS = struct.Struct(f"<{LINK_TOKENS}i")
 
 
@@ -28,6 +28,7 @@ class BlockName(NamedTuple):
     parent: bytes
     token_ids: tuple[int, ...]
     salt: str
+    rotation: str
 
 
 def why_no_names(block_size: int) -> str | None:
@@ -40,12 +41,14 @@ def why_no_names(block_size: int) -> str | None:
 class PrefixChain:
     """The names of one sequence's full blocks, made once each. Mutable; the tokens it has named never change."""
 
-    __slots__ = ("_block_size", "_names", "_salt", "_salt_bytes")
+    __slots__ = ("_block_size", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
 
-    def __init__(self, salt: str, block_size: int | None) -> None:
-        """`block_size` None: nothing is named."""
+    def __init__(self, salt: str, block_size: int | None, rotation: str = "") -> None:
+        """`block_size` None: nothing is named. `rotation`: how keys are rotated, where tokens do not tell."""
         assert block_size is None or why_no_names(block_size) is None
         self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
+        self._rotation = rotation
+        self._root = hashlib.sha256(rotation.encode()).digest() if rotation else bytes(32)
         self._names: list[BlockName] = []
 
     def num_full(self, num_tokens: int) -> int:
@@ -72,7 +75,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain that goes on from the same names."""
-        twin = PrefixChain(self._salt, self._block_size)
+        twin = PrefixChain(self._salt, self._block_size, self._rotation)
         twin._names = self._names.copy()
         return twin
 
@@ -80,8 +83,8 @@ class PrefixChain:
         assert self._block_size is not None
         start = len(self._names) * self._block_size
         own = tuple(token_ids[start : start + self._block_size])
-        parent = self._names[-1].link if self._names else _ROOT
+        parent = self._names[-1].link if self._names else self._root
         link, salt = parent, self._salt_bytes
         for at in range(0, self._block_size, LINK_TOKENS):
             link = hashlib.sha256(link + _IDS.pack(*own[at : at + LINK_TOKENS]) + salt).digest()
-        return BlockName(link, parent, own, self._salt)
+        return BlockName(link, parent, own, self._salt, self._rotation)

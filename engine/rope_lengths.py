@@ -40,11 +40,11 @@ class RopeLengths:
         """Whether a sequence that has grown to `num_tokens` was computed anew, and shares no KV of its prompt."""
         return self.counted_prompt(prompt_length, num_tokens) > prompt_length
 
-    def prefix_salt(self, prompt_length: int) -> str:
+    def rotation(self, prompt_length: int) -> str:
         """Return what sets a prompt's keys apart from those of like tokens in prompts of another length."""
         if prompt_length <= self.border:
             return ""  # tokens past the border were rotated by their own place, whatever the prompt
-        return f"\0rope {prompt_length}" if self.rope_type == DYNAMIC else "\0rope long"
+        return f"{self.rope_type} {prompt_length}" if self.rope_type == DYNAMIC else self.rope_type
 
 
 def rope_lengths(text_config: Any) -> RopeLengths | None:

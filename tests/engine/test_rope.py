@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine.blocks import BlockPool
 from engine.checkpoint import open_checkpoint
 from engine.core import EngineCore
 from engine.kv_probe import rehearse
@@ -143,9 +144,21 @@ def test_the_length_of_a_token_is_its_prompts_or_its_own() -> None:
 def test_keys_are_shared_by_prompts_that_rotate_alike() -> None:
     dynamic, longrope = RopeLengths("dynamic", 32), RopeLengths("longrope", 32)
 
-    assert len({dynamic.prefix_salt(length) for length in (1, 32)}) == 1
-    assert len({dynamic.prefix_salt(length) for length in (32, 33, 34)}) == 3
-    assert len({longrope.prefix_salt(length) for length in (32, 33, 34)}) == 2
+    assert len({dynamic.rotation(length) for length in (1, 32)}) == 1
+    assert len({dynamic.rotation(length) for length in (32, 33, 34)}) == 3
+    assert len({longrope.rotation(length) for length in (32, 33, 34)}) == 2
+
+
+def test_no_salt_reads_as_a_kind_of_length() -> None:
+    rope = RopeLengths("longrope", 32)
+    pool, kind = BlockPool(10, cached_block_size=16, rope=rope), rope.rotation(64)
+    names = {
+        pool.chain(PromptState("p", "r", ids, SamplingParams(max_tokens=1), cache_salt=salt)).name(0, ids)
+        for ids in (tuple(range(32)), tuple(range(64)))
+        for salt in ("A", f"A{kind}", f"A\0{kind}", "A\0rope long", kind, "")
+    }
+
+    assert len(names) == len({name.link for name in names}) == 12
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 64, 101])
