@@ -20,7 +20,7 @@ from engine.attention.interface import AttentionBackend, AttentionOptions, StepA
 from engine.attention.paged import LayerPool
 from engine.fused_memory import RowSizes, StepMemory
 from engine.fused_program import instructions, segments
-from engine.fused_structs import FORMATS, Decoder, Fault, Functions, Instruction, Layer, Operation, address
+from engine.fused_structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
 from engine.fused_weights import PackedMemory
 from engine.rope_table import RopeTable
 from engine.step_metadata import StepMetadata
@@ -120,9 +120,18 @@ class FusedDecoder:
         self._memory.x[: len(rows), : rows.shape[1]] = rows
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the logits of rows ([n] int64) of the last step, [n, vocab_size] float32, until the next call."""
+        """Return the logits of rows ([n] int64) of the last step, [n, vocab_size] float32, until the next call.
+
+        A row that is asked for several times, as by the sequences of one prompt, is computed once.
+        """
         if rows.shape[0] == 0:
             return torch.empty(0, self._weights.vocab_size)
+        distinct, places = torch.unique(rows, return_inverse=True)
+        if len(distinct) < len(rows):
+            return self._distinct_logits(distinct)[places]
+        return self._distinct_logits(rows)
+
+    def _distinct_logits(self, rows: torch.Tensor) -> torch.Tensor:
         step = self._memory.step
         self._memory.reserve(step.num_rows, rows.shape[0])
         step.sample_rows = rows.data_ptr()
@@ -152,6 +161,8 @@ class FusedDecoder:
 
     def _embed(self, tokens: torch.Tensor) -> None:
         weights, x = self._weights, self._memory.x
+        if weights.sizes.hidden % PANEL:  # what a step before left there, NaN say, must not reach this one
+            x[: len(tokens), weights.sizes.hidden :] = 0
         if weights.embedding is not None:
             x[: len(tokens), : weights.sizes.hidden] = embedding(tokens, weights.embedding)
             return

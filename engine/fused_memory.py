@@ -29,14 +29,16 @@ class StepMemory:
         self._scratch_rows = num_threads * SCRATCH_ROWS
         self._sizes = sizes
         self.step = Step()
-        self._rows = self._samples = 0
+        self._rows = self._samples = self._passing = 0
         self.reserve(1, 1)
 
     def reserve(self, num_rows: int, num_samples: int) -> None:
-        """Make room; the contents are kept only where there was room already."""
+        """Make room; the contents are kept only where there was room already. More samples alone lose no rows."""
         if num_rows > self._rows:
             self._rows = num_rows + num_rows // 4
             self._make_rows()
+        if max(num_rows, num_samples) > self._passing:
+            self._make_passing(max(self._rows, num_samples))
         if num_samples > self._samples:
             self._samples = num_samples
             self.logits = _rows(num_samples, padded(self._sizes.logits, PAIR))
@@ -69,16 +71,22 @@ class StepMemory:
         sizes, step, rows = self._sizes, self.step, self._rows
         hidden, qkv, inner = (padded(size, PAIR) + _GAP for size in (sizes.hidden, sizes.qkv, sizes.inner))
         self.x, self.partial = _rows(rows, hidden), _rows(rows, hidden)
-        self.scratch = _rows(max(rows, self._scratch_rows), hidden)
         self.qkv, self.inner = _rows(rows, qkv), _rows(rows, inner)
         self.attended = _rows(rows, padded(sizes.attended, PANEL) + _GAP)
-        step.x, step.partial, step.scratch = self.x.data_ptr(), self.partial.data_ptr(), self.scratch.data_ptr()
+        step.x, step.partial = self.x.data_ptr(), self.partial.data_ptr()
         step.qkv, step.inner, step.attended = self.qkv.data_ptr(), self.inner.data_ptr(), self.attended.data_ptr()
         step.hidden_stride, step.qkv_stride, step.inner_stride = hidden, qkv, inner
         step.attended_stride = self.attended.stride(0)
+
+    def _make_passing(self, rows: int) -> None:
+        """Make what a product's inputs pass through: rows of the step, or as many as are sampled of them."""
+        sizes, step = self._sizes, self.step
+        self._passing = max(rows, self._scratch_rows)
+        self.scratch = _rows(self._passing, padded(sizes.hidden, PAIR) + _GAP)
         widest = padded(max(sizes.hidden, sizes.attended, sizes.inner), PAIR) + 2 * _GAP
-        self.narrow = torch.zeros(max(rows, self._scratch_rows) + MAX_TILE_ROWS, widest, dtype=torch.bfloat16)
-        step.narrow, step.narrow_stride = self.narrow.data_ptr(), widest
+        self.narrow = torch.zeros(self._passing + MAX_TILE_ROWS, widest, dtype=torch.bfloat16)
+        step.scratch = self.scratch.data_ptr()
+        step.narrow, step.narrow_stride, step.passing_rows = self.narrow.data_ptr(), widest, self._passing
 
 
 def _rows(count: int, size: int) -> torch.Tensor:

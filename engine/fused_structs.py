@@ -86,6 +86,7 @@ class Step(ctypes.Structure):
         ("num_rows", ctypes.c_uint32), ("num_samples", ctypes.c_uint32), ("num_positions", ctypes.c_uint32),
         ("hidden_stride", ctypes.c_uint32), ("qkv_stride", ctypes.c_uint32), ("attended_stride", ctypes.c_uint32),
         ("inner_stride", ctypes.c_uint32), ("logits_stride", ctypes.c_uint32), ("narrow_stride", ctypes.c_uint32),
+        ("passing_rows", ctypes.c_uint32),
         ("x", ctypes.c_void_p), ("scratch", ctypes.c_void_p), ("qkv", ctypes.c_void_p),
         ("attended", ctypes.c_void_p), ("inner", ctypes.c_void_p), ("partial", ctypes.c_void_p),
         ("logits", ctypes.c_void_p), ("narrow", ctypes.c_void_p),

@@ -232,6 +232,7 @@ static enum decoder_error check(const struct program *program) {
     const struct decoder *decoder = program->decoder;
     const struct step *step = program->step;
     int entered = 0; /* all layers take the same positions and slots */
+    if (step->num_rows > step->passing_rows || step->num_samples > step->passing_rows) return DECODER_BAD_INDEX;
     for (size_t i = 0; i < program->count; i++) {
         const struct instruction *instruction = &program->instructions[i];
         if (instruction->operation >= NUM_OPERATIONS || instruction->layer >= decoder->num_layers)

@@ -40,12 +40,13 @@ struct decoder {
     float epsilon;
 };
 
-/* One step's memory; strides in items. `scratch` and `narrow` have count * SCRATCH_ROWS or `num_rows` rows, whichever
- * is more, and `narrow` MAX_TILE_ROWS behind them; its stride is that of the widest row, up to a multiple of 32. */
+/* One step's memory; strides in items. `scratch` and `narrow` have `passing_rows`: no fewer than count * SCRATCH_ROWS,
+ * `num_rows` and `num_samples`, which may be more than the rows. `narrow` has MAX_TILE_ROWS behind them; its stride is
+ * that of the widest row, up to a multiple of 32. */
 struct step {
     uint32_t num_rows, num_samples, num_positions; /* of the tables of angles */
     uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride,
-        narrow_stride;
+        narrow_stride, passing_rows;
     float *x, *scratch, *qkv, *attended, *inner, *partial, *logits;
     uint16_t *narrow; /* rows in bfloat16 for kernels that want them */
     const float *cosine, *sine; /* [positions][head_dim / 2] */

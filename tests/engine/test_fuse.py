@@ -17,6 +17,7 @@ from engine.attention.registered import NAME, register
 from engine.fuse import fuse
 from engine.fused_decoder import FusedDecoder, FusedWeights, Reduce
 from engine.fused_weights import PackedMemory
+from engine.loader import load_model
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from native.cache import NoNative
@@ -51,6 +52,21 @@ def _network(path: Path, dtype: torch.dtype = torch.float32) -> Any:
             if parameter.dim() == 1:
                 parameter += torch.randn(parameter.shape, generator=numbers).to(dtype) / 4
     return network.eval()
+
+
+def test_one_row_may_be_sampled_more_often_than_the_step_has_rows(threads: Threads, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    model = load_model(path, dtype="float32", block_size=_BLOCK_SIZE, kv_cache_memory=1 << 20, num_threads=2).model
+    rows = tuple(SampleRow(2, GREEDY, number, 0) for number in range(200))
+    batch = StepBatch((5, 9, 200), (BatchSequence(0, 3, (0,)),), (SampleRow(0, GREEDY, 0, 0), *rows))
+
+    first, *others = model.logits(batch).clone()
+
+    assert all(torch.equal(one, others[0]) for one in others)
+    assert not torch.equal(first, others[0])
+    alone = StepBatch(batch.token_ids, batch.sequences, (SampleRow(2, GREEDY, 0, 0),))
+    assert torch.equal(model.logits(alone)[0], others[0])
+    model.close()
 
 
 def _fused(network: Any, threads: Threads) -> FusedWeights:
