@@ -31,7 +31,7 @@ EPILOG = """\
 examples:
   pdserve bench engine                       the default model, all cores of this process
   pdserve bench engine --peer vllm           in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
-  pdserve bench engine --only 'batch 8'      some rows alone
+  pdserve bench engine --only 'batch 8' 512  some rows alone
   pdserve bench engine --profile --threads 1 where steps spend their time, on native kernels
 """
 
@@ -45,7 +45,7 @@ class BenchOptions:
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
     chunk: int = flag(512, "most prompt tokens in one step, as --prefill-chunk-size", parse=int)
     repeats: int = flag(3, "rounds", parse=int)
-    only: str = flag("", "rows whose name has this in it (default: all)")
+    only: tuple[str, ...] = flag((), "rows whose name has one of these in it (default: all)", many=True)
     peer: str | None = flag(None, "measured in turn with ours (default: none)", choices=("vllm",))
     peer_dtype: str | None = flag(None, "the peer's (default: ours)", choices=("bfloat16", "float32"))
     profile: bool = flag(False, "where the time of a step goes, instead of rates")
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     ours.time(Run(2, 32, 8))
     floors = measure_floors(path, info, say)
     peer = start_peer(options, path, info.dtype)
-    cases = [case for case in all_cases() if options.only in case.measure]
+    cases = chosen(options.only)
     try:
         times = [Times(), Times()]
         for _ in range(options.repeats):
@@ -107,9 +107,15 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     options = from_namespace(BenchOptions, parser.parse_args(argv))
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
         raise ConfigError(f"--repeats {options.repeats} --chunk {options.chunk}: at least 1 of each, and of --threads")
-    if not any(options.only in case.measure for case in all_cases()):
-        raise ConfigError(f"--only {options.only!r} is in none of {', '.join(case.measure for case in all_cases())}")
+    if not chosen(options.only):
+        names = "; ".join(case.measure for case in all_cases())
+        raise ConfigError(f"--only {' '.join(options.only)} is in none of: {names}")
     return options
+
+
+def chosen(only: Sequence[str]) -> list[Case]:
+    """Return the rows whose name has one of `only` in it; all where that is empty."""
+    return [case for case in all_cases() if not only or any(part in case.measure for part in only)]
 
 
 def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:

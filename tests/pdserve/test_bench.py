@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.bench import main
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
-from pdserve.bench.engine import parse, table
+from pdserve.bench.engine import chosen, parse, table
 from pdserve.bench.vllm import Missing, Vllm
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
@@ -43,6 +43,12 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
     assert times.rate(case) == 2 * 63 / 3.0
 
 
+def test_rows_are_chosen_by_parts_of_their_names() -> None:
+    assert [case.measure for case in chosen(("batch 1", "4 x"))] == ["prefill 4 x 512", "decode, batch 1"]
+    assert chosen(()) == list(all_cases())
+    assert parse(["--only", "batch 8", "512"]).only == ("batch 8", "512")
+
+
 def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
     rows: list[dict[str, object]] = [
         {"measure": case.measure, "tokens_per_s": 10.0, "fraction": 0.5, "peer_tokens_per_s": 4.0, "ratio": 2.5,
@@ -61,7 +67,7 @@ def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
     ("argv", "words"),
     [
         (["--repeats", "0"], "--repeats 0"),
-        (["--only", "nothing"], "'nothing' is in none of prefill 1 x 512"),
+        (["--only", "nothing"], "nothing is in none of: prefill 1 x 512"),
         (["--peer", "hal"], "hal"),
     ],
 )
