@@ -4,6 +4,7 @@ One prompt at a time, one token at a time, nothing of the engine's but the rando
 the engine's own by definition. Presence and frequency penalties, which transformers lacks, are counted here plainly.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,15 @@ from wire.types import SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One sequence: its output ids, and for each the log probabilities of the raw logits."""
+    """One sequence: its output ids, and for each the log probabilities of the raw logits.
+
+    `margin` is how far the closest of its draws, in [0, 1), is from the border between two tokens: where that is
+    within the rounding of float32 logits, either token is right.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    margin: float = math.inf
 
     @property
     def cumulative(self) -> float:
@@ -76,15 +82,17 @@ class ReferenceDecoder:
     def _sequence(self, prompt: Sequence[int], params: SamplingParams, number: int) -> Decoded:
         outputs: list[int] = []
         told: list[TokenLogprobs] = []
+        margin = math.inf
         cache, new = None, list(prompt)
         while finish_of(outputs, params, prompt_length=len(prompt), max_model_len=self._longest) is None:
             step = self._network(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
             cache, logits = step.past_key_values, step.logits[0, -1].float()
-            token = _choose(logits, prompt, outputs, params, uniform(params.seed, number, len(outputs)))
+            token, distance = _choose(logits, prompt, outputs, params, uniform(params.seed, number, len(outputs)))
+            margin = min(margin, distance)
             told.append(describe_token(logits.log_softmax(-1), token, params.logprobs or 0))
             outputs.append(token)
             new = [token]
-        return Decoded(tuple(outputs), tuple(told))
+        return Decoded(tuple(outputs), tuple(told), margin)
 
     @torch.inference_mode()
     def _search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
@@ -115,8 +123,11 @@ def describe_token(scores: torch.Tensor, token: int, top: int) -> TokenLogprobs:
 
 def _choose(
     logits: torch.Tensor, prompt: Sequence[int], outputs: Sequence[int], params: SamplingParams, draw: float
-) -> int:
-    """Return the next token: transformers' processors on the logits, then the best, or the draw's by inverse CDF."""
+) -> tuple[int, float]:
+    """Return the next token: transformers' processors on the logits, then the best, or the draw's by inverse CDF.
+
+    With it, how far the draw is from the token's borders.
+    """
     ids = torch.tensor([[*prompt, *outputs]])
     scores = logits[None].clone()  # [1, vocab_size]
     if params.repetition_penalty != 1.0:
@@ -128,11 +139,13 @@ def _choose(
     for processor in _bans(params, len(outputs)):
         scores = processor(ids, scores)
     if params.temperature == 0:
-        return int(scores[0].argmax())
+        return int(scores[0].argmax()), math.inf
     for warper in _warpers(params):
         scores = warper(ids, scores)
     cumulative = scores[0].double().softmax(-1).cumsum(-1)
-    return int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
+    token = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
+    below = float(cumulative[token - 1]) if token else -math.inf  # nothing is chosen below the first token
+    return token, min(draw - below, float(cumulative[token]) - draw)
 
 
 def _bans(params: SamplingParams, position: int) -> list[Any]:

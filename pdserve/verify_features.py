@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -10,13 +10,19 @@ from tokenizers import Tokenizer
 from engine.oracle import load_plain
 from engine.reference_decoding import ReferenceDecoder
 from pdserve.feature_cases import Case, Vocabulary, make_cases
+from pdserve.feature_judges import Ask
 from pdserve.feature_runs import Outcome, Served, serve_cases
 from pdserve.text_table import text_table
 from pdserve.verify_runs import alone, pair
 from scheduler.model_files import read_model_files
+from wire.errors import ConfigError
+from wire.types import SamplingParams
 
 COMBINED, PREEMPTED = "combined", "after preemption"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
+TIE = 2e-5
+"""So near a border between two tokens, in a draw from [0, 1), float32 logits of another order of sums may differ."""
+_MOST_SEEDS = 20
 _BLOCK = 16
 _SHARE = 10
 """The pool of the preempted run holds one in so many of the blocks that all cases want at once."""
@@ -34,9 +40,9 @@ def verify_features(
     model: Path, work: Path, prompts: Sequence[tuple[int, ...]], transports: Sequence[str], max_tokens: int
 ) -> int:
     """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
-    cases = make_cases(prompts, read_vocabulary(model), max_tokens)
-    columns = _serve_all(model, work, cases, transports)
     decoder = ReferenceDecoder(load_plain(model, "float32"))
+    cases = [far_from_ties(case, decoder) for case in make_cases(prompts, read_vocabulary(model), max_tokens)]
+    columns = _serve_all(model, work, cases, transports)
     rows = {case.name: judge(case, columns, decoder) for case in cases}
     print("\n".join(report(list(columns), rows)))
     return 1 if any(cell.verdict == WRONG for cells in rows.values() for cell in cells) else 0
@@ -50,6 +56,24 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
     wrong = [name for name, cells in rows.items() if any(cell.verdict == WRONG for cell in cells)]
     whole = f"equal: {len(rows)} features in {len(columns)} ways of serving"
     return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole]
+
+
+def far_from_ties(case: Case, decoder: ReferenceDecoder) -> Case:
+    """Return the case with the first seeds whose draws decide clearly: none so near the border between two tokens that
+    the rounding of logits could choose the other. Raises ConfigError where there is none.
+    """
+    if case.compared or case.asks[0].pooling is not None or case.asks[0].params.temperature == 0:
+        return case
+    return replace(case, asks=tuple(replace(ask, params=_clear_params(ask, decoder)) for ask in case.asks))
+
+
+def _clear_params(ask: Ask, decoder: ReferenceDecoder) -> SamplingParams:
+    for seed in range(ask.params.seed, ask.params.seed + _MOST_SEEDS):
+        params = replace(ask.params, seed=seed)
+        every = replace(params, n=params.num_sequences, best_of=None)
+        if all(one.margin > TIE for one in decoder.decode(ask.prompt, every)):
+            return params
+    raise ConfigError(f"no seed of {_MOST_SEEDS} draws all tokens clearly: shorten --max-tokens")
 
 
 def judge(case: Case, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> list[Cell]:

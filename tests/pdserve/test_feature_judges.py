@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +20,17 @@ from pdserve.feature_judges import (
     reads_as,
 )
 from pdserve.feature_runs import Served
-from pdserve.verify_features import EQUAL, MEANINGLESS, PREEMPTED, WRONG, Cell, judge, report, small_pool_tokens
+from pdserve.verify_features import (
+    EQUAL,
+    MEANINGLESS,
+    PREEMPTED,
+    WRONG,
+    Cell,
+    far_from_ties,
+    judge,
+    report,
+    small_pool_tokens,
+)
 from wire.types import Pooling, SamplingParams, TokenLogprobs
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
@@ -128,6 +138,20 @@ def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_n
         "not equal: greedy",
     ]
     assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
+
+
+def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
+    ask = Ask((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
+
+    class Ties(Script):
+        def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+            return [Decoded((1,), margin=1e-6 if params.seed < 9 else 1e-3)]
+
+    chosen = far_from_ties(Case("temperature", (ask, ask), equal_tokens), cast("Any", Ties()))
+
+    assert [one.params.seed for one in chosen.asks] == [9, 9]
+    greedy = Case("greedy", (ASK,), equal_tokens)
+    assert far_from_ties(greedy, cast("Any", Ties())) is greedy
 
 
 def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() -> None:
