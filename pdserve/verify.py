@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvtransfer.transports import NAMES
 from pdserve import model
+from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_prompts import make_prompts
 from pdserve.verify_transports import EACH, Chosen, choose
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they part."""
     options = parse(argv)
     logs.configure("ERROR")  # what a start goes through is no news here
+    unwind_on_sigterm()
     if options.features:
         return _main_of_features(options)
     chosen = choose(options.transport)

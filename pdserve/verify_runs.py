@@ -95,8 +95,10 @@ def through_combined(
 @contextlib.asynccontextmanager
 async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control]:
     """Start the instances, wait until they are ready, and stop them in the end. Raises Unavailable when one dies."""
-    children = [Child(plan, folder / f"{plan.name}.log", os.environ) for plan in deployment.instances]
+    children: list[Child] = []
     try:
+        for plan in deployment.instances:
+            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # each is ours from its start on
         control = build_control(deployment.cluster, ControlLimits())
         async with _running(control):
             await _until_ready(control, children)

@@ -22,6 +22,7 @@ from pdserve import model
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
 from pdserve.bench.floors import Floors, measure_floors
 from pdserve.bench.vllm import Missing, Vllm
+from pdserve.termination import unwind_on_sigterm
 from wire.errors import ConfigError
 from wire.options import Parser, add_flags, flag, from_namespace
 
@@ -62,6 +63,7 @@ class Contestant(Protocol):
 def main(argv: Sequence[str]) -> int:
     """Load, measure the machine, the engine and the peer in turn, print JSON lines and the table."""
     options = parse(argv)
+    unwind_on_sigterm()
     threads = options.threads or len(os.sched_getaffinity(0))
     prepare_torch(threads)
     from engine.loader import load_model
