@@ -104,6 +104,14 @@ def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> 
         assert core.blocks.num_used == 0
 
 
+def test_a_prompt_all_of_whose_sequences_can_go_no_further_fails_once() -> None:
+    with engine() as (core, _):
+        core.add(prompt("short", 9, temperature=1.0, n=3), grammar=Ladder(length=3))
+        answers = run(core)
+
+        assert [name for name, _ in answers.failed] == ["short"]
+
+
 def test_outputs_so_far_that_the_grammar_does_not_allow_are_refused() -> None:
     with engine() as (core, _), pytest.raises(InvalidGrammar, match="5 is not allowed"):
         core.add(replace(prompt("a", 9), outputs=((0, 5),)), grammar=Ladder())
