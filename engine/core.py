@@ -157,8 +157,7 @@ class EngineCore:
         """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
         for piece in pieces:
             try:
-                if self._roster.runs(piece.prompt):  # else another sequence of it has ended it
-                    fill_masks(piece, self.info.vocab_size)
+                fill_masks(piece, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: answered in `failed`
                 self._fail(piece.prompt, error, outcome)
         return [piece for piece in pieces if self._roster.runs(piece.prompt)]
