@@ -23,6 +23,11 @@ class OneLineParser(argparse.ArgumentParser):
         raise RanktableError(f"{message} (see {self.prog} --help)")
 
 
+def add_command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:
+    """Add one subcommand and what it does in a sentence."""
+    return commands.add_parser(name, help=does, description=does)
+
+
 def add_device_lists(parser: argparse.ArgumentParser) -> None:
     """Add the guide's two lists of instances."""
     for role in ("prefill", "decode"):

@@ -1,20 +1,16 @@
-"""The command `ranktable`: gen, merge, lint and show."""
+"""The command `ranktable`: its subcommands, each but gen in a module of its own, and its exit status."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ranktable_tools.arguments import OneLineParser, add_device_lists, add_ip, add_save_dir
-from ranktable_tools.commands import GenArguments, gen, merge_files
+from ranktable_tools import lint_command, merge_command, show_command
+from ranktable_tools.arguments import OneLineParser, add_command, add_device_lists, add_ip, add_save_dir
+from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.lint import lint
-from ranktable_tools.merge import MERGED_NAME
-from ranktable_tools.next_steps import after_gen, after_merge
+from ranktable_tools.next_steps import after_gen
 from ranktable_tools.secret import ensure_secret
-from ranktable_tools.show import show_local, show_part
-from ranktable_tools.table_file import is_global, read_local, read_part
 from ranktable_tools.tables import whole
 
 _EXAMPLES = """\
@@ -48,19 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_gen(_command(commands, "gen", "Write this host's tables."))
-    _add_merge(_command(commands, "merge", "Make one global table of several hosts' ones."))
-    lint_parser = _command(commands, "lint", "List everything wrong with these tables.")
-    lint_parser.add_argument("files", nargs="+", metavar="FILE")
-    lint_parser.set_defaults(command=_lint)
-    show_parser = _command(commands, "show", "Say what a table says and who talks to whom.")
-    show_parser.add_argument("file", metavar="FILE")
-    show_parser.set_defaults(command=_show)
+    _add_gen(add_command(commands, "gen", "Write this host's tables."))
+    for module in (merge_command, lint_command, show_command):
+        module.add(commands)
     return parser
-
-
-def _command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=does, description=does)
 
 
 def _add_gen(parser: argparse.ArgumentParser) -> None:
@@ -81,14 +68,6 @@ def _add_gen(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_gen)
 
 
-def _add_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--global-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order"
-    )
-    add_save_dir(parser)
-    parser.set_defaults(command=_merge)
-
-
 def _gen(arguments: argparse.Namespace) -> int:
     both = bool(arguments.prefill_server_list and arguments.decode_server_list)
     wanted = arguments.api_server
@@ -102,34 +81,9 @@ def _gen(arguments: argparse.Namespace) -> int:
     if wanted is None and both:
         print("Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out).")
     if whole(generated.part) is not None:
-        _keep_secret(arguments.save_dir)
+        path, is_new = ensure_secret(Path(arguments.save_dir))
+        print(f"Save {path}" if is_new else f"Keep {path}")
     print("\n".join(after_gen(generated, arguments.save_dir)))
-    return 0
-
-
-def _merge(arguments: argparse.Namespace) -> int:
-    merge_files(arguments.global_ranktable_list, arguments.save_dir, print)
-    secret = _keep_secret(arguments.save_dir)
-    print("\n".join(after_merge(os.path.join(arguments.save_dir, MERGED_NAME), str(secret))))
-    return 0
-
-
-def _keep_secret(save_dir: str) -> Path:
-    path, is_new = ensure_secret(Path(save_dir))
-    print(f"Save {path}" if is_new else f"Keep {path}")
-    return path
-
-
-def _lint(arguments: argparse.Namespace) -> int:
-    lines = lint(arguments.files)
-    print("\n".join(lines) if lines else f"{len(arguments.files)} checked, nothing wrong")
-    return 2 if lines else 0
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    path: str = arguments.file
-    lines = show_part(path, read_part(path)) if is_global(path) else show_local(path, read_local(path))
-    print("\n".join(lines))
     return 0
 
 
