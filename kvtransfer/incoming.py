@@ -56,7 +56,7 @@ class Incoming:
             sender, greeted = hello.sender_id, True
             reads_pool = hello.transport in READS_POOL
             self._table.meet(
-                self._number, hello.source, receipts=reads_pool and not hello.digests, reads_pool=reads_pool,
+                self._number, hello.source, receipts=reads_pool and not hello.digests,
                 received=None if reads_pool else lambda: self._stream.bytes_received,
             )  # fmt: skip
             _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)

@@ -57,7 +57,6 @@ class TicketTable:
         self._senders = Senders(memory.layout.model_tensors, self._rank)
         self._sources: dict[int, Source] = {}
         self._receipts: set[int] = set()
-        self._reads_pool: set[int] = set()
         self._arrivals, self._suspects = Arrivals(), Suspects()
         self._tickets: dict[str, ReceiverTicket] = {}
         self._committed: OrderedDict[str, None] = OrderedDict()
@@ -111,26 +110,20 @@ class TicketTable:
                 settled = error is not None and ticket.abort(str(error))
         if error is not None:
             if settled:
-                self.count(corrupt_frames=self._suspects.end(ticket_id))
                 self._tell_end(ticket, error)
             self._release(ticket)
         elif settled:
-            self._suspects.end(ticket_id)  # none is left: each came again
             self._tell_commit(ticket)
 
     def meet(
-        self, link: int, source: Source, *, receipts: bool = False, reads_pool: bool = False,
-        received: Callable[[], int] | None = None,
+        self, link: int, source: Source, *, receipts: bool = False, received: Callable[[], int] | None = None
     ) -> None:  # fmt: skip
         """A link is ready; this is who speaks on it, and how to tell the bytes that have come over its stream.
 
         With `receipts` nothing shows that what was read from the sender's pool is what it announced, so a ticket is
-        committed only after the sender said that it held the blocks until all was read. With `reads_pool` frames are
-        read from there at all: some time after their announcement.
+        committed only after the sender said that it held the blocks until all was read.
         """
         self._sources[link] = source
-        if reads_pool:
-            self._reads_pool.add(link)
         if received is not None:
             self._arrivals.meet(link, received)
         if receipts:
@@ -155,15 +148,14 @@ class TicketTable:
             case Renew():
                 self._with_ticket(link, message, lambda ticket: self._renew(ticket, link))
             case Abort():
-                self._with_ticket(
-                    link, message, lambda ticket: self._end(ticket, message.reason, but=link, by_sender=True)
-                )
+                self.count(dropped_frames=self._suspects.aborted(message.ticket_id, link))
+                self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, but=link))
 
     def lost(self, link: int, reason: str) -> None:
         """End all tickets of a link that is gone."""
         self._sources.pop(link, None)
         self._receipts.discard(link)
-        self._reads_pool.discard(link)
+        self.count(corrupt_frames=self._suspects.lost(link))
         self._arrivals.lost(link)
         for ticket in self._all():
             if link in ticket.links:
@@ -179,7 +171,6 @@ class TicketTable:
             with self._lock:
                 expired = ticket.expire(now)
             if expired:
-                self.count(corrupt_frames=self._suspects.end(ticket.ticket_id))
                 self._ended(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
             else:
                 self._tell_progress(ticket, now)
@@ -219,9 +210,9 @@ class TicketTable:
                     verdict = ticket.accept(frame, link)
             except HandoffFailed as error:
                 self._end(ticket, str(error))
+        if self._suspects.comes_again(frame.ticket_id, link, frame.number):
+            self.count(corrupt_frames=1)
         if ticket is not None and verdict is Verdict.MOVE:
-            if self._suspects.comes_again(ticket.ticket_id, link, frame.number):
-                self.count(corrupt_frames=1)
             self._move(ticket, frame, link, inlet)
             return
         self.count(**{"duplicate_frames" if verdict is Verdict.DUPLICATE else "dropped_frames": 1})
@@ -249,16 +240,13 @@ class TicketTable:
             with self._lock:
                 self._counts["bytes_received"] += frame.num_bytes if digest is not None else 0
                 progress = ticket.finish(link, frame.number, digest, self._clock())
-                suspect = progress is Progress.REPEAT and link in self._reads_pool
-                if suspect:
+                if progress is Progress.REPEAT:
                     self._suspects.add(ticket.ticket_id, link, frame.number)
         except HandoffFailed as error:
             self.count(corrupt_frames=1)
             self._end(ticket, str(error))
             return
         if progress is Progress.REPEAT:
-            if not suspect:
-                self.count(corrupt_frames=1)
             _log.warning("kv_frame_corrupt", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
         elif progress is Progress.OVER:
@@ -329,18 +317,12 @@ class TicketTable:
         if len(self._committed) > _REMEMBERED_COMMITS:
             self._committed.popitem(last=False)
 
-    def _end(
-        self, ticket: ReceiverTicket, reason: str, *, but: int | None = None, by_sender: bool = False
-    ) -> None:  # fmt: skip
-        """End a share and so the ticket; every sender hears it `but` the one it comes from.
-
-        Ended `by_sender` before, its blocks were free: what was read of them since then is no corrupt frame.
-        """
+    def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
+        """End a share and so the ticket; every sender hears it `but` the one it comes from."""
         error = HandoffFailed(reason)
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing
         if ended:
-            self.count(**{"dropped_frames" if by_sender else "corrupt_frames": self._suspects.end(ticket.ticket_id)})
             self._ended(ticket, error, but)
             return
         if waits:
