@@ -77,7 +77,7 @@ class PrefillWorker:
                 self._refuse_while_much_is_held()
             self._handing[state.prompt_id] = handing
             self._prompt_by_ticket[ticket.ticket_id] = state.prompt_id
-        self.sender.begin(ticket)
+        self._begin(state, ticket)
         self._post(lambda engine: self._add(engine, state, handing))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
@@ -177,6 +177,16 @@ class PrefillWorker:
                 f"{len(held)} finished prompts wait for their receivers in {sum(held)} of {total} KV blocks "
                 f"(limit {hold_limit(total)})"
             )
+
+    def _begin(self, state: PromptState, ticket: Ticket) -> None:
+        """Open the ticket. What that raises is the answer, unless the ticket's own ending was told meanwhile."""
+        try:
+            self.sender.begin(ticket)
+        except Exception as error:
+            if self._forget(state.prompt_id) is not None:
+                self.sender.abort(ticket.ticket_id, "it could not be begun")
+                raise
+            log.error("begin_failed", error, request_id=state.request_id, error=error)
 
     def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
         """The link may have failed since: a prompt forgotten by now must not be computed, nobody would free it."""

@@ -100,6 +100,42 @@ def test_a_link_that_fails_before_the_engine_has_the_prompt_leaves_nothing_held(
         assert (it.core.blocks.num_used, it.core.load().held_prompts) == (0, 0)
 
 
+def test_a_ticket_that_cannot_be_begun_leaves_nothing_and_the_prompt_may_come_again() -> None:
+    def no_thread(_: Ticket) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with half() as it:
+        it.sender.on_begin = no_thread
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.turn_until_idle()
+
+        assert not it.worker.prefills("p")
+        assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.said
+        assert (it.events, it.core.load().held_prompts) == ([], 0)
+        it.sender.on_begin = lambda _: None
+        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9), 2))
+        it.turn_until_idle()
+        it.worker.acked(ticket_for(prompt("p", 9), 2).ticket_id, STATS)
+        it.turn_until_idle()
+        assert [type(event) for event in it.events] == [HandedOff]
+
+
+def test_a_ticket_that_failed_while_it_could_not_be_begun_is_told_once() -> None:
+    with half() as it:
+
+        def fail_twice(ticket: Ticket) -> None:
+            it.worker.failed(ticket.ticket_id, InstanceLost("nobody listens"))
+            raise RuntimeError("can't start new thread")
+
+        it.sender.on_begin = fail_twice
+        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.turn_until_idle()
+
+        assert it.events == [Failed("p", "InstanceLost", "nobody listens")]
+        assert it.core.blocks.num_used == 0
+
+
 ENDINGS = ("failed", "cancel", "failed and cancel", "acked", "acked and cancel")
 COMMITTED_AFTER = 2  # turns; only then can an ack come
 
