@@ -27,6 +27,11 @@ def host_problem(text: str) -> str | None:
     return None
 
 
+def is_address(text: str) -> bool:
+    """Tell whether `text` is an address in numbers, of one host."""
+    return _literal(text) is not None and host_problem(text) is None
+
+
 def canonical(host: str) -> str:
     """Return one spelling per address, the same on every machine: the loopback names become `localhost`."""
     name = host.strip("[]").rstrip(".").lower()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranktable_tools.addresses import own_address
+from ranktable_tools.devices.kinds import DeviceKind, absent_note, find_kind, present_devices
+from ranktable_tools.devices.npu_addresses import AddressSource, npu_addresses
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.generate import (
     Generated,
@@ -16,7 +18,6 @@ from ranktable_tools.generate import (
     parse_ports,
     tensor_parallel_note,
 )
-from ranktable_tools.hccn import default_device_type, device_addresses, find_hccn_tool
 from ranktable_tools.merge import MERGED_NAME, NamedPart, check_enough, merge
 from ranktable_tools.table_file import read_part, write_global, write_local
 from ranktable_tools.tables import GlobalTable
@@ -26,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class GenArguments:
-    """What was typed to gen."""
+    """What was typed to gen. `device_type` and `device_ip_from` are found where they are None."""
 
     prefill_server_list: Sequence[str]
     decode_server_list: Sequence[str]
@@ -34,19 +35,26 @@ class GenArguments:
     save_dir: str
     ip: str | None = None
     ports: str | None = None
-    device_type: str | None = None
+    device_type: DeviceKind | None = None
+    device_ip_from: AddressSource | None = None
 
 
-def gen(arguments: GenArguments, say: Say, environ: Mapping[str, str] = os.environ) -> Generated:
-    """Write the tables of this host and return them. Raises RanktableError before anything is written."""
+def gen(
+    arguments: GenArguments, say: Say, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Generated:
+    """Write the tables of this host and return them. Raises RanktableError before anything is written.
+
+    `root` is where the machine's own files lie: /dev and /etc/hccn.conf.
+    """
     request = _request(arguments)
     check_request(request)
-    kind = arguments.device_type or default_device_type(environ)
-    generated = build(request, _device_ips(request, kind, environ))
+    kind = arguments.device_type or find_kind(root / "dev")
+    generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
     _save(generated, arguments.save_dir, say)
-    note = tensor_parallel_note(request)
-    if note is not None:
-        say(f"Note: {note}")
+    absent = absent_note(kind, request.device_ids, present_devices(kind, root / "dev"))
+    for note in (tensor_parallel_note(request), absent):
+        if note is not None:
+            say(f"Note: {note}")
     say(f"Generate global ranktable successful, host ip is {request.ip}")
     say("Generate local ranktable successful.")
     return generated
@@ -71,13 +79,14 @@ def _request(arguments: GenArguments) -> GenRequest:
     return GenRequest(prefill, decode, arguments.api_server, arguments.ip or own_address(), ports)
 
 
-def _device_ips(request: GenRequest, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
-    if kind != "npu":
-        return dict.fromkeys(request.device_ids, request.ip)
-    tool = find_hccn_tool(environ)
-    if tool is None:
-        raise RanktableError("hccn_tool is not found: set HCCN_TOOL_PATH, or choose another --device-type than npu")
-    return device_addresses(tool, request.device_ids)
+def _device_ips(
+    request: GenRequest, kind: DeviceKind, source: AddressSource | None, environ: Mapping[str, str], conf: Path
+) -> dict[str, str]:
+    if kind == "npu":
+        return npu_addresses(request.device_ids, source, environ, conf=conf)
+    if source is not None:
+        raise RanktableError(f"--device-ip-from {source} is for npu; the devices of {kind} have the host's address")
+    return dict.fromkeys(request.device_ids, request.ip)
 
 
 def _save(generated: Generated, save_dir: str, say: Say) -> None:

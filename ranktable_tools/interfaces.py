@@ -3,18 +3,30 @@
 import array
 import fcntl
 import ipaddress
+import re
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 _SIOCGIFCONF = 0x8912
-_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux; the IPv4 address stands at offset 20
+_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: the name at offset 0, the IPv4 address at 20
 _MAX_INTERFACES = 1024
+# Networks between containers of one host: no other host reaches it there.
+_BRIDGES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tunl|kube|podman|lxc)")
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the addresses of all interfaces, IPv4 first, in the kernel's order; empty where it does not tell."""
-    return (*_ipv4(), *_ipv6())
+    """Return the addresses of all interfaces, in the kernel's order: IPv4, IPv6, those of bridges last.
+
+    Empty where the kernel does not tell.
+    """
+    return bridges_last((*_ipv4(), *_ipv6()))
+
+
+def bridges_last(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the addresses of (interface name, address) pairs, those of bridges between containers last."""
+    return tuple(address for _, address in sorted(named, key=lambda pair: _BRIDGES.match(pair[0]) is not None))
 
 
 def route_source(family: socket.AddressFamily, destination: str) -> str | None:
@@ -27,7 +39,7 @@ def route_source(family: socket.AddressFamily, destination: str) -> str | None:
         return None
 
 
-def _ipv4() -> list[str]:
+def _ipv4() -> list[tuple[str, str]]:
     buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_INTERFACES))
     request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
     try:
@@ -36,12 +48,16 @@ def _ipv4() -> list[str]:
     except OSError:
         return []
     entries = bytes(buffer[:filled])
-    return [socket.inet_ntoa(entries[at + 20 : at + 24]) for at in range(0, filled, _IFREQ_BYTES)]
+    return [
+        (entries[at : at + 16].split(b"\0")[0].decode(errors="replace"), socket.inet_ntoa(entries[at + 20 : at + 24]))
+        for at in range(0, filled, _IFREQ_BYTES)
+    ]
 
 
-def _ipv6() -> list[str]:
+def _ipv6() -> list[tuple[str, str]]:
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:
         return []
-    return [str(ipaddress.IPv6Address(int(line.split()[0], 16))) for line in lines if line.strip()]
+    split = [line.split() for line in lines if line.strip()]
+    return [(words[-1], str(ipaddress.IPv6Address(int(words[0], 16)))) for words in split]

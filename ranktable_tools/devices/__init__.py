@@ -1,0 +1,1 @@
+"""What accelerators this machine has: kinds, tools, and the parsers of their recorded answers."""

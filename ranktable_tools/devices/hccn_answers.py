@@ -1,0 +1,52 @@
+"""Read what hccn_tool answers: addresses, link, health, speed, TLS switch, pings. Pure."""
+
+import re
+
+from ranktable_tools.addresses import is_address
+
+_TLS = re.compile(r"tls switch\[([01])\]")
+_RECEIVED = re.compile(r"([0-9]+) packets transmitted, ([0-9]+) received")
+_SPEED = re.compile(r"Speed:\s*([0-9]+)\s*Mb/s")
+
+
+def parse_address(text: str) -> str | None:
+    """Return the address in the answer to `-ip -g` or `-vnic -g`; None for any other answer."""
+    address = _value(text, "ipaddr") or _value(text, "vnic ipaddr")
+    return address if address and is_address(address) else None
+
+
+def parse_link(text: str) -> str | None:
+    """Return UP or DOWN from the answer to `-link -g`."""
+    status = _value(text, "link status")
+    return status.upper() if status else None
+
+
+def parse_net_health(text: str) -> str | None:
+    """Return what `-net_health -g` says, as Success, Init or Unreachable."""
+    return _value(text, "net health status")
+
+
+def parse_speed_mbps(text: str) -> int | None:
+    """Return the megabits a second of `-speed -g`."""
+    match = _SPEED.search(text)
+    return int(match[1]) if match else None
+
+
+def parse_tls_switch(text: str) -> str | None:
+    """Return "0" (off) or "1" (on) from the answer to `-tls -g`."""
+    match = _TLS.search(text)
+    return match[1] if match else None
+
+
+def parse_ping(text: str) -> bool:
+    """Tell whether `-ping -g address X` or `-hccs_ping -g address X` reached the other device, at least once."""
+    match = _RECEIVED.search(text)
+    return int(match[2]) > 0 if match else "This pkt ping success!" in text
+
+
+def _value(text: str, wanted: str) -> str | None:
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip().lower() == wanted:
+            return value.strip() or None
+    return None

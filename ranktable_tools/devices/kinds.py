@@ -1,0 +1,38 @@
+"""Find what kind of device this machine computes on, from its device nodes: nothing is run and nobody is asked."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+DeviceKind = Literal["cpu", "cuda", "npu"]
+KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
+_NODE = {"npu": re.compile(r"davinci([0-9]+)"), "cuda": re.compile(r"nvidia([0-9]+)")}
+
+
+def find_kind(dev: Path = Path("/dev")) -> DeviceKind:
+    """Return `npu` where a davinci node is, `cuda` where a GPU is, else `cpu`."""
+    if present_devices("npu", dev):
+        return "npu"
+    # dxg is how a GPU shows itself below WSL.
+    return "cuda" if present_devices("cuda", dev) or (dev / "dxg").exists() else "cpu"
+
+
+def present_devices(kind: DeviceKind, dev: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of its cores."""
+    pattern = _NODE.get(kind)
+    if pattern is None or not dev.is_dir():
+        return ()
+    found = [pattern.fullmatch(entry.name) for entry in dev.iterdir()]
+    return tuple(sorted((match[1] for match in found if match), key=int))
+
+
+def absent_note(kind: DeviceKind, device_ids: Sequence[str], present: Sequence[str]) -> str | None:
+    """Return a note when devices are asked for that this machine does not show."""
+    absent = [device_id for device_id in device_ids if device_id not in present]
+    if not present or not absent:
+        return None
+    return (
+        f"this machine shows the {kind} devices {','.join(present)}, not {','.join(absent)}: "
+        "start the instances where they are"
+    )

@@ -1,0 +1,60 @@
+"""`ranktable gen`: write this host's tables, and say what to start with them."""
+
+import argparse
+from pathlib import Path
+
+from ranktable_tools.arguments import OneLineParser, add_command, add_device_lists, add_ip, add_save_dir
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.devices.kinds import KINDS
+from ranktable_tools.devices.npu_addresses import SOURCES
+from ranktable_tools.next_steps import after_gen
+from ranktable_tools.secret import ensure_secret
+from ranktable_tools.tables import whole
+
+
+def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
+    """Add the subcommand."""
+    parser = add_command(commands, "gen", "Write this host's tables.")
+    add_device_lists(parser)
+    parser.add_argument(
+        "--api-server",
+        action=argparse.BooleanOptionalAction,
+        help="the scheduler is on this host (default: when both lists are given)",
+    )
+    add_save_dir(parser)
+    add_ip(parser)
+    parser.add_argument("--ports", metavar="P,P", help="write each instance's port into the table, prefill first")
+    add_device_flags(parser)
+    parser.set_defaults(command=_gen)
+
+
+def add_device_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what overrules the kind of device found and where its address comes from."""
+    parser.add_argument(
+        "--device-type", choices=KINDS, help="default: npu where one is in /dev, cuda where a GPU is, else cpu"
+    )
+    parser.add_argument(
+        "--device-ip-from",
+        choices=SOURCES,
+        help="npu: ip asks hccn_tool -ip (the default where it is), vnic hccn_tool -vnic (A3 pods), conf reads "
+        "/etc/hccn.conf (the default where hccn_tool is not)",
+    )
+
+
+def _gen(arguments: argparse.Namespace) -> int:
+    both = bool(arguments.prefill_server_list and arguments.decode_server_list)
+    wanted = arguments.api_server
+    generated = gen(
+        GenArguments(
+            arguments.prefill_server_list, arguments.decode_server_list, both if wanted is None else wanted,
+            arguments.save_dir, arguments.ip, arguments.ports, arguments.device_type, arguments.device_ip_from,
+        ),
+        print,
+    )  # fmt: skip
+    if wanted is None and both:
+        print("Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out).")
+    if whole(generated.part) is not None:
+        path, is_new = ensure_secret(Path(arguments.save_dir))
+        print(f"Save {path}" if is_new else f"Keep {path}")
+    print("\n".join(after_gen(generated, arguments.save_dir)))
+    return 0

@@ -1,0 +1,64 @@
+"""hccn_tool's recorded answers."""
+
+import pytest
+
+from ranktable_tools.devices.hccn_answers import (
+    parse_address,
+    parse_link,
+    parse_net_health,
+    parse_ping,
+    parse_speed_mbps,
+    parse_tls_switch,
+)
+from tests.ranktable_tools import recorded
+
+
+@pytest.mark.parametrize(
+    ("answer", "address"),
+    [
+        (recorded.IP, "10.0.245.11"),
+        (recorded.VNIC, "192.168.2.199"),
+        ("ipaddr:fd00::7\n", "fd00::7"),
+        (recorded.IP_UNSET, None),
+        (recorded.NO_DEVICE, None),
+        ("ipaddr:\n", None),
+        ("ipaddr:10.**.**.1\n", None),
+        ("ipaddr:0.0.0.0\n", None),
+        ("ipaddr:npu-7\n", None),
+        ("", None),
+    ],
+)
+def test_the_address_is_a_real_one_or_none(answer: str, address: str | None) -> None:
+    assert parse_address(answer) == address
+
+
+@pytest.mark.parametrize(
+    ("answer", "link"), [("link status: UP\n", "UP"), ("link status: DOWN\n", "DOWN"), (recorded.NO_DEVICE, None)]
+)
+def test_the_link_is_up_or_down(answer: str, link: str | None) -> None:
+    assert parse_link(answer) == link
+
+
+@pytest.mark.parametrize("word", ["Success", "Socket fail", "Receive timeout", "Unreachable", "Init", "Fault"])
+def test_the_network_health_is_told_in_the_tools_word(word: str) -> None:
+    assert parse_net_health(f"net health status: {word}\n") == word
+
+
+def test_the_speed_is_in_megabits() -> None:
+    assert parse_speed_mbps("Speed: 200000 Mb/s\n") == 200_000
+    assert parse_speed_mbps(recorded.NO_DEVICE) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "switch"),
+    [(recorded.TLS, "0"), (recorded.TLS.replace("switch[0]", "switch[1]"), "1"), (recorded.NO_DEVICE, None)],
+)
+def test_the_tls_switch_is_read_beside_the_other_numbers(answer: str, switch: str | None) -> None:
+    assert parse_tls_switch(answer) == switch
+
+
+def test_a_ping_that_came_back_is_told_from_one_that_did_not() -> None:
+    assert parse_ping(recorded.PING)
+    assert parse_ping(recorded.HCCS_PING)
+    assert not parse_ping(recorded.PING_LOST)
+    assert not any(parse_ping(answer) for answer in (*recorded.HCCS_PING_FAILED, recorded.NO_DEVICE, ""))

@@ -1,0 +1,93 @@
+"""npu-smi's recorded answers on A2, A3 and Ascend 950."""
+
+import pytest
+
+from ranktable_tools.devices.npu_smi import (
+    Chip,
+    NpuProcess,
+    NpuState,
+    SuperPod,
+    parse_fields,
+    parse_map,
+    parse_npu_ids,
+    parse_processes,
+    parse_states,
+    parse_super_pod,
+)
+from tests.ranktable_tools import recorded
+
+
+def test_the_cards_are_listed_on_every_generation() -> None:
+    assert parse_npu_ids(recorded.LIST_A2) == [*range(8)]
+    assert parse_npu_ids(recorded.LIST_950) == [0, 1]
+    assert parse_npu_ids("") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "chips"),
+    [
+        (recorded.MAP_A2, [Chip(0, 0, "0", "Ascend 910B4"), Chip(1, 0, "1", "Ascend 910B4")]),
+        (recorded.MAP_A3, [Chip(0, 0, "0", "Ascend910"), Chip(0, 1, "1", "Ascend910")]),
+        (recorded.MAP_950, [Chip(0, 0, "0", "Ascend950DT"), Chip(1, 0, "1", "Ascend950DT")]),
+        ("dcmi model initialized failed, because the device is used. ret is -8020\n", []),
+    ],
+)
+def test_the_map_names_devices_without_their_management_chips(answer: str, chips: list[Chip]) -> None:
+    assert parse_map(answer) == chips
+
+
+def test_an_a2_has_one_chip_a_card() -> None:
+    assert parse_states(recorded.INFO_A2) == [
+        NpuState("0", 0, 0, "910B4", "OK", 2654, 32768),
+        NpuState("1", 1, 0, "910B4", "Warning", 61609, 65536),
+    ]
+
+
+def test_an_a3_has_two_chips_a_card_and_tells_their_physical_ids() -> None:
+    states = parse_states(recorded.INFO_A3)
+
+    assert [(state.device_id, state.npu_id, state.chip_id, state.health) for state in states] == [
+        ("0", 0, 0, "OK"), ("1", 0, 1, "OK"), ("2", 1, 0, "OK"), ("3", 1, 1, "Alarm"),
+    ]  # fmt: skip
+    assert states[1].hbm_used_mb == 37054
+
+
+def test_a_950_has_the_name_in_a_cell_of_its_own() -> None:
+    assert parse_states(recorded.INFO_950) == [
+        NpuState("0", 0, 0, "Ascend950DT", "OK", 4761, 98304),
+        NpuState("1", 1, 0, "Ascend950DT", "OK", 4762, 98304),
+    ]
+
+
+def test_two_chips_without_physical_ids_are_numbered_through() -> None:
+    text = recorded.INFO_A3.replace("Chip  Phy-ID", "Chip        ")
+    for chip, physical in (("0", "0"), ("1", "1"), ("0", "2"), ("1", "3")):
+        text = text.replace(f"| {chip}     {physical}                   |", f"| {chip}                         |")
+
+    assert [state.device_id for state in parse_states(text)] == ["0", "1", "2", "3"]
+
+
+def test_processes_are_told_by_device() -> None:
+    assert parse_processes(recorded.INFO_A2) == [NpuProcess("1", 51544, "python3", 58955)]
+    assert parse_processes(recorded.INFO_A3) == [
+        NpuProcess("0", 3224097, "VLLMWorker_DP", 34309),
+        NpuProcess("3", 3224101, "VLLMWorker_DP", 34311, 412),
+    ]
+    assert parse_processes(recorded.INFO_950) == []
+
+
+@pytest.mark.parametrize("answer", ["", "npu-smi: command not found", "dcmi model initialized failed. ret is -8020"])
+def test_an_answer_without_a_table_has_no_device(answer: str) -> None:
+    assert parse_states(answer) == []
+    assert parse_processes(answer) == []
+
+
+def test_the_super_pod_is_there_on_an_a3_alone() -> None:
+    assert parse_super_pod(recorded.SUPER_POD) == SuperPod("167772160", "0")
+    assert parse_super_pod(recorded.NO_SUPER_POD) is None
+
+
+def test_the_board_tells_its_versions() -> None:
+    fields = dict(parse_fields(recorded.BOARD))
+
+    assert (fields["Software Version"], fields["Firmware Version"]) == ("23.0.5", "7.1.0.7.220")
