@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
+from instance.step_parts import parts_of
 from prefill_worker.worker import PrefillWorker
 from wire.messages import Cancel, Event, Step
 from wire.types import LoadSnapshot, PromptLogprobs, StageTimes, TokenOutput
@@ -27,7 +28,7 @@ class Workers:
         self._emit, self._load = emit, load
 
     def on_step(self, result: StepResult) -> None:
-        """Send one message with all new tokens, then commit what was prefilled. Engine thread."""
+        """Send all new tokens in one message (step_parts.py), then commit what was prefilled. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
         times += [(prompt_id, StageTimes(cached_tokens=count)) for prompt_id, count in result.cached]
         told = {prompt_id for prompt_id, _ in times}
@@ -59,7 +60,8 @@ class Workers:
             scored = tuple(part for part in scored if self._is_here(part.prompt_id))
             if tokens or times or scored:
                 self.decode.on_tokens(tokens)
-                self._emit(Step(tokens, load, times, scored))
+                for part in parts_of(Step(tokens, load, times, scored)):
+                    self._emit(part)
 
     def cancel(self, command: Cancel) -> None:
         """End a prompt or one of its sequences; silent for a prompt not known."""

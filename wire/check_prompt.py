@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from wire.errors import InvalidRequest
 from wire.types import BeamSearch, Pooling, PromptState, SamplingParams
 
-MAX_LOGPROBS = 128  # at each position; those of a step's 10,000 prompt tokens fit one message (wire/channel.py)
+MAX_LOGPROBS = 128  # at each position; what one message cannot hold is told in several (instance/step_parts.py)
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
 MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so

@@ -124,7 +124,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All new tokens of one step, over all prompts, and the load after it."""
+    """All new tokens of one step, over all prompts, and the load after it; what no message holds comes in several."""
 
     tokens: tuple[TokenOutput, ...]
     load: LoadSnapshot

@@ -1,0 +1,73 @@
+"""Cut what one step says into messages that fit the session: one as a rule, several where much was asked for. Pure.
+
+A part with likelihoods of a prompt's tokens goes before the tokens that follow it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from wire.channel import MAX_MESSAGE_BYTES
+from wire.messages import Step
+from wire.types import PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
+
+T = TypeVar("T")
+
+MOST_BYTES = MAX_MESSAGE_BYTES // 2  # by the count below, which is above what protobuf takes
+_SURELY_FEW = 256  # tokens without likelihoods: not worth counting
+_TOKEN_BYTES, _SCORE_BYTES, _RANKED_BYTES, _TIMES_BYTES = 64, 40, 8 + 5, 192
+
+
+def parts_of(step: Step, most_bytes: int = MOST_BYTES) -> Iterator[Step]:
+    """Yield `step` whole, or cut into steps of at most `most_bytes` each (one token or position is never cut)."""
+    if _is_small(step, most_bytes):
+        yield step
+        return
+    bare = replace(step, tokens=(), times=(), prompt_logprobs=())
+    for scored in step.prompt_logprobs:
+        for part in _cut_scores(scored, most_bytes):
+            yield replace(bare, prompt_logprobs=(part,))
+    for tokens in _cut(step.tokens, _bytes_of_token, most_bytes):
+        yield replace(bare, tokens=tokens)
+    for times in _cut(step.times, _bytes_of_times, most_bytes):
+        yield replace(bare, times=times)
+
+
+def _is_small(step: Step, most_bytes: int) -> bool:
+    scores = any(token.logprobs is not None for token in step.tokens) or step.prompt_logprobs
+    if not scores and len(step.tokens) <= _SURELY_FEW and most_bytes == MOST_BYTES:
+        return True
+    scored = sum(_bytes_of_score(one) for part in step.prompt_logprobs for one in part.tokens)
+    others = sum(map(_bytes_of_token, step.tokens)) + sum(map(_bytes_of_times, step.times))
+    return scored + others <= most_bytes
+
+
+def _cut_scores(scored: PromptLogprobs, most_bytes: int) -> Iterator[PromptLogprobs]:
+    start = scored.start
+    for tokens in _cut(scored.tokens, _bytes_of_score, most_bytes):
+        yield PromptLogprobs(scored.prompt_id, start, tokens)
+        start += len(tokens)
+
+
+def _cut(items: Sequence[T], num_bytes: Callable[[T], int], most_bytes: int) -> Iterator[tuple[T, ...]]:
+    """Yield the items in order, as many at a time as fit, at least one."""
+    first = total = 0
+    for place, item in enumerate(items):
+        total += num_bytes(item)
+        if total > most_bytes and place > first:
+            yield tuple(items[first:place])
+            first, total = place, num_bytes(item)
+    if first < len(items):
+        yield tuple(items[first:])
+
+
+def _bytes_of_token(token: TokenOutput) -> int:
+    return _TOKEN_BYTES + 3 * len(token.prompt_id) + _bytes_of_score(token.logprobs)
+
+
+def _bytes_of_score(score: TokenLogprobs | None) -> int:
+    return _SCORE_BYTES + (0 if score is None else _RANKED_BYTES * len(score.top_ids))
+
+
+def _bytes_of_times(entry: tuple[str, StageTimes]) -> int:
+    return _TIMES_BYTES + 3 * len(entry[0])

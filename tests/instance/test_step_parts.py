@@ -1,0 +1,92 @@
+"""What a step says fits the session's messages, however much was asked for, and says the same in the same order."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instance.step_parts import MOST_BYTES, parts_of
+from wire.channel import MAX_MESSAGE_BYTES
+from wire.convert_messages import event_to_pb
+from wire.messages import Step
+from wire.types import FinishReason, LoadSnapshot, PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
+
+LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+WIDEST = TokenLogprobs(-1.25, 2**31 - 1, tuple(range(2**31 - 128, 2**31)), tuple(-i / 7 for i in range(128)))
+TOLD = StageTimes(0.1, 0.2, 0.3, 0.4, 0.5, 2**62, "process_group", 2**62, 2**31 - 1)
+
+
+def positions(start: int, count: int, score: TokenLogprobs = WIDEST) -> PromptLogprobs:
+    return PromptLogprobs("p.17", start, (None, *[score] * (count - 1)))
+
+
+def tokens(count: int, score: TokenLogprobs | None = None, prompt_id: str = "p.17") -> tuple[TokenOutput, ...]:
+    last = FinishReason.CANCELLED
+    return tuple(TokenOutput(prompt_id, 2**31 - 1, i, 2**31 - 1, last, 2**31 - 1, score) for i in range(count))
+
+
+def sizes(parts: list[Step]) -> list[int]:
+    return [event_to_pb(part).ByteSize() for part in parts]
+
+
+def joined(parts: list[Step]) -> Step:
+    """Return the step that they were."""
+    scores: list[PromptLogprobs] = []
+    for part in (part for step in parts for part in step.prompt_logprobs):
+        last = scores[-1] if scores else None
+        if last is not None and (last.prompt_id, last.start + len(last.tokens)) == (part.prompt_id, part.start):
+            scores[-1] = replace(last, tokens=last.tokens + part.tokens)
+        else:
+            scores.append(part)
+    return Step(
+        tuple(token for step in parts for token in step.tokens),
+        parts[0].load,
+        tuple(times for step in parts for times in step.times),
+        tuple(scores),
+    )
+
+
+def test_a_step_is_one_message_as_a_rule() -> None:
+    step = Step(tokens(64, WIDEST), LOAD, (("p.17", TOLD),), (positions(0, 512),))
+
+    assert list(parts_of(step)) == [step]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step((), LOAD, (("p.17", TOLD),), (positions(0, 10_000),)),
+        Step(tokens(60_000, prompt_id="p" * 300), LOAD),
+        Step(tokens(1000, WIDEST), LOAD, (), (positions(0, 6000), PromptLogprobs("q", 3, (WIDEST,) * 3000))),
+    ],
+    ids=["a long chunk with likelihoods", "hypotheses of many beams", "several prompts"],
+)
+def test_what_no_message_can_hold_is_told_in_several(step: Step) -> None:
+    assert event_to_pb(step).ByteSize() > MAX_MESSAGE_BYTES
+
+    parts = list(parts_of(step))
+
+    assert max(sizes(parts)) <= MOST_BYTES
+    assert joined(parts) == step
+    kinds = [bool(part.prompt_logprobs) for part in parts]
+    assert kinds == sorted(kinds, reverse=True)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 40), max_size=3), st.integers(0, 40), st.integers(0, 5), st.integers(0, 128),
+    st.integers(200, 5000),
+)  # fmt: skip
+def test_no_part_is_above_its_limit_and_nothing_is_lost(
+    chunks: list[int], num_tokens: int, num_times: int, wide: int, most: int
+) -> None:
+    score = TokenLogprobs(-1.25, 3, WIDEST.top_ids[:wide], WIDEST.top_logprobs[:wide])
+    scored = tuple(PromptLogprobs(f"p{i}", 5, (score,) * count) for i, count in enumerate(chunks))
+    step = Step(tokens(num_tokens, score), LOAD, tuple((f"t{i}", TOLD) for i in range(num_times)), scored)
+
+    parts = list(parts_of(step, most))
+
+    alone = len(event_to_pb(Step(tokens(1, score), LOAD)).SerializeToString())
+    assert all(size <= max(most, alone) + event_to_pb(Step((), LOAD)).ByteSize() for size in sizes(parts))
+    assert joined(parts) == step
