@@ -142,7 +142,7 @@ class FusedDecoder:
         """Point the step at its inputs; return the number of its rows."""
         step, rope, num_rows = self._memory.step, self._weights.rope, metadata.token_ids.shape[1]
         self._memory.reserve(num_rows, 1)
-        rope.reserve(max(span.kv_length for span in metadata.spans))
+        rope.reserve(max(metadata.packed.kv_lengths))
         step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), len(rope.sine)
         step.positions, step.slots = metadata.positions.data_ptr(), metadata.slots.data_ptr()
         return num_rows

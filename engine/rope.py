@@ -12,7 +12,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.rope_lengths import DYNAMIC, LENGTH_TYPES, rope_lengths, token_lengths
-from engine.step_metadata import Span
+from engine.step import BatchSequence
 from wire.errors import ConfigError
 
 
@@ -22,9 +22,9 @@ class StepRope:
     def __init__(self) -> None:
         self.lengths = torch.empty(0, dtype=torch.int64)  # [num_tokens]
 
-    def begin(self, spans: Sequence[Span], device: torch.device) -> None:
+    def begin(self, sequences: Sequence[BatchSequence], device: torch.device) -> None:
         """Note the lengths of the rows that the next forward pass computes."""
-        lengths = [n for span in spans for n in token_lengths(span.start, span.count, span.prompt_length)]
+        lengths = [n for one in sequences for n in token_lengths(one.start, one.count, one.prompt_length)]
         self.lengths = torch.tensor(lengths, dtype=torch.int64).to(device)
 
 

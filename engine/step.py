@@ -1,6 +1,9 @@
 """What a model is to the engine: one step's rows and sequences in, tokens and likelihoods out. Torch-free.
 
 EngineCore --StepBatch--> Model.launch --> Pending.collect --StepOutput--> EngineCore
+
+A step makes a SampleRow and a BatchSequence for every sequence, so these are not frozen: that takes four to seven times
+as long to make. Nobody changes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from wire.errors import PdserveError
 from wire.types import SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleRow:
     """Sample one token from the logits of flattened row `row`.
 
@@ -46,16 +49,17 @@ class ScoreRow:
     top: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchSequence:
     """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks.
 
+    `block_ids` is the caller's table, which grows after the step: it must not be kept.
     `prompt_length`: how many of its tokens count as its prompt's; some rotations depend on that (rope_lengths.py).
     """
 
     start: int
     count: int
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[int]
     prompt_length: int = 0
 
     @property

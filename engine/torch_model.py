@@ -146,7 +146,7 @@ class TorchModel:
     @contextmanager
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
         if self._rope is not None:
-            self._rope.begin(metadata.spans, self._device)
+            self._rope.begin(metadata.sequences, self._device)
         self._attention.begin(metadata, layer_done)
         try:
             yield

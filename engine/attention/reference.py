@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.interface import AttentionOptions
-from engine.step_metadata import Span, StepMetadata
+from engine.step import BatchSequence
+from engine.step_metadata import StepMetadata
 
 
 class ReferenceAttention:
@@ -32,10 +33,9 @@ class ReferenceStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         outputs = []
-        for span in self.metadata.spans:
-            slots = slots_of(span, self.metadata.block_size, keys.device)
-            span_query = query[:, span.row : span.row + span.count]
-            outputs.append(_attend_span(span, span_query, keys[slots], values[slots], options))
+        for rows, sequence in self.metadata.rows():
+            slots = slots_of(sequence, self.metadata.block_size, keys.device)
+            outputs.append(_attend(sequence, query[:, rows], keys[slots], values[slots], options))
         return torch.cat(outputs)
 
 
@@ -44,23 +44,23 @@ def write_rows(pool: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> No
     pool.index_copy_(0, slots, new.transpose(0, 1).to(pool.dtype))
 
 
-def slots_of(span: Span, block_size: int, device: torch.device) -> torch.Tensor:
+def slots_of(sequence: BatchSequence, block_size: int, device: torch.device) -> torch.Tensor:
     """Return the pool slots of all the sequence's tokens, in order: [kv_length] int64."""
-    blocks = torch.tensor(span.block_ids, dtype=torch.int64, device=device)
+    blocks = torch.tensor(sequence.block_ids, dtype=torch.int64, device=device)
     offsets = torch.arange(block_size, device=device)
-    return (blocks[:, None] * block_size + offsets).flatten()[: span.kv_length]
+    return (blocks[:, None] * block_size + offsets).flatten()[: sequence.kv_length]
 
 
-def visible(span: Span, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return [count, kv_length - first_key] bool: which keys from `first_key` on each of the span's queries sees."""
-    queries = torch.arange(span.start, span.kv_length, device=device)[:, None]
-    keys = torch.arange(first_key, span.kv_length, device=device)[None, :]
+def visible(sequence: BatchSequence, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return [count, kv_length - first_key] bool: which keys from `first_key` on each of the step's queries sees."""
+    queries = torch.arange(sequence.start, sequence.kv_length, device=device)[:, None]
+    keys = torch.arange(first_key, sequence.kv_length, device=device)[None, :]
     causal = keys <= queries
     return causal if window is None else causal & (keys > queries - window)
 
 
-def _attend_span(
-    span: Span, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+def _attend(
+    sequence: BatchSequence, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Return [count, num_heads, value_dim]. query: [num_heads, count, dim]; keys, values: [kv_length, heads, dim]."""
     group = query.shape[0] // keys.shape[1]
@@ -69,7 +69,7 @@ def _attend_span(
     scores = query.float() @ keys_by_head.transpose(1, 2) * options.scaling  # [num_heads, count, kv_length]
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    mask = visible(span, 0, options.sliding_window, query.device)
+    mask = visible(sequence, 0, options.sliding_window, query.device)
     scores = scores.masked_fill(~mask, float("-inf"))
     weights = _softmax(scores, options.sinks)
     return (weights @ values_by_head).to(query.dtype).transpose(0, 1)

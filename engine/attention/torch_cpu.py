@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.reference import ReferenceAttention, slots_of, visible, write_rows
-from engine.step_metadata import Span, StepMetadata
+from engine.step import BatchSequence
+from engine.step_metadata import StepMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,43 +128,48 @@ def _take(pool: torch.Tensor, piece: _Piece, scratch: _Scratch) -> torch.Tensor:
 
 def _plan_pieces(metadata: StepMetadata, window: int | None) -> Iterator[_Piece]:
     device = metadata.slots.device
-    scattered: dict[int, list[tuple[Span, torch.Tensor]]] = defaultdict(list)
-    for span in metadata.spans:
-        first_key = 0 if window is None else max(0, span.start - window + 1)
-        slots = _key_slots(span, first_key, metadata.block_size, device)
-        if span.count == 1 and isinstance(slots, torch.Tensor):
-            scattered[slots.shape[0].bit_length()].append((span, slots))
+    scattered: dict[int, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for rows, sequence in metadata.rows():
+        first_key = 0 if window is None else max(0, sequence.start - window + 1)
+        slots = _key_slots(sequence, first_key, metadata.block_size, device)
+        if sequence.count > 1:
+            yield _chunk(rows, sequence, first_key, slots, window, device)
+        elif isinstance(slots, torch.Tensor):
+            scattered[slots.shape[0].bit_length()].append((rows.start, slots))
         else:
-            yield _alone(span, first_key, slots, window, device)
+            yield _Piece(rows, 1, slots)
     for group in scattered.values():
         yield _together(group)
 
 
-def _key_slots(span: Span, first_key: int, block_size: int, device: torch.device) -> slice | torch.Tensor:
+def _key_slots(sequence: BatchSequence, first_key: int, block_size: int, device: torch.device) -> slice | torch.Tensor:
     """Return the slots of keys [first_key, kv_length): a slice where their blocks follow each other in the pool."""
-    used = span.block_ids[first_key // block_size : -(-span.kv_length // block_size)]
+    used = sequence.block_ids[first_key // block_size : -(-sequence.kv_length // block_size)]
     if all(b == a + 1 for a, b in pairwise(used)):
         start = used[0] * block_size + first_key % block_size
-        return slice(start, start + span.kv_length - first_key)
-    return slots_of(span, block_size, device)[first_key:]
+        return slice(start, start + sequence.kv_length - first_key)
+    return slots_of(sequence, block_size, device)[first_key:]
 
 
-def _alone(span: Span, first_key: int, slots: slice | torch.Tensor, window: int | None, device: torch.device) -> _Piece:
-    rows = slice(span.row, span.row + span.count)
-    if span.count == 1:
-        return _Piece(rows, 1, slots)
-    if span.start == 0 and (window is None or window >= span.kv_length):
+def _chunk(
+    rows: slice, sequence: BatchSequence, first_key: int, slots: slice | torch.Tensor, window: int | None,
+    device: torch.device,
+) -> _Piece:  # fmt: skip
+    if sequence.start == 0 and (window is None or window >= sequence.kv_length):
         return _Piece(rows, 1, slots, is_causal=True, is_chunk=True)
-    return _Piece(rows, 1, slots, visible(span, first_key, window, device), is_chunk=True)
+    return _Piece(rows, 1, slots, visible(sequence, first_key, window, device), is_chunk=True)
 
 
-def _together(group: Sequence[tuple[Span, torch.Tensor]]) -> _Piece:
-    """Pad each sequence's slots with its own first one: what is masked is never another request's memory."""
+def _together(group: Sequence[tuple[int, torch.Tensor]]) -> _Piece:
+    """Make one of rows and their slots.
+
+    Pads each sequence's slots with its own first one: what is masked is never another request's memory.
+    """
     device = group[0][1].device
     lengths = torch.tensor([slots.shape[0] for _, slots in group], device=device)
     longest = int(lengths.max())
     padded = torch.stack([torch.cat([slots, slots[:1].expand(longest - len(slots))]) for _, slots in group])
     mask = (torch.arange(longest, device=device) < lengths[:, None])[:, None, None]  # [batch, 1, 1, longest]
-    rows = torch.tensor([span.row for span, _ in group], device=device)
+    rows = torch.tensor([row for row, _ in group], device=device)
     whole = bool((lengths == longest).all())
     return _Piece(rows, len(group), padded.flatten(), None if whole else mask)

@@ -57,15 +57,15 @@ class Case:
     def pool_with_past(self) -> LayerPool:
         """Lay down what earlier steps wrote; NaN everywhere else, so that reading a foreign slot shows."""
         shape, size = self.shape, self.metadata.block_size
-        num_slots = (1 + max(block for span in self.metadata.spans for block in span.block_ids)) * size
+        num_slots = (1 + max(block for one in self.metadata.sequences for block in one.block_ids)) * size
         dims = (shape.key_dim, shape.value_dim)
         keys, values = (
             torch.full((num_slots, shape.num_kv_heads, dim), float("nan"), dtype=shape.pool_dtype) for dim in dims
         )
-        for sequence, span in zip(self.sequences, self.metadata.spans, strict=True):
-            slots = [span.block_ids[token // size] * size + token % size for token in range(span.start)]
-            keys[slots] = sequence.keys[:, : span.start].transpose(0, 1).to(shape.pool_dtype)
-            values[slots] = sequence.values[:, : span.start].transpose(0, 1).to(shape.pool_dtype)
+        for sequence, part in zip(self.sequences, self.metadata.sequences, strict=True):
+            slots = [part.block_ids[token // size] * size + token % size for token in range(part.start)]
+            keys[slots] = sequence.keys[:, : part.start].transpose(0, 1).to(shape.pool_dtype)
+            values[slots] = sequence.values[:, : part.start].transpose(0, 1).to(shape.pool_dtype)
         return LayerPool(keys, values)
 
     def _new(self, name: str) -> torch.Tensor:

@@ -20,7 +20,7 @@ def test_tokens_get_their_positions_and_slots() -> None:
     assert metadata.positions.tolist() == [[14, 15, 16, 17, 32]]
     assert metadata.slots.tolist() == [9 * 16 + 14, 9 * 16 + 15, 2 * 16, 2 * 16 + 1, 16]
     assert metadata.sample_rows.tolist() == [3, 4]
-    assert [(span.row, span.count, span.kv_length) for span in metadata.spans] == [(0, 4, 18), (4, 1, 33)]
+    assert [*metadata.rows()] == [(slice(0, 4), sequences[0]), (slice(4, 5), sequences[1])]
 
 
 def test_native_kernels_get_the_same_in_arrays() -> None:
