@@ -10,8 +10,9 @@ from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected,
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
+from wire.fake_prompt import FakePrompt
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
-from wire.types import FinishReason
+from wire.types import FinishReason, InstanceDescription
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"
@@ -213,3 +214,35 @@ async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_
 
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         await until(lambda: set(cluster.blocks_used) == {0})
+
+
+class EachOnce(Linked):
+    """Fails the first hand-off of each prompt, by its tokens."""
+
+    def __init__(self, description: InstanceDescription, peers: dict[str, FakeInstance]) -> None:
+        super().__init__(description, peers)
+        self.failed: set[tuple[int, ...]] = set()
+
+    def _hand_off(self, prompt: FakePrompt) -> None:
+        assert prompt.state is not None
+        token_ids = prompt.state.token_ids
+        self.behaviour.fail_handoffs = int(token_ids not in self.failed)
+        self.failed.add(token_ids)
+        super()._hand_off(prompt)
+
+
+@virtual
+async def test_each_prompt_of_a_request_has_its_own_tries() -> None:
+    cluster = FakeCluster("PPDD")
+    cluster.kind = EachOnce
+    prompts = [(5, 6, 7 + i) for i in range(8)]
+    async with cluster.serving():
+        first, second = (one for one in cluster.instances[:2] if isinstance(one, EachOnce))
+        first.failed = second.failed
+        answer = await collect(cluster.control.dispatch.start(request(*prompts, n=2)))
+
+        assert answer.tokens == {
+            (i, sequence): expected(prompt, 4, sequence) for i, prompt in enumerate(prompts) for sequence in (0, 1)
+        }
+        ledger = cluster.control.dispatch.ledger
+        assert (ledger.completed, ledger.failed, ledger.retried_prompts) == (1, 0, 8)
