@@ -13,13 +13,19 @@ _SCRATCH_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Ranges [start, end) of dimension `dim` of a whole tensor, which are put one after another."""
+    """Ranges [start, end) of dimension `dim` of a whole tensor, which are put one after another.
+
+    `is_zero`: zeros of the whole shape in place of the tensor, of which nothing is read.
+    """
 
     dim: int
     ranges: tuple[tuple[int, int], ...]
+    is_zero: bool = False
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what is left of a tensor."""
+        if self.is_zero:
+            return whole
         return (*whole[: self.dim], sum(end - start for start, end in self.ranges), *whole[self.dim + 1 :])
 
 
@@ -46,6 +52,8 @@ def materialise(
         whole = weights.read(source.columns[0][0])
         advance(whole.nbytes)
         return whole
+    if cut is not None and cut.is_zero:
+        return torch.zeros(cut_shape(source, weights, cut), dtype=dtype)
     made = torch.empty(cut_shape(source, weights, cut), dtype=dtype)
     for placement in _placements(source, weights, cut, made):
         _fill(placement, weights, advance)

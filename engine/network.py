@@ -6,6 +6,7 @@ A checkpoint whose stored tensors need a conversion that we do not know is loade
 """
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ def load_network(
     sources = find_sources(network, weights)
     missing = _missing(network, sources.by_name)
     special = [*sources.converted, *ignored_missing(network, missing)]
-    if special or network._get_dtype_plan(getattr(torch, dtype)):
-        what = special[0] if special else "some tensors' dtype"
+    if special:
+        what = special[0]
         if shard is not None:
             raise ConfigError(
                 f"{checkpoint.path}: {what} needs a conversion by transformers, and such a checkpoint cannot be cut "
@@ -57,6 +58,7 @@ def load_network(
         loaded = load_with_transformers(checkpoint, weights, dtype, attention)
         return LoadedNetwork(loaded, f"weights loaded by transformers, which converts {what}")
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
+    _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
     _fill(network, sources.by_name, weights, cuts)
     _take_generation_config(network, checkpoint)
@@ -99,6 +101,18 @@ def _check_complete(
         raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
 
 
+def _widen(network: Any, dtype: str) -> None:
+    """Give tensors of shapes alone the dtype that the model's class keeps them in, as transformers does."""
+    plan: dict[str, torch.dtype] = network._get_dtype_plan(getattr(torch, dtype))
+    patterns = [(re.compile(key.replace("*", ".*")), wide) for key, wide in plan.items()]
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        wide = next((wide for pattern, wide in patterns if pattern.search(name)), None)
+        if wide is not None and tensor.is_floating_point():
+            new = tensor.detach().to(wide)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            _put(network, name, tensor, torch.nn.Parameter(new, requires_grad=False) if is_parameter else new)
+
+
 @torch.no_grad()
 def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: Mapping[str, Cut]) -> None:
     """Give every tensor memory: parameters and persistent buffers from `weights`, other buffers as computed anew."""
@@ -122,6 +136,8 @@ def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: M
 
 
 def _stored_bytes(source: Source, weights: Weights, cut: Cut | None) -> int:
+    if cut is not None and cut.is_zero:
+        return 0
     return torch.Size(cut_shape(source, weights, cut)).numel() * weights.dtype(source.columns[0][0]).itemsize
 
 

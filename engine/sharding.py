@@ -1,33 +1,44 @@
-"""How a network is cut for the ranks of an instance: roles from its own plan, whole KV groups, even inner sizes.
+"""How a network is cut for the ranks of an instance: roles from its plan, whole KV groups, even inner sizes.
 
 role        | weight [out, in]           | bias     | output
 column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
 fused       | query, key and value, or gate and up, in one weight: this rank's rows of each
+heads       | rows of this rank's heads, each of which has its query, key and value; or one number a head
 experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: the inner part; output summed
+interleaved | gate_up [experts, hidden, inner x 2], down [experts, inner, hidden] and biases: likewise
+norm        | over all heads: the weights of this rank's; squares are summed
 (none)      | whole on every rank; of the output layer all but rank 0, which samples, have a few rows or the embedding
 
 Heads follow wire/kv_layout.head_range. More ranks than KV heads repeat these and deal out their query heads.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from engine.materialise import Cut
+from engine.shard_hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
+from engine.shard_plans import (
+    COLUMN,
+    EXPERTS,
+    FUSED_GATE_UP,
+    FUSED_QKV,
+    HEADS,
+    INTERLEAVED_EXPERTS,
+    NORM_OVER_HEADS,
+    ROW,
+    WHOLE,
+    find_roles,
+)
 from engine.shares import share_heads, share_inner
 from wire.errors import ConfigError
-from wire.kv_layout import Rank
+from wire.kv_layout import Rank, ranks_holding
 
-AllReduce = Callable[[torch.Tensor], None]
-"""Sums a tensor over all ranks, in place."""
-
-_FUSED_QKV, _FUSED_GATE_UP = "fused_qkv", "fused_gate_up"
-_WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise")
 _UNREAD_ROWS = 16
+_OF_QUERIES, _OF_KEYS = ("q_proj", "q_b_proj", "q_norm"), ("k_proj", "v_proj", "kv_b_proj", "k_norm")
 
 
 def check_shards(network: Any, config: Any, num_ranks: int) -> None:
@@ -47,19 +58,16 @@ def shard_network(network: Any, config: Any, rank: Rank, all_reduce: AllReduce) 
     return cuts
 
 
-def num_reductions(network: Any) -> int:
-    """Return how often a forward pass sums over the ranks."""
-    return sum(1 for module in network.modules() for hook in module._forward_hooks.values() if isinstance(hook, _Sum))
-
-
 class _Sharding:
     """One rank's view of one network."""
 
     def __init__(self, network: Any, config: Any, rank: Rank) -> None:
         self._network, self._rank, self._kind = network, rank, config.model_type
-        self._roles = _roles(network, config.model_type)
-        heads = config.num_attention_heads
-        self._heads, self._kv_heads = heads, getattr(config, "num_key_value_heads", None) or heads
+        self._roles = find_roles(network, config.model_type)
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = getattr(config, "num_key_value_heads", None) or self._heads
+        if any(map(_is_latent, network.modules())):  # its latents expand to keys and values of all heads
+            self._kv_heads = self._heads
         self._share = share_heads(self._heads, self._kv_heads, rank)
         self._num_layers: int = config.num_hidden_layers
 
@@ -87,6 +95,7 @@ class _Sharding:
     @torch.no_grad()
     def apply(self, cuts: dict[str, Cut], all_reduce: AllReduce) -> None:
         """Change the network as `cuts` say."""
+        self._put_norms(all_reduce)
         for name, cut in cuts.items():
             path, _, last = name.rpartition(".")
             module = self._network.get_submodule(path)
@@ -97,10 +106,10 @@ class _Sharding:
             module = self._find(path)
             if isinstance(module, nn.Linear):
                 module.out_features, module.in_features = module.weight.shape
-                if role == "rowwise" and module.bias is not None and self._rank.number > 0:
+                if role == ROW and module.bias is not None and self._rank.number > 0:
                     module.register_parameter("bias", None)
-            if isinstance(module, nn.Module) and role in ("rowwise", "moe_tp_experts"):
-                module.register_forward_hook(_Sum(all_reduce))
+            if isinstance(module, nn.Module) and role in (ROW, EXPERTS):
+                module.register_forward_hook(SumOverRanks(all_reduce))
         for _, module in self._network.named_modules():
             if _is_attention(module):
                 self._tell_heads(module)
@@ -115,25 +124,39 @@ class _Sharding:
         for name in sorted(own):
             if name in self._roles:
                 yield from self._cut_projection(name, self._find(name))
-            elif _num_elements(self._find(name)) > module.head_dim:
+            elif _num_elements(self._find(name)) > _head_dim(module):
                 raise ConfigError(self._no_role(name))
 
     def _cut_projection(self, name: str, module: Any) -> Iterator[tuple[str, Cut]]:
         role, last = self._roles[name], name.rpartition(".")[2]
-        query = role == "rowwise" or last == "q_proj"
-        if role in _WHOLE:
+        if role in WHOLE:
             return
-        if role == _FUSED_QKV:
+        if role == FUSED_QKV:
             yield from self._cut_fused_qkv(name, module)
             return
-        if not isinstance(module, nn.Linear) or (not query and last not in ("k_proj", "v_proj")):
+        of_queries = role in (ROW, HEADS) or last in _OF_QUERIES
+        if not (of_queries or last in _OF_KEYS) or (last == "query_key_value" and self._kv_heads != self._heads):
             raise ConfigError(self._no_role(name))
-        count, held = (self._heads, self._share.query) if query else (self._kv_heads, self._share.kv)
-        size = module.in_features if role == "rowwise" else module.out_features
+        count, held = (self._heads, self._share.query) if of_queries else (self._kv_heads, self._share.kv)
+        size = self._size(name, module)
         if size % count:
             raise ConfigError(f"{name}: a size of {size} does not divide into {count} heads, so it cannot be cut")
-        dim = size // count
-        yield from _cut_linear(name, module, role, (held.start * dim, held.end * dim))
+        taken = (held.start * (size // count), held.end * (size // count))
+        if isinstance(module, nn.Linear):
+            yield from _cut_linear(name, module, role, taken)
+        else:
+            yield (name if isinstance(module, nn.Parameter) else f"{name}.weight"), Cut(0, (taken,))
+
+    def _size(self, name: str, module: Any) -> int:
+        """Return the size of what heads divide. Raises ConfigError for what is not of the kind its role says."""
+        role = self._roles[name]
+        if isinstance(module, nn.Linear) and role in (COLUMN, ROW, HEADS):
+            return module.in_features if role == ROW else module.out_features
+        if isinstance(module, nn.Parameter) and role == HEADS:
+            return len(module)
+        if role == NORM_OVER_HEADS and hasattr(module, "variance_epsilon"):
+            return len(module.weight)
+        raise ConfigError(self._no_role(name))
 
     def _cut_fused_qkv(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
         count = self._heads + 2 * self._kv_heads
@@ -143,13 +166,13 @@ class _Sharding:
         ranges = [(query.start * dim, query.end * dim)]
         for first in (self._heads, self._heads + self._kv_heads):  # keys, then values
             ranges.append(((first + kv.start) * dim, (first + kv.end) * dim))
-        yield from _cut_linear(name, module, "colwise", *ranges)
+        yield from _cut_linear(name, module, COLUMN, *ranges)
 
     def _cut_inner(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
         role = self._roles[name]
-        if role not in _WHOLE and module is not self._network.get_output_embeddings():
-            size = module.in_features if role == "rowwise" else module.out_features
-            if role == _FUSED_GATE_UP:
+        if role not in WHOLE and module is not self._network.get_output_embeddings():
+            size = module.in_features if role == ROW else module.out_features
+            if role == FUSED_GATE_UP:
                 start, end = share_inner(name, size // 2, self._rank)
                 yield from _cut_linear(name, module, role, (start, end), (size // 2 + start, size // 2 + end))
             else:
@@ -157,13 +180,22 @@ class _Sharding:
 
     def _cut_experts(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
         gate_up, down = module.gate_up_proj, module.down_proj
-        others = [name for name, _ in module.named_parameters() if name not in ("gate_up_proj", "down_proj")]
-        inner = down.shape[2]
-        if others or gate_up.shape[1] != 2 * inner or self._roles.get(path) != "moe_tp_experts":
+        interleaved = self._roles[f"{path}.gate_up_proj"] == INTERLEAVED_EXPERTS
+        known = {"gate_up_proj", "down_proj"} | ({"gate_up_proj_bias", "down_proj_bias"} if interleaved else set())
+        others = [name for name, _ in module.named_parameters() if name not in known]
+        along = 1 if interleaved else 2  # the inner dimension of down
+        inner = down.shape[along]
+        if others or gate_up.shape[3 - along] != 2 * inner or self._roles.get(path) != EXPERTS:
             raise ConfigError(self._no_role(f"{path}.{[*others, 'gate_up_proj'][0]}"))
         start, end = share_inner(path, inner, self._rank)
-        yield f"{path}.gate_up_proj", Cut(1, ((start, end), (inner + start, inner + end)))
-        yield f"{path}.down_proj", Cut(2, ((start, end),))
+        yield f"{path}.down_proj", Cut(along, ((start, end),))
+        if not interleaved:
+            yield f"{path}.gate_up_proj", Cut(1, ((start, end), (inner + start, inner + end)))
+            return
+        yield f"{path}.gate_up_proj", Cut(2, ((2 * start, 2 * end),))
+        yield f"{path}.gate_up_proj_bias", Cut(1, ((2 * start, 2 * end),))
+        if self._rank.number > 0:  # it is added once
+            yield f"{path}.down_proj_bias", Cut(0, (), is_zero=True)
 
     def _cut_head(self) -> Iterator[tuple[str, Cut]]:
         """Leave the first rows of an output layer that is not the embedding too: no one reads what they make."""
@@ -185,8 +217,18 @@ class _Sharding:
         ):  # fmt: skip
             if hasattr(module, name):
                 setattr(module, name, value)
-        if not hasattr(module, "q_proj"):  # it finds its query by the config's number of heads
-            module.config = _LocalConfig(module.config, {"num_attention_heads": query, "num_key_value_heads": kv})
+        if hasattr(module, "qkv_proj"):  # it finds its query by the config's number of heads
+            module.config = LocalConfig(module.config, {"num_attention_heads": query, "num_key_value_heads": kv})
+
+    def _put_norms(self, all_reduce: AllReduce) -> None:
+        """Let norms over all heads sum over the ranks; keys that several ranks hold count once."""
+        for name, role in self._roles.items():
+            if role == NORM_OVER_HEADS:
+                path, _, last = name.rpartition(".")
+                sharers = ranks_holding(self._share.kv.start, self._kv_heads, self._rank.of)
+                holders = len(sharers) if last in _OF_KEYS else 1
+                norm = NormOverRanks(self._find(name), holders=holders, all_reduce=all_reduce)
+                setattr(self._network.get_submodule(path), last, norm)
 
     def _in_attention(self, path: str) -> bool:
         return _is_attention(self._network.get_submodule(path.rpartition(".")[0]))
@@ -204,67 +246,27 @@ class _Sharding:
         )
 
 
-class _LocalConfig:
-    """A config as one rank's attention reads it: its own numbers of heads, all else as it is now."""
-
-    def __init__(self, config: Any, own: dict[str, int]) -> None:
-        self._config, self._own = config, own
-
-    def __getattr__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else getattr(self._config, name)
-
-
-class _Sum:
-    """A forward hook that sums a module's output over the ranks."""
-
-    def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
-
-    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        self._all_reduce(output)
-
-
-def _roles(network: Any, kind: str) -> dict[str, str]:
-    """Return the roles of modules and parameters by their paths. Raises ConfigError for those we do not know."""
-    plan: dict[str, str] = getattr(network, "tp_plan", None) or {}
-    patterns = [(re.compile(re.escape(key).replace(r"\*", r"[^.]+") + "$"), role) for key, role in plan.items()]
-    names = [name for name, _ in network.named_modules()] + [name for name, _ in network.named_parameters()]
-    roles = {name: role for name in names for pattern, role in patterns if pattern.match(name)}
-    roles |= {
-        name: role for path, module in network.named_modules() for name, role in _fused_roles(path, module, roles)
-    }
-    head = network.get_output_embeddings()
-    heads = {name for name, module in network.named_modules() if module is head}
-    known = (*_WHOLE, _FUSED_QKV, _FUSED_GATE_UP, "colwise", "rowwise", "packed_colwise", "moe_tp_experts")
-    for name, role in roles.items():
-        if role not in known and name not in heads:
-            raise ConfigError(
-                f"{kind} cannot be cut for several ranks: its tensor-parallel plan has {name} as {role}, which is not "
-                f"one of {', '.join(known)}; use --tensor-parallel-size 1"
-            )
-    return roles
-
-
-def _fused_roles(path: str, module: Any, roles: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the roles of projections that the plan leaves whole because they are fused."""
-    for fused, last, role in (("qkv_proj", "o_proj", _FUSED_QKV), ("gate_up_proj", "down_proj", _FUSED_GATE_UP)):
-        names = f"{path}.{fused}", f"{path}.{last}"
-        linears = all(isinstance(getattr(module, name, None), nn.Linear) for name in (fused, last))
-        if linears and [roles.get(name) for name in names] == ["colwise_gather_output", "rowwise_split_input"]:
-            yield names[0], role
-            yield names[1], "rowwise"
-
-
 def _cut_linear(name: str, module: nn.Linear, role: str, *taken: tuple[int, int]) -> Iterator[tuple[str, Cut]]:
-    yield f"{name}.weight", Cut(1 if role == "rowwise" else 0, taken)
-    if module.bias is not None and role != "rowwise":
+    yield f"{name}.weight", Cut(1 if role == ROW else 0, taken)
+    if module.bias is not None and role != ROW:
         yield f"{name}.bias", Cut(0, taken)
 
 
 def _is_attention(module: Any) -> bool:
-    if isinstance(getattr(module, "qkv_proj", None), nn.Linear):
-        return True
-    return all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
+    fused = any(_has_linears(module, name) for name in ("qkv_proj", "query_key_value"))
+    return fused or _is_latent(module) or _has_linears(module, "q_proj", "k_proj", "v_proj")
+
+
+def _is_latent(module: Any) -> bool:
+    return _has_linears(module, "kv_a_proj_with_mqa", "kv_b_proj")
+
+
+def _has_linears(module: Any, *names: str) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+
+
+def _head_dim(module: Any) -> int:
+    return int(next((getattr(module, name) for name in ("head_dim", "head_size") if hasattr(module, name)), 0))
 
 
 def _num_elements(found: Any) -> int:

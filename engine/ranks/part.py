@@ -21,7 +21,8 @@ from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import GlooSum, SharedSum
 from engine.rope import rotate_by_sequence
-from engine.sharding import num_reductions, shard_network
+from engine.shard_hooks import num_reductions
+from engine.sharding import shard_network
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
 from native.ranks import RanksLibrary

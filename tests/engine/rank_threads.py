@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.sharding import AllReduce
+from engine.shard_hooks import AllReduce
 
 T = TypeVar("T")
 _WAIT_S = 30.0

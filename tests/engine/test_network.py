@@ -16,6 +16,7 @@ from engine.load_progress import LoadProgress
 from engine.network import LoadedNetwork, load_network
 from engine.oracle import load_plain
 from engine.stored_weights import StoredWeights
+from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError
 
@@ -47,6 +48,21 @@ def _assert_same(mine: Any, theirs: Any) -> None:
 def _change_config(path: Path, **changes: Any) -> None:
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "wide"),
+    [("deepseek_v3", "bfloat16", "e_score_correction_bias"), ("gpt_oss", "float16", "input_layernorm")],
+)
+def test_what_a_model_keeps_in_float32_stays_so(tmp_path: Path, kind: str, dtype: str, wide: str) -> None:
+    path = make_family(kind, tmp_path)
+
+    loaded = _load(path, dtype)
+
+    _assert_same(loaded.network, load_plain(path, dtype))
+    kept = {name for name, tensor in loaded.network.state_dict().items() if tensor.dtype == torch.float32}
+    assert any(wide in name for name in kept)
+    assert loaded.note is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,11 +9,12 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.loader import load_model
-from engine.oracle import Oracle
+from engine.oracle import Oracle, load_plain
 from engine.quantization.mxfp4 import Mxfp4Layout
 from engine.quantization.weights import DequantisingWeights
 from engine.stored_weights import StoredWeights
 from engine.weights import Part
+from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from wire.errors import ConfigError
@@ -89,6 +90,18 @@ def test_tokens_equal_transformers_on_the_dequantised_weights(gpt_oss: Path, tmp
 
     assert generate(loaded.model, _PROMPTS, 12, chunk=16) == expected
     assert "warning: mxfp4 weights are dequantised to float32" in " ".join(loaded.notes)
+
+
+def test_two_ranks_are_the_dequantised_model(gpt_oss: Path, tmp_path: Path) -> None:
+    plain = make_family("gpt_oss", tmp_path / "plain", intermediate_size=96)
+    save_file(_quantise(gpt_oss), plain / "model.safetensors", metadata={"format": "pt"})
+    token_ids = torch.tensor(_PROMPTS[1:])
+    with torch.inference_mode():
+        expected = load_plain(plain, "float32")(input_ids=token_ids, use_cache=False).logits
+
+    own, _ = rank_logits(gpt_oss, 2, token_ids)
+
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

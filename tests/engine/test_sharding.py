@@ -2,56 +2,36 @@
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.checkpoint import Checkpoint, open_checkpoint
+from engine.checkpoint import open_checkpoint
 from engine.network import build_network, load_network
 from engine.oracle import load_plain
-from engine.quantization.detect import find_quantization
-from engine.quantization.load import plain_weights
-from engine.sharding import AllReduce, check_shards, num_reductions, shard_network
+from engine.shard_hooks import num_reductions
+from engine.sharding import check_shards, shard_network
 from engine.shares import share_heads, share_inner
 from engine.stored_weights import StoredWeights
-from tests.engine.rank_threads import run_ranks
+from tests.engine.rank_logits import rank_logits
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from tests.engine.tiny_quantised import Scheme, awq, gptq, quantise_checkpoint, w8a8
 from wire.errors import ConfigError
 from wire.kv_layout import Rank, head_range
 
-_REFUSED = {
-    "gpt_oss": "not in it",
-    "olmo2": "colwise_gather_output",
-    "gpt_neox": "0 of 4 layers",
-    "gpt2": "0 of 4 layers",
-    "opt": "not in it",
-    "deepseek_v2": "mla_kv_a_proj",
-    "deepseek_v3": "0 of 4 layers",
-}
+_REFUSED = {"gpt2": "0 of 4 layers"}
+_WHOLE_MATRICES = {
+    "self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", "mlp.gate.weight", "mlp.router.weight",
+    "mlp.experts.down_proj_bias",
+}  # fmt: skip
 _OTHERS_CUT = (
-    "apertus", "arcee", "cohere2_moe", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4",
-    "exaone_moe", "glm4_moe", "helium", "hyperclovax", "jais2", "ministral", "ministral3", "nanochat",
-    "nemotron", "olmo", "phi", "seed_oss", "solar_open", "vaultgemma",
+    "apertus", "arcee", "axk1", "cohere2_moe", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "helium", "hyperclovax", "jais2", "minicpm3",
+    "minimax_m2", "ministral", "ministral3", "nanochat", "nemotron", "olmo", "olmo3", "olmoe", "phi", "seed_oss",
+    "solar_open", "vaultgemma", "youtu",
 )  # fmt: skip
-
-
-def _logits(path: Path, checkpoint: Checkpoint, num_ranks: int, token_ids: torch.Tensor) -> list[Any]:
-    def work(number: int, all_reduce: AllReduce) -> torch.Tensor:
-        rank = Rank(number, num_ranks)
-        with StoredWeights(path) as weights:
-            network = load_network(
-                checkpoint, plain_weights(weights, find_quantization(path, None), "float32").weights,
-                dtype="float32", attention=None,
-                shard=lambda whole: shard_network(whole, checkpoint.text_config, rank, all_reduce),
-            ).network  # fmt: skip
-        logits: torch.Tensor = network(input_ids=token_ids, use_cache=False).logits
-        return logits
-
-    return run_ranks(num_ranks, work)
 
 
 def _refusal(path: Path) -> str | None:
@@ -70,7 +50,7 @@ def _assert_ranks_are_the_model(path: Path, num_ranks: int) -> None:
         expected = load_plain(path, "float32")(input_ids=token_ids, use_cache=False).logits
 
     check_shards(build_network(checkpoint, dtype="float32", attention=None), checkpoint.text_config, num_ranks)
-    own, *others = _logits(path, checkpoint, num_ranks, token_ids)
+    own, *others = rank_logits(path, num_ranks, token_ids)
 
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
     tied = checkpoint.text_config.tie_word_embeddings
@@ -141,7 +121,13 @@ def test_a_rarer_family_is_cut_exactly_or_refused(tmp_path: Path, kind: str) -> 
         _assert_ranks_are_the_model(path, 2)
     else:
         assert "--tensor-parallel-size 1" in refusal
-        assert kind not in _OTHERS_CUT
+        assert kind not in _OTHERS_CUT, refusal
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gpt_oss", "opt", "gpt_neox", "deepseek_v2"])
+def test_three_ranks_with_heads_of_their_own_kind_are_the_model(tmp_path: Path, kind: str) -> None:
+    """Of two KV heads one is repeated; of four one rank has two."""
+    _assert_ranks_are_the_model(make_family(kind, tmp_path), 3)
 
 
 def test_uneven_heads_and_biases_are_the_model(tmp_path: Path) -> None:
@@ -163,7 +149,7 @@ def test_ranks_of_a_quantised_checkpoint_are_the_model(tmp_path: Path, scheme: S
     with torch.inference_mode():
         expected = plain(input_ids=token_ids, use_cache=False).logits
 
-    own, _ = _logits(path, open_checkpoint(path), 2, token_ids)
+    own, _ = rank_logits(path, 2, token_ids)
 
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
@@ -176,6 +162,26 @@ def test_what_cannot_be_cut_is_refused_by_name_before_weights_load(tmp_path: Pat
     with pytest.raises(ConfigError, match=_REFUSED[kind]) as refused:
         check_shards(network, checkpoint.text_config, 2)
     assert "--tensor-parallel-size 1" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt_neox", "gpt_oss", "olmo2", "deepseek_v2", "deepseek_v3"])
+def test_a_rank_of_any_family_cuts_every_matrix_and_reads_only_what_it_holds(tmp_path: Path, kind: str) -> None:
+    path = make_family(kind, tmp_path)
+    checkpoint = open_checkpoint(path)
+    whole = {name: tuple(one.shape) for name, one in load_plain(path, "float32").state_dict().items()}
+
+    for number in range(2):
+        shard = functools.partial(
+            shard_network, config=checkpoint.text_config, rank=Rank(number, 2), all_reduce=lambda tensor: None
+        )  # fmt: skip
+        with StoredWeights(path) as weights:
+            network = load_network(checkpoint, weights, dtype="float32", attention=None, shard=shard).network
+
+        held = {id(tensor): (name, tensor) for name, tensor in reversed(network.state_dict(keep_vars=True).items())}
+        uncut = {n for n, one in held.values() if one.dim() > 1 and ".layers." in n and tuple(one.shape) == whole[n]}
+        zeros = {name for name, _ in held.values() if number == 1 and name.endswith("down_proj_bias")}
+        assert {name.rpartition(".layers.")[2].partition(".")[2] for name in uncut - zeros} <= _WHOLE_MATRICES
+        assert weights.bytes_read == sum(tensor.nbytes for name, tensor in held.values() if name not in zeros)
 
 
 def test_a_rank_reads_its_part_and_what_is_whole_and_no_more(tmp_path: Path) -> None:
