@@ -1,11 +1,12 @@
 """The second backend: xgrammar. It compiles to masks, takes structural tags, and has no limits of its own at a step.
 
 So each grammar is walked for a while in the child, and refused where a step takes too long; one that becomes slow
-only later is not found.
+only later ends the sequence that met its first slow step.
 """
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.grammar.limits import GrammarLimits
 from engine.grammar.repetitions import check_repetitions
 from engine.grammar.source import Kind, Source
 from engine.grammar.tokenizer_file import TokenizerFile
-from engine.grammar.walk import walk
+from engine.grammar.walk import check_time, walk
 from engine.grammar.xgrammar_binding import load_binding
 from wire.errors import InvalidGrammar
 
@@ -56,7 +57,7 @@ class XgrammarBackend:
             compiled = self._compiled(source)
         except RuntimeError as error:
             raise InvalidGrammar(_words(error)) from error
-        walk(XgrammarGrammar(self, compiled).start(), self._limits)
+        walk(self._grammar_of(compiled).start(), self._limits)
         return source.kind + " " + str(compiled.serialize_json())
 
     def build(self, form: str) -> "XgrammarGrammar":
@@ -64,7 +65,7 @@ class XgrammarBackend:
         kind, _, compiled = form.partition(" ")
         info = self._json_info if kind == Kind.JSON else self._info
         try:
-            return XgrammarGrammar(self, self._library.compiled_grammar.deserialize_json(compiled, info))
+            return self._grammar_of(self._library.compiled_grammar.deserialize_json(compiled, info))
         except RuntimeError as error:
             raise InvalidGrammar(_words(error)) from error
 
@@ -75,6 +76,9 @@ class XgrammarBackend:
     def stop_token_ids(self) -> list[int]:
         """Ids that the library takes for endings, as it is told or finds in the vocabulary."""
         return [int(token_id) for token_id in self._info.stop_token_ids()]
+
+    def _grammar_of(self, compiled: Any) -> "XgrammarGrammar":
+        return XgrammarGrammar(self, compiled, longest_s=self._limits.fill_s)
 
     def _compiled(self, source: Source) -> Any:
         compiler, text = self._compiler, source.text
@@ -114,23 +118,25 @@ class XgrammarBackend:
 
 
 class XgrammarGrammar:
-    """A compiled grammar in this process."""
+    """A compiled grammar in this process. `longest_s` bounds the CPU time of each half of a sequence's step."""
 
-    def __init__(self, backend: XgrammarBackend, compiled: Any) -> None:
-        self._backend, self._compiled = backend, compiled
+    def __init__(self, backend: XgrammarBackend, compiled: Any, *, longest_s: float) -> None:
+        self._backend, self.compiled, self._longest_s = backend, compiled, longest_s
         self.worn = False  # its matchers share nothing that grows
 
     def start(self) -> "XgrammarMatcher":
         """Return a matcher at the beginning. Any thread."""
-        matcher = self._backend.new_matcher(self._compiled)
-        return XgrammarMatcher(matcher, self._backend.num_tokens, self._backend.stop_token_ids())
+        matcher = self._backend.new_matcher(self.compiled)
+        stops = self._backend.stop_token_ids()
+        return XgrammarMatcher(matcher, self._backend.num_tokens, stops, longest_s=self._longest_s)
 
 
 class XgrammarMatcher:
     """One sequence's place in the text."""
 
-    def __init__(self, matcher: Any, num_tokens: int, stop_token_ids: list[int]) -> None:
+    def __init__(self, matcher: Any, num_tokens: int, stop_token_ids: list[int], *, longest_s: float) -> None:
         self._matcher, self._stops, self._num_tokens = matcher, stop_token_ids, num_tokens
+        self._longest_s = longest_s
 
     @property
     def accepting(self) -> bool:
@@ -138,15 +144,21 @@ class XgrammarMatcher:
         return bool(self._matcher.is_completed())
 
     def advance(self, token_id: int) -> bool:
-        """Take the text of `token_id`; False, unchanged, if it may not follow."""
+        """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar: it took long."""
         if token_id in self._stops or token_id >= self._num_tokens:
             return False
-        return bool(self._matcher.accept_token(token_id, False))
+        began = time.thread_time()
+        taken = bool(self._matcher.accept_token(token_id, False))
+        check_time(time.thread_time() - began, self._longest_s)
+        return taken
 
     def allowed(self) -> Bits:
-        """Return which text tokens may follow."""
+        """Return which text tokens may follow. Raises InvalidGrammar where finding them took too long."""
         row = np.zeros((1, (self._num_tokens + 31) // 32), dtype=np.int32)
-        if not self._matcher.fill_next_token_bitmask(row, 0, False):
+        began = time.thread_time()
+        limited = self._matcher.fill_next_token_bitmask(row, 0, False)
+        check_time(time.thread_time() - began, self._longest_s)
+        if not limited:
             row[:] = -1  # all of them
             row[0, -1] = (1 << (self._num_tokens % 32)) - 1 if self._num_tokens % 32 else -1
         for token_id in self._stops:

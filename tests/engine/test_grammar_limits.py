@@ -9,11 +9,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.grammar.interface import Bits, Matcher
-from engine.grammar.limits import GrammarLimits
+from engine.grammar.limits import GrammarLimits, StepLimits
+from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.llguidance_matcher import LlguidanceGrammar
 from engine.grammar.matcher import CompiledGrammar
+from engine.grammar.source import XGRAMMAR, Kind, Source
 from engine.grammar.walk import walk
-from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
+from tests.conftest import MISSING
+from tests.engine.grammar_tools import EOS_ID, LIMITS, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import InvalidGrammar
 
@@ -113,3 +116,21 @@ def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:
 
     with pytest.raises(InvalidGrammar, match="one step of the grammar takes"):
         allowed_ids(CompiledGrammar(text, tokenizer_of(folder), 0).matcher())
+
+
+def test_so_does_a_slow_step_of_xgrammar(folder: Path) -> None:
+    """Its own walk finds `(.{0,1000}){0,1000}` quick; fifty tokens on, each step takes longer than the one before."""
+    pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
+    from engine.grammar.xgrammar_backend import XgrammarBackend, XgrammarGrammar
+
+    tokenizer = tokenizer_of(folder)
+    backend = XgrammarBackend(tokenizer, LIMITS, LlguidanceBackend(tokenizer, LIMITS, StepLimits()).token_bytes())
+    form = backend.compile(Source(Kind.REGEX, "[a-z]{3}", XGRAMMAR))
+    quick = backend.build(form)
+    slow = XgrammarGrammar(backend, quick.compiled, longest_s=1e-9)
+
+    _write(CompiledGrammar(quick, tokenizer, 0).matcher(), _ids(folder, "a"))
+    with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):
+        slow.start().allowed()
+    with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):
+        slow.start().advance(_ids(folder, "a")[0])
