@@ -50,7 +50,7 @@ static inline plain4 plain_select(plain4i mask, plain4 yes, plain4 no) {
 #define WIDEN plain_widen
 #define FMA PLAIN_FMA
 #define MAX(a, b) plain_select((a) > (b), a, b)
-#define SHIFT_EXPONENT(v, n) ((plain4)((plain4i)(v) + ((plain4i)(n) << 23)))
+#define TIMES_POWER(v, n, shifted) ((plain4)(((plain4i)(v) + ((plain4i)(shifted) << 23)) | ~((n) == (n))))
 #define ZERO_BELOW(v, x, least) ((plain4)((plain4i)(v) & ~((x) < (least))))
 #define SUM(v) (((v)[0] + (v)[2]) + ((v)[1] + (v)[3]))
 #define LARGEST(v) fmaxf(fmaxf((v)[0], (v)[2]), fmaxf((v)[1], (v)[3]))
@@ -77,8 +77,10 @@ static inline plain4 plain_select(plain4i mask, plain4 yes, plain4 no) {
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(at))), 16))
 #define FMA _mm256_fmadd_ps
 #define MAX _mm256_max_ps
-#define SHIFT_EXPONENT(v, n) \
-    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(n), 23)))
+#define TIMES_POWER(v, n, shifted)                                                                              \
+    _mm256_or_ps(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v),                                   \
+                                                      _mm256_slli_epi32(_mm256_castps_si256(shifted), 23))),    \
+                 _mm256_cmp_ps(n, n, _CMP_UNORD_Q))
 #define ZERO_BELOW(v, x, least) _mm256_andnot_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ), v)
 #define SUM sum_avx2
 #define LARGEST largest_avx2
@@ -122,8 +124,7 @@ TARGET INLINE float largest_avx2(__m256 v) {
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(at))), 16))
 #define FMA _mm512_fmadd_ps
 #define MAX _mm512_max_ps
-#define SHIFT_EXPONENT(v, n) \
-    _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(n), 23)))
+#define TIMES_POWER(v, n, shifted) _mm512_scalef_ps(v, n)
 #define ZERO_BELOW(v, x, least) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), v)
 #define SUM _mm512_reduce_add_ps
 #define LARGEST _mm512_reduce_max_ps

@@ -7,11 +7,12 @@
  *     WIDEN                   LANES bf16 numbers in memory as floats
  *     LOW_HALVES HIGH_HALVES  of each 32-bit word the first and the second bf16 number as floats
  *     TRANSPOSE               out[4] = word 0..3 of the four words that LANES keys have at base + offsets[key]
- *     SHIFT_EXPONENT(v, n)    v * 2^n, n in the low bits of a float's
+ *     TIMES_POWER(v, n, shifted)  v * 2^n; `shifted` has the integer n in the low bits of a float's
  *     ZERO_BELOW(v, x, least) v, 0 where x < least
  */
 
-/* exp(x) for x <= 20; 0 below -86.6; exp(0) is 1. A relative error of 2e-7, and of 3e-8 times x more. */
+/* exp(x) for x <= 20; 0 below -86.6; exp(0) is 1. A relative error of 2e-7, and of 3e-8 times x more. NaN stays NaN:
+ * MAX returns its second argument where one of both is none. */
 TARGET INLINE vec NAME(exp)(vec x) {
     const vec magic = SET(12582912.0f), least = SET(-86.6f); /* 1.5 * 2^23: its low bits take a rounded integer */
     const vec log2_e = SET(1.44269504f);
@@ -24,7 +25,7 @@ TARGET INLINE vec NAME(exp)(vec x) {
     sum = FMA(sum, rest, SET(0.240226507f));
     sum = FMA(sum, rest, SET(0.693147181f));
     sum = FMA(sum, rest, SET(1.0f));
-    return ZERO_BELOW(SHIFT_EXPONENT(sum, shifted), x, least);
+    return ZERO_BELOW(TIMES_POWER(sum, n, shifted), x, least);
 }
 
 TARGET INLINE float NAME(exp_one)(float x) {
@@ -36,8 +37,8 @@ TARGET INLINE float NAME(exp_one)(float x) {
 /* cap * tanh(x / cap) */
 TARGET INLINE vec NAME(cap)(vec x, float cap) {
     vec twice = x * SET(2.0f / cap), bound = SET(20.0f);
-    twice = MAX(twice, SET(-20.0f));
-    twice = -MAX(-twice, -bound);
+    twice = MAX(-bound, twice);
+    twice = -MAX(-bound, -twice);
     vec power = NAME(exp)(twice), one = SET(1.0f);
     return SET(cap) * ((power - one) / (power + one));
 }
@@ -148,7 +149,8 @@ TARGET INLINE void NAME(scale_row)(float *row, int length, float factor) {
     for (int i = 0; i < length; i += LANES) STORE(row + i, LOAD(row + i) * SET(factor));
 }
 
-/* The largest score of a row, minus infinity where it sees nothing; what it does not see becomes that too. */
+/* The largest score of a row, minus infinity where it sees nothing; what it does not see becomes that too. Beside NaN
+ * it may be any of the row's: what matters is that their weights are NaN, and so is their sum. */
 TARGET INLINE float NAME(largest_seen)(float *scores, int low, int high, float softcap) {
     if (softcap > 0.0f)
         for (int i = 0; i < TILE; i += LANES) STORE(scores + i, NAME(cap)(LOAD(scores + i), softcap));
@@ -165,9 +167,10 @@ TARGET static void NAME(soften)(float *scores, const struct softmax *state, stru
         float largest = NAME(largest_seen)(scores, sight.low[r], sight.high[r], softcap);
         float before = first ? -INFINITY : state->max[r];
         if (before > largest) largest = before;
-        vec sums = SET(0.0f), zero = sums;
+        const float base = largest == -INFINITY ? 0.0f : largest;
+        vec sums = SET(0.0f);
         for (int i = 0; i < TILE; i += LANES) {
-            vec weight = largest == -INFINITY ? zero : NAME(exp)(LOAD(scores + i) - SET(largest));
+            vec weight = NAME(exp)(LOAD(scores + i) - SET(base));
             STORE(scores + i, weight);
             sums = sums + weight;
         }
@@ -182,7 +185,7 @@ TARGET static void NAME(soften)(float *scores, const struct softmax *state, stru
 TARGET static void NAME(merge)(const struct softmax *state, const struct softmax *part, int rows, int padded) {
     for (int r = 0; r < rows; r++) {
         float ours = state->max[r], theirs = part->max[r];
-        if (theirs == -INFINITY) continue;
+        if (theirs == -INFINITY && part->sum[r] == 0.0f) continue; /* a sum of NaN is not left out */
         float largest = theirs > ours ? theirs : ours;
         float keep = NAME(exp_one)(ours - largest), take = NAME(exp_one)(theirs - largest);
         float *output = state->output + r * padded;
@@ -229,7 +232,7 @@ static const struct attention_kernel NAME(kernel) = {
 #undef WIDEN
 #undef FMA
 #undef MAX
-#undef SHIFT_EXPONENT
+#undef TIMES_POWER
 #undef ZERO_BELOW
 #undef SUM
 #undef LARGEST
