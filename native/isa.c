@@ -1,5 +1,15 @@
 #include "isa.h"
 
+#if defined(HAS_AVX512_BF16)
+#include <cpuid.h>
+
+/* Asked of the CPU itself: not every compiler that has the instructions knows their name here. */
+static int cpu_has_avx512_bf16(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+#endif
+
 int isa_is_here(enum isa isa) {
     if (isa == ISA_PLAIN) return 1;
 #if defined(__x86_64__)
@@ -8,7 +18,9 @@ int isa_is_here(enum isa isa) {
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (isa == ISA_AVX2) return avx2;
     if (isa == ISA_AVX512) return avx512;
-    if (isa == ISA_AVX512_BF16) return avx512 && __builtin_cpu_supports("avx512bf16");
+#if defined(HAS_AVX512_BF16)
+    if (isa == ISA_AVX512_BF16) return avx512 && cpu_has_avx512_bf16();
+#endif
 #endif
     return 0;
 }

@@ -10,13 +10,22 @@
 
 enum isa { ISA_PLAIN, ISA_AVX2, ISA_AVX512, ISA_AVX512_BF16, NUM_ISAS };
 
+/* Compilers before GCC 10 and clang 9 know no AVX512-BF16, let alone AMX; WITHOUT_AVX512_BF16 builds as they do. */
+#if defined(__x86_64__) && defined(__has_include) && !defined(WITHOUT_AVX512_BF16)
+#if __has_include(<avx512bf16intrin.h>)
+#define HAS_AVX512_BF16
+#endif
+#endif
+
 #if defined(__x86_64__)
 #define TARGET_AVX2 __attribute__((target("avx2,fma")))
 #define TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#endif
+#if defined(HAS_AVX512_BF16)
 #define TARGET_AVX512_BF16 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #endif
 
-/* Return whether this CPU, and its system, has the instructions of `isa`. */
+/* Return whether this CPU and its system have the instructions of `isa`, and so had the compiler. */
 int isa_is_here(enum isa isa);
 
 #endif

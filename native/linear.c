@@ -23,6 +23,7 @@ static inline float widen_one(uint16_t half) {
 
 static inline uint16_t narrow_one(float value) {
     uint32_t bits = bits_of(value);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0; /* NaN, which rounding could make infinite */
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
@@ -30,7 +31,7 @@ static inline float round_one(float value) { return widen_one(narrow_one(value))
 
 #include "linear_isa.h"
 
-#if defined(__x86_64__)
+#if defined(HAS_AVX512_BF16)
 #include "linear_bf16.h" /* it takes what surrounds a product from the kernels above */
 #endif
 
@@ -39,7 +40,9 @@ const struct linear_kernel *linear_kernel_number(unsigned number) {
     switch (number) {
         case KERNEL_AVX2: return isa_is_here(ISA_AVX2) ? &kernel_avx2 : NULL;
         case KERNEL_AVX512: return isa_is_here(ISA_AVX512) ? &kernel_avx512 : NULL;
+#if defined(HAS_AVX512_BF16)
         case KERNEL_AVX512_BF16: return isa_is_here(ISA_AVX512_BF16) ? &kernel_avx512_bf16 : NULL;
+#endif
 #if defined(HAS_AMX)
         case KERNEL_AMX: return isa_is_here(ISA_AVX512) && amx_is_here() ? &kernel_amx : NULL;
 #endif

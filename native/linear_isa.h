@@ -72,10 +72,10 @@ OP vec NAME(mul)(vec a, vec b) { EACH(a.at[i] * b.at[i]); }
 OP vec NAME(div)(vec a, vec b) { EACH(a.at[i] / b.at[i]); }
 OP vec NAME(clamp)(vec a, float low, float high) { EACH(a.at[i] < low ? low : a.at[i] > high ? high : a.at[i]); }
 OP vec NAME(nearest)(vec a) { EACH(nearbyintf(a.at[i])); }
-OP vec NAME(power_of_two)(vec a) { EACH(plain_float((uint32_t)((int32_t)a.at[i] + 127) << 23)); }
-OP vec NAME(round)(vec a) {
-    EACH(plain_float((plain_bits(a.at[i]) + 0x7FFF + (plain_bits(a.at[i]) >> 16 & 1)) & 0xFFFF0000u));
+OP vec NAME(power_of_two)(vec a) {
+    EACH(plain_float((uint32_t)((int32_t)(a.at[i] == a.at[i] ? a.at[i] : 0.0f) + 127) << 23));
 }
+OP vec NAME(round)(vec a) { EACH(round_one(a.at[i])); }
 OP void NAME(store_high)(uint16_t *to, vec a) {
     for (int i = 0; i < PANEL; i++) to[i] = (uint16_t)(plain_bits(a.at[i]) >> 16);
 }
@@ -132,7 +132,8 @@ OP __m256 NAME(power_half)(__m256 a) {
 OP vec NAME(power_of_two)(vec a) { return (vec){NAME(power_half)(a.a), NAME(power_half)(a.b)}; }
 OP __m256 NAME(round_half)(__m256 a) {
     __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    __m256i none = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); /* of a NaN all bits, which is one too */
+    bits = _mm256_or_si256(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), none);
     return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int)0xFFFF0000)));
 }
 OP vec NAME(round)(vec a) { return (vec){NAME(round_half)(a.a), NAME(round_half)(a.b)}; }
@@ -170,8 +171,9 @@ OP vec NAME(power_of_two)(vec a) {
 }
 OP vec NAME(round)(vec a) {
     __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0xFFFF0000)));
+    const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000); /* all of its bits are a NaN */
+    bits = _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), upper);
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), upper));
 }
 OP void NAME(store_high)(uint16_t *to, vec a) {
     _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a), 16)));
