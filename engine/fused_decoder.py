@@ -171,7 +171,8 @@ class FusedDecoder:
             x.stride(0),
         )  # fmt: skip
         if fault:
-            raise IndexError(f"token id {int(tokens.max())} in a vocabulary of {weights.vocab_size}")
+            outside = tokens[(tokens < 0) | (tokens >= weights.vocab_size)]
+            raise IndexError(f"token id {int(outside[0])} in a vocabulary of {weights.vocab_size}")
 
     def _attend(self, attention: StepAttention, layer: int, num_rows: int) -> None:
         decoder, memory, pool = self._weights.decoder, self._memory, self._pools[layer]

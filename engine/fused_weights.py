@@ -47,7 +47,8 @@ class PackedMemory:
             self._functions.pack(self._threads.address, address(packing))
             panels += num_panels(columns)
         bias = self._bias(weights, gated)
-        return Linear(place, bias, first.shape[1], panels * PANEL, FORMATS[first.dtype], finish)
+        n = first.shape[0] if len(weights) == 1 else panels * PANEL
+        return Linear(place, bias, first.shape[1], n, FORMATS[first.dtype], finish)
 
     def keep(self, values: torch.Tensor) -> int:
         """Return the address of a copy of a vector as float32, zeros up to a multiple of 32."""

@@ -11,6 +11,7 @@ struct program {
     const struct linear_kernel *products;
     struct attention_layer attention; /* of the layer in hand; written by thread 0 */
     int refused;                      /* enum attention_error */
+    int attends;                      /* whether any of the instructions does */
 };
 
 /* One thread's view of a running program. */
@@ -142,7 +143,7 @@ static void enter(struct worker_view *view, const struct layer *layer) {
     size_t heads = view->decoder->num_heads + 2 * view->decoder->num_kv_heads, total = heads * step->num_rows;
     for (size_t i = part(total, view, view->thread); i < part(total, view, view->thread + 1); i++)
         place_head(view, layer, i / heads, i % heads);
-    if (step->attention != NULL) {
+    if (view->program->attends) {
         if (view->thread == 0) plan_attention(view, layer);
         view->planned = layer;
     }
@@ -228,7 +229,13 @@ static int all_below(const int64_t *values, size_t count, uint64_t limit) {
     return 1;
 }
 
-static enum decoder_error check(const struct program *program) {
+/* Whether the step has what ATTEND takes, of as many tokens as there are rows. */
+static int can_attend(const struct step *step) {
+    return step->attention != NULL && step->sequences != NULL && step->sequences->num_tokens >= 0 &&
+           (uint32_t)step->sequences->num_tokens == step->num_rows;
+}
+
+static enum decoder_error check(struct program *program) {
     const struct decoder *decoder = program->decoder;
     const struct step *step = program->step;
     int entered = 0; /* all layers take the same positions and slots */
@@ -236,6 +243,8 @@ static enum decoder_error check(const struct program *program) {
     for (size_t i = 0; i < program->count; i++) {
         const struct instruction *instruction = &program->instructions[i];
         if (instruction->operation >= NUM_OPERATIONS || instruction->layer >= decoder->num_layers)
+            return DECODER_BAD_PROGRAM;
+        if (instruction->operation == OP_ATTEND && !program->attends++ && !can_attend(step))
             return DECODER_BAD_PROGRAM;
         if (instruction->operation == OP_HEAD && !all_below(step->sample_rows, step->num_samples, step->num_rows))
             return DECODER_BAD_INDEX;
@@ -250,7 +259,7 @@ static enum decoder_error check(const struct program *program) {
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count) {
     const struct linear_kernel *products = linear_kernel_of(threads_isa(threads), decoder->layers[0].qkv.format);
-    struct program program = {threads, decoder, step, instructions, count, products, {0}, ATTENTION_OK};
+    struct program program = {threads, decoder, step, instructions, count, products, {0}, ATTENTION_OK, 0};
     enum decoder_error error = check(&program);
     if (error != DECODER_OK) return (int)error;
     threads_run(threads, run_program, &program);

@@ -60,15 +60,17 @@ enum { SCRATCH_ROWS = 16 };
 
 enum decoder_error { DECODER_OK, DECODER_BAD_PROGRAM, DECODER_BAD_INDEX, DECODER_ATTENTION };
 
-/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a slot,
- * position or row outside its table, or what attention_prepare refused, added to DECODER_ATTENTION. */
+/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, ATTEND without
+ * attention for all rows, a slot, position or row outside its table, or what attention_prepare refused, added to
+ * DECODER_ATTENTION. */
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count);
 
 /* Pack weights with all threads. */
 void decoder_pack(struct threads *threads, const struct packing *packing);
 
-/* Write the embeddings of `tokens` from the packed `head` into rows of x. Returns enum decoder_error. */
+/* Write the embeddings of `tokens`, each below head->n, from the packed `head` into rows of x. Returns enum
+ * decoder_error. */
 int decoder_embed(struct threads *threads, const struct linear *head, const int64_t *tokens, size_t num_rows, float *x,
                    size_t stride);
 

@@ -44,7 +44,11 @@ class NativeStep:
         self._step: Step | None = None
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write."""
+        """See StepAttention.write. Raises ValueError for shapes that do not fit the step or the pool."""
+        _check_pools(keys, values)
+        num_tokens = len(self._metadata.packed.slots)
+        _check_shape("new keys", new_keys, (keys.shape[1], num_tokens, keys.shape[2]))
+        _check_shape("new values", new_values, (keys.shape[1], num_tokens, values.shape[2]))
         new_keys, new_values = _dense(new_keys), _dense(new_values)
         layer = self._layer(keys, values)
         layer.new_keys, layer.new_values = _rows(new_keys), _rows(new_values)
@@ -54,8 +58,14 @@ class NativeStep:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """See StepAttention.attend."""
-        num_heads, num_tokens, _ = query.shape
+        """See StepAttention.attend. Raises ValueError for shapes that do not fit the step or the pool."""
+        num_heads, num_tokens = query.shape[0], len(self._metadata.packed.slots)
+        _check_pools(keys, values)
+        _check_shape("query", query, (num_heads, num_tokens, keys.shape[2]))
+        if num_heads % keys.shape[1]:
+            raise ValueError(f"{num_heads} query heads: must be a multiple of the pool's {keys.shape[1]}")
+        if options.sinks is not None:
+            _check_shape("sinks", options.sinks, (num_heads,))
         query = _dense(query)
         sinks = None if options.sinks is None else options.sinks.detach().float().contiguous()
         output = query.new_empty(num_tokens, num_heads, values.shape[-1])
@@ -84,7 +94,22 @@ class NativeStep:
                 packed.query_ends, packed.kv_lengths, packed.table_ends, packed.blocks, packed.slots,
                 block_size=metadata.block_size, num_blocks=num_slots // metadata.block_size,
             )  # fmt: skip
+        self._step.num_blocks = num_slots // self._metadata.block_size  # the pool of each layer may be another
         return self._step
+
+
+def _check_pools(keys: torch.Tensor, values: torch.Tensor) -> None:
+    if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
+        raise ValueError(f"a pool of keys {list(keys.shape)} and values {list(values.shape)}: slots and heads differ")
+    if keys.dtype != values.dtype or keys.dtype not in _DTYPES:
+        raise ValueError(f"a pool of {keys.dtype} and {values.dtype}: both must be one of {sorted(map(str, _DTYPES))}")
+
+
+def _check_shape(what: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise ValueError(f"{what} {list(tensor.shape)}: must be {list(wanted)}")
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(f"{what} of {tensor.dtype}: must be one of {sorted(map(str, _DTYPES))}")
 
 
 def _dense(rows: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,8 @@ from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
 from engine.fuse import fuse
 from engine.fused_decoder import FusedDecoder, FusedWeights, Reduce
+from engine.fused_program import instructions
+from engine.fused_structs import Fault, Operation
 from engine.fused_weights import PackedMemory
 from engine.loader import load_model
 from engine.step import BatchSequence, SampleRow, StepBatch
@@ -226,9 +228,51 @@ def test_indices_outside_their_tables_are_refused(threads: Threads, tmp_path: Pa
 
     with pytest.raises(IndexError, match=f"{VOCAB_SIZE} in a vocabulary of {VOCAB_SIZE}"):
         _run(decoder, [([VOCAB_SIZE], 1)])
+    with pytest.raises(IndexError, match=f"id -1 in a vocabulary of {VOCAB_SIZE}"):
+        _run(decoder, [([3, -1, 7], 3)])
     outside = StepBatch((3,), (BatchSequence(0, 1, (_NUM_BLOCKS,)),), ())
     with pytest.raises(IndexError, match="slot"), torch.inference_mode():
         decoder.run(build(outside, block_size=_BLOCK_SIZE, device=torch.device("cpu")))
+
+
+@pytest.mark.parametrize("token", [250, 255, 256, 1 << 31, 1 << 62])
+def test_ids_between_the_vocabulary_and_a_whole_panel_are_refused(token: int, threads: Threads) -> None:
+    config = LlamaConfig(
+        vocab_size=250, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    register()
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME).eval()
+    decoder = _decoder(_fused(network, threads), CpuAttention())
+
+    _run(decoder, [([249], 1)])
+    with pytest.raises(IndexError, match=f"id {token} in a vocabulary of 250"):
+        _run(decoder, [([249, token], 2)])
+
+
+def test_a_program_that_attends_without_attention_is_refused(threads: Threads, tmp_path: Path) -> None:
+    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    attend = instructions([(Operation.ATTEND, 0)])
+    none, other_rows = _decoder(weights, ReferenceAttention()), _decoder(weights, CpuAttention())
+    _run(none, [([5, 9], 2)])
+    _run(other_rows, [([5, 9], 2)])
+    other_rows._memory.reserve(3, 1)  # of which the sequences at hand know nothing
+
+    for decoder in (none, other_rows):
+        with pytest.raises(ValueError, match=f"refused: fault {int(Fault.PROGRAM)}"):
+            decoder._call(attend)
+
+
+def test_a_layer_runs_alone_where_the_program_attends_otherwise(threads: Threads, tmp_path: Path) -> None:
+    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    metadata = build(
+        StepBatch((5, 9), (BatchSequence(0, 2, (0,)),), ()), block_size=_BLOCK_SIZE, device=torch.device("cpu")
+    )
+    rows = torch.randn(2, weights.sizes.hidden, generator=torch.Generator().manual_seed(3))
+
+    got = [_decoder(weights, backend()).run_layer(0, metadata, rows) for backend in (CpuAttention, ReferenceAttention)]
+
+    torch.testing.assert_close(got[0], got[1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_that_is_not_known_stays(threads: Threads, tmp_path: Path) -> None:

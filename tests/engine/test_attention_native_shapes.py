@@ -1,0 +1,98 @@
+"""Shapes that do not fit the step or its pool are refused before the kernel reads by them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.native import NativeAttention
+from native.cache import NoNative
+from native.engine_library import build_engine
+from tests.engine.attention_case import Shape, make_case
+
+_OPTIONS = AttentionOptions(0.3)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[NativeAttention]:
+    try:
+        library = build_engine()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native kernels here: {error}")
+    with library.threads(2) as threads:
+        yield NativeAttention(threads)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((4, 4, 8), r"query \[4, 4, 8\]: must be \[4, 3, 8\]"),
+        ((4, 2, 8), r"query \[4, 2, 8\]: must be \[4, 3, 8\]"),
+        ((4, 3, 16), r"query \[4, 3, 16\]: must be \[4, 3, 8\]"),
+        ((3, 3, 8), "3 query heads: must be a multiple of the pool's 2"),
+        ((12, 8), r"query \[12, 8\]: must be \[12, 3, 8\]"),
+    ],
+    ids=str,
+)
+def test_a_query_of_another_shape_is_refused(backend: NativeAttention, shape: tuple[int, ...], said: str) -> None:
+    case = make_case([(20, 3)], Shape())
+    pool = case.pool_with_past()
+
+    with pytest.raises(ValueError, match=said):
+        backend.plan(case.metadata).attend(torch.zeros(shape), pool.keys, pool.values, _OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "said"),
+    [
+        ((2, 2, 8), (2, 3, 8), r"new keys \[2, 2, 8\]: must be \[2, 3, 8\]"),
+        ((2, 3, 8), (2, 4, 8), r"new values \[2, 4, 8\]: must be \[2, 3, 8\]"),
+        ((1, 3, 8), (2, 3, 8), r"new keys \[1, 3, 8\]: must be \[2, 3, 8\]"),
+        ((2, 3, 8), (2, 3, 16), r"new values \[2, 3, 16\]: must be \[2, 3, 8\]"),
+    ],
+    ids=str,
+)
+def test_new_rows_of_another_shape_are_refused(
+    backend: NativeAttention, keys: tuple[int, ...], values: tuple[int, ...], said: str
+) -> None:
+    case = make_case([(20, 3)], Shape())
+    pool = case.pool_with_past()
+    before = pool.keys.clone()
+
+    with pytest.raises(ValueError, match=said):
+        backend.plan(case.metadata).write(pool.keys, pool.values, torch.zeros(keys), torch.zeros(values))
+    torch.testing.assert_close(pool.keys, before, equal_nan=True, rtol=0, atol=0)
+
+
+def test_pools_that_differ_are_refused(backend: NativeAttention) -> None:
+    case = make_case([(20, 3)], Shape())
+    pool, query = case.pool_with_past(), torch.zeros(4, 3, 8)
+    step = backend.plan(case.metadata)
+
+    with pytest.raises(ValueError, match="slots and heads differ"):
+        step.attend(query, pool.keys, pool.values[:-16], _OPTIONS)
+    with pytest.raises(ValueError, match=r"a pool of torch\.float32 and torch\.bfloat16: both must be one of"):
+        step.attend(query, pool.keys, pool.values.bfloat16(), _OPTIONS)
+    with pytest.raises(ValueError, match=r"query of torch\.float64: must be one of"):
+        step.attend(query.double(), pool.keys, pool.values, _OPTIONS)
+
+
+def test_sinks_are_one_for_each_head(backend: NativeAttention) -> None:
+    case = make_case([(20, 3)], Shape())
+    pool = case.pool_with_past()
+
+    with pytest.raises(ValueError, match=r"sinks \[3\]: must be \[4\]"):
+        backend.plan(case.metadata).attend(
+            torch.zeros(4, 3, 8), pool.keys, pool.values, AttentionOptions(0.3, sinks=torch.zeros(3))
+        )
+
+
+def test_a_later_layer_with_a_smaller_pool_is_refused(backend: NativeAttention) -> None:
+    case = make_case([(40, 1)], Shape())
+    pool, query = case.pool_with_past(), torch.zeros(4, 1, 8)
+    step = backend.plan(case.metadata)
+    step.attend(query, pool.keys, pool.values, _OPTIONS)
+
+    with pytest.raises(ValueError, match="a block or slot is outside the pool"):
+        step.attend(query, pool.keys[:16], pool.values[:16], _OPTIONS)
