@@ -1,39 +1,112 @@
 """Copies of a host pool's blocks in ordinary memory: what a model of one rank keeps in its part of the swap area."""
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from engine.interface import Memory
+from native.memory import Place, Region, Runs, StopFlag
+
+_EXTENT_BYTES = 16 << 20  # what is asked of the system at once
+
+
+class Copier(Protocol):
+    """Copies runs of memory (native.library.Library), without the GIL where that pays."""
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        """Fill the target's runs from the source's."""
+        ...
+
+
+class _Span(NamedTuple):
+    """Blocks that are neighbours in the pool and whose copies are neighbours in one extent."""
+
+    block: int
+    slot: int
+    num_blocks: int
 
 
 class BlockStore:
-    """Owner of the copies, one a slot; a slot costs memory from its first use on, and keeps it for the next."""
+    """Owner of the copies, one a slot; a slot costs memory from its first use on, and keeps it for the next.
 
-    def __init__(self, memory: Memory) -> None:
+    Slots lie behind each other in extents; in a slot the tensors of its block do.
+    """
+
+    def __init__(self, memory: Memory, make_copier: Callable[[], Copier | None] = lambda: None) -> None:
+        """`make_copier` is asked once, at the first copy; None: Python copies, some five times slower."""
         layout = memory.layout
         self._memory = memory
-        sizes = [layout.block_size * tensor.token_bytes for tensor in layout.tensors]
-        self._spans = tuple(zip(layout.offsets, sizes, strict=True))
-        self._copies: dict[int, bytearray] = {}
+        self._sizes = [layout.block_size * tensor.token_bytes for tensor in layout.tensors]
+        self._offsets = tuple(layout.offsets)
+        self._starts = [sum(self._sizes[:tensor]) for tensor in range(len(self._sizes))]
+        self._slot_bytes = sum(self._sizes)
+        self._extent_slots = max(1, _EXTENT_BYTES // self._slot_bytes)
+        self._extents: dict[int, memoryview] = {}
+        self._make_copier: Callable[[], Copier | None] | None = make_copier
+        self._copier: Copier | None = None
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy each block, all tensors of it, into its slot."""
-        for block_id, slot in zip(block_ids, slots, strict=True):
-            copy = self._copies.get(slot)
-            if copy is None:
-                copy = self._copies[slot] = bytearray(sum(size for _, size in self._spans))
-            with memoryview(copy) as target:
-                at = 0
-                for offset, size in self._spans:
-                    begin = offset + block_id * size
-                    target[at : at + size] = self._memory.buffer[begin : begin + size]
-                    at += size
+        self._copy(block_ids, slots, save=True)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy each slot back, into its block."""
-        for slot, block_id in zip(slots, block_ids, strict=True):
-            with memoryview(self._copies[slot]) as source:
-                at = 0
-                for offset, size in self._spans:
-                    begin = offset + block_id * size
-                    self._memory.buffer[begin : begin + size] = source[at : at + size]
-                    at += size
+        self._copy(block_ids, slots, save=False)
+
+    def _copy(self, block_ids: Sequence[int], slots: Sequence[int], *, save: bool) -> None:
+        if self._make_copier is not None:
+            self._copier, self._make_copier = self._make_copier(), None
+        by_extent: dict[int, list[tuple[int, int]]] = {}
+        for block, slot in zip(block_ids, slots, strict=True):
+            by_extent.setdefault(slot // self._extent_slots, []).append((block, slot % self._extent_slots))
+        for extent, pairs in by_extent.items():
+            spans = list(_spans(pairs))
+            copies = self._extent(extent) if save else self._extents[extent]
+            if self._copier is None:
+                self._copy_slices(copies, spans, save=save)
+            else:
+                self._copy_runs(self._copier, copies, spans, save=save)
+
+    def _copy_runs(self, copier: Copier, copies: memoryview, spans: Sequence[_Span], *, save: bool) -> None:
+        """Copy what all spans name in one call, tensor by tensor."""
+        in_pool = {size: Runs.of_slots([(s.block, s.num_blocks) for s in spans], size) for size in set(self._sizes)}
+        width = self._slot_bytes
+        in_slots = {
+            size: Runs([(s.slot * width, size, width, s.num_blocks) for s in spans]) for size in set(self._sizes)
+        }
+        pool_runs = Runs.joined((at, in_pool[size]) for at, size in zip(self._offsets, self._sizes, strict=True))
+        slot_runs = Runs.joined((at, in_slots[size]) for at, size in zip(self._starts, self._sizes, strict=True))
+        pool, kept = Place(Region(self._memory.buffer), 0, pool_runs), Place(Region(copies), 0, slot_runs)
+        source, target = (pool, kept) if save else (kept, pool)
+        copier.copy(source, target, StopFlag())
+
+    def _copy_slices(self, copies: memoryview, spans: Sequence[_Span], *, save: bool) -> None:
+        pool = self._memory.buffer
+        for first, slot, num_blocks in spans:
+            for number in range(num_blocks):
+                for offset, start, size in zip(self._offsets, self._starts, self._sizes, strict=True):
+                    at = offset + (first + number) * size
+                    kept = (slot + number) * self._slot_bytes + start
+                    if save:
+                        copies[kept : kept + size] = pool[at : at + size]
+                    else:
+                        pool[at : at + size] = copies[kept : kept + size]
+
+    def _extent(self, number: int) -> memoryview:
+        extent = self._extents.get(number)
+        if extent is None:
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            extent = memoryview(mmap.mmap(-1, self._extent_slots * self._slot_bytes, flags=private))
+            self._extents[number] = extent
+        return extent
+
+
+def _spans(pairs: Sequence[tuple[int, int]]) -> Iterator[_Span]:
+    """Yield (block, slot) pairs with those that follow each other on both sides together."""
+    at = 0
+    while at < len(pairs):
+        (block, slot), count = pairs[at], 1
+        while at + count < len(pairs) and pairs[at + count] == (block + count, slot + count):
+            count += 1
+        yield _Span(block, slot, count)
+        at += count

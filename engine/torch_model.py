@@ -20,6 +20,7 @@ from engine.row_head import RowHead
 from engine.step import PoolRows, StepBatch, StepOutput
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
+from native import library
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class TorchModel:
         self._network = network
         self._info = info
         self._memory = memory
-        self._store = BlockStore(memory)
+        self._store = BlockStore(memory, library.load)
         self._keeps_logits = keeps_logits
         self._rope = rope
         self._device = torch.device(info.device)

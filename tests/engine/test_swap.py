@@ -1,16 +1,18 @@
 """The swap area's accounting and the copies behind it: each block once, all or nothing, slots used again."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from engine.block_store import BlockStore
+from engine import block_store
+from engine.block_store import BlockStore, Copier
 from engine.fake import FakeModel, fake_layouts
 from engine.host_pool import HostPool
 from engine.prefix import BlockName, PrefixChain
 from engine.swap import SavedBlocks, SwapArea
+from native import library
 from tests.engine.fake_engines import CONFIG
 from wire.kv_layout import KvTensor, PoolLayout
 
@@ -139,31 +141,67 @@ def test_a_copy_that_fails_holds_no_slot(monkeypatch: pytest.MonkeyPatch) -> Non
     model.close()
 
 
+LATENT = PoolLayout(
+    [KvTensor(0, "latent", 1, 6, "bfloat16"), KvTensor(1, "k", 3, 5, "float32")], num_blocks=6, block_size=16
+)
+COPIERS: dict[str, Callable[[], Copier | None]] = {"native": library.load, "python": lambda: None}
+
+
+@pytest.fixture(params=[None, 1, 3], ids=["one extent", "an extent a slot", "three slots an extent"])
+def slots_an_extent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let so many slots of the latent layout share an extent."""
+    if request.param is not None:
+        size = LATENT.block_size * sum(tensor.token_bytes for tensor in LATENT.tensors)
+        monkeypatch.setattr(block_store, "_EXTENT_BYTES", request.param * size)
+
+
+@pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int) -> None:
+def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int, copier: str) -> None:
     config = replace(CONFIG, ranks=ranks, heads=3, num_blocks=6)
     for layout in fake_layouts(config):
-        _round_trip(layout)
+        _round_trip(layout, copier, {4: 0, 1: 2}, {2: 5, 0: 0})
 
 
-def test_tensors_of_unlike_shapes_come_back() -> None:
-    _round_trip(PoolLayout([KvTensor(0, "latent", 1, 6, "bfloat16"), KvTensor(1, "k", 3, 5, "float32")],
-                           num_blocks=6, block_size=16))  # fmt: skip
+@pytest.mark.usefixtures("slots_an_extent")
+@pytest.mark.parametrize("copier", COPIERS)
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ({4: 0, 1: 2}, {2: 5, 0: 0}),
+        ({0: 0, 1: 1, 2: 2, 3: 3, 5: 4}, {1: 1, 2: 2, 3: 3, 4: 0}),
+        ({5: 7, 4: 6, 3: 5, 1: 9, 2: 10}, {7: 0, 10: 1, 9: 2, 6: 3, 5: 4}),
+    ],
+    ids=["far apart", "neighbours", "backwards"],
+)
+def test_tensors_of_unlike_shapes_come_back(copier: str, saved: dict[int, int], loaded: dict[int, int]) -> None:
+    _round_trip(LATENT, copier, saved, loaded)
 
 
-def _round_trip(layout: PoolLayout) -> None:
-    """Save blocks 4 and 1, overwrite the pool, load them into 0 and 5: those alone must have changed, and be equal."""
+def test_what_copies_is_made_at_the_first_copy_and_once() -> None:
+    made: list[None] = []
+    with HostPool(LATENT) as pool:
+        store = BlockStore(pool, lambda: made.append(None))
+        assert made == []
+        store.save([1], [0])
+        store.load([0], [2])
+
+    assert made == [None]
+
+
+def _round_trip(layout: PoolLayout, copier: str, saved: dict[int, int], loaded: dict[int, int]) -> None:
+    """Save blocks to slots, overwrite the pool, load slots into blocks: those alone must have changed, and be equal."""
     with HostPool(layout) as pool:
         pool.buffer[:] = random.Random(1).randbytes(layout.total_bytes)
-        before = {block: _block(pool, layout, block) for block in (4, 1)}
-        store = BlockStore(pool)
-        store.save([4, 1], [0, 2])
+        before = {slot: _block(pool, layout, block) for block, slot in saved.items()}
+        store = BlockStore(pool, COPIERS[copier])
+        store.save(list(saved), list(saved.values()))
         pool.buffer[:] = noise = random.Random(2).randbytes(layout.total_bytes)
-        store.load([2, 0], [5, 0])
+        store.load(list(loaded), list(loaded.values()))
 
-        assert (_block(pool, layout, 5), _block(pool, layout, 0)) == (before[1], before[4])
+        assert [_block(pool, layout, block) for block in loaded.values()] == [before[slot] for slot in loaded]
         changed = bytes(pool.buffer)
-        for block in (0, 5):
+        for block in loaded.values():
             for tensor in range(len(layout.tensors)):
                 (run,) = layout.runs(tensor, [block], 0, layout.block_size)
                 end = run.offset + run.length
