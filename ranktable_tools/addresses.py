@@ -59,9 +59,10 @@ class HostComparer:
 
     def same(self, a: str, b: str) -> bool:
         """Tell whether two addresses or names mean one machine."""
-        return a == b or not self._meaning(a).isdisjoint(self._meaning(b))
+        return a == b or not self.meaning(a).isdisjoint(self.meaning(b))
 
-    def _meaning(self, host: str) -> frozenset[str]:
+    def meaning(self, host: str) -> frozenset[str]:
+        """Return every canonical name and address of the machine that `host` means, as far as they are known."""
         if host not in self._meanings:
             self._meanings[host] = _meaning(host, self._own)
         return self._meanings[host]

@@ -3,6 +3,7 @@
 import argparse
 from typing import NoReturn
 
+from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 
 
@@ -39,6 +40,35 @@ def add_device_lists(parser: argparse.ArgumentParser) -> None:
             metavar="IDS",
             help=f"{role} instances of this host: device ids parted by commas, instances by spaces",
         )
+
+
+def add_dialect(parser: argparse.ArgumentParser) -> None:
+    """Add the name of the dialect where a table's structure does not show it."""
+    parser.add_argument(
+        "--dialect", metavar="NAME", help="modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie or vllm-ascend"
+    )
+
+
+def add_read_options(parser: argparse.ArgumentParser) -> None:
+    """Add what some dialects do not say themselves."""
+    parser.add_argument(
+        "--num-prefill",
+        type=int,
+        metavar="N",
+        help="kubeinfer, omni-merged and mindie: the first N instances are prefill (OMNI's PREFILL_POD_NUM)",
+    )
+    parser.add_argument(
+        "--devices-per-instance", type=int, metavar="N", help="vllm-ascend: N devices of a list are an instance"
+    )
+
+
+def read_options(arguments: argparse.Namespace) -> ReadOptions:
+    """Return what was typed of them. Raises RanktableError for a number below 1."""
+    for name in ("num_prefill", "devices_per_instance"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise RanktableError(f"--{name.replace('_', '-')} is {value}; must be at least 1")
+    return ReadOptions(arguments.num_prefill, arguments.devices_per_instance)
 
 
 def add_save_dir(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from ranktable_tools.addresses import canonical
-from ranktable_tools.tables import GlobalTable, Server
+from ranktable_tools.tables import Device, GlobalTable, Server
 
 
 def table_digest(table: GlobalTable) -> str:
@@ -14,5 +14,9 @@ def table_digest(table: GlobalTable) -> str:
 
 
 def _form(server: Server) -> list[object]:
-    devices = [[device.device_id, canonical(device.device_ip), device.rank_id] for device in server.devices]
+    devices = [[device.device_id, _address(device), device.rank_id] for device in server.devices]
     return [canonical(server.server_ip), devices]
+
+
+def _address(device: Device) -> str | None:
+    return None if device.device_ip is None else canonical(device.device_ip)

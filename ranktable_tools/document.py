@@ -4,14 +4,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MAX_ELEMENTS = 4096
 _MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: its JSON place, what stands there, and what to write instead."""
+    """One thing that is wrong: the rule's code, the JSON path, the value there in words, and what to write instead."""
 
+    code: str
     place: str
+    value: object
     found: str
     advice: str
 
@@ -20,20 +23,32 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """What a check says of one bad value: the rule's code and what to write instead."""
+
+    code: str
+    advice: str
+
+
+Check = Callable[[str], Fault | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """One JSON value, its place, and the list its problems go to."""
+    """One JSON value, its path, and the list its problems go to."""
 
     value: object
     place: str
     problems: list[Problem]
 
-    def refuse(self, advice: str) -> None:
+    def refuse(self, code: str, advice: str) -> None:
         """Note that this value is wrong."""
-        self.problems.append(Problem(self.place or "the file", f"is {shown(self.value)}", advice))
+        self.report(code, f"is {shown(self.value)}", advice)
 
-    def at(self, place: str, value: object) -> "Node":
-        """Return a node for something found here, like a count."""
-        return Node(value, place, self.problems)
+    def report(self, code: str, found: str, advice: str, value: object = None) -> None:
+        """Note what is wrong here in words; `value` stands for this node's own where it is long."""
+        shown_value = self.value if value is None else value
+        self.problems.append(Problem(code, self.place or "the file", shown_value, found, advice))
 
     def has(self, key: str) -> bool:
         """Tell whether this is an object with that key."""
@@ -43,36 +58,43 @@ class Node:
         """Return the member `key`; a missing one is a problem."""
         here = f"{self.place}.{key}" if self.place else key
         if not isinstance(self.value, dict):
-            self.refuse("must be an object")
+            self.refuse("wrong-type", "must be an object")
             return None
         if key not in self.value:
-            self.problems.append(Problem(here, "is missing", advice))
+            self.problems.append(Problem("missing-key", here, None, "is missing", advice))
             return None
         return Node(self.value[key], here, self.problems)
 
     def elements(self, key: str) -> "list[Node] | None":
-        """Return the members of the list under `key`; None when it is no list."""
+        """Return the members of the list under `key`; None when it is no list, or one that no cluster is as long as."""
         child = self.child(key, "write a list")
         if child is None:
             return None
         if not isinstance(child.value, list):
-            child.refuse("must be a list")
+            child.refuse("wrong-type", "must be a list")
+            return None
+        if len(child.value) > MAX_ELEMENTS:
+            child.report("too-many", f"has {len(child.value)} elements", f"must be at most {MAX_ELEMENTS}", value=[])
             return None
         return [Node(member, f"{child.place}[{index}]", self.problems) for index, member in enumerate(child.value)]
 
-    def text(self, key: str, wrong: Callable[[str], str | None]) -> str | None:
-        """Return the string under `key`; `wrong` says what a bad one should have been, or None for a good one."""
+    def text(self, key: str, check: Check) -> str | None:
+        """Return the string under `key`; None and a problem when it is missing or `check` finds a fault."""
         child = self.child(key, "write a string")
         if child is None:
             return None
         if not isinstance(child.value, str):
-            child.refuse("must be a string")
+            child.refuse("wrong-type", "must be a string")
             return None
-        advice = wrong(child.value)
-        if advice is not None:
-            child.refuse(advice)
+        fault = check(child.value)
+        if fault is not None:
+            child.refuse(fault.code, fault.advice)
             return None
         return child.value
+
+    def optional_text(self, key: str, check: Check) -> str | None:
+        """Return the string under `key`, or None where the key is absent."""
+        return self.text(key, check) if self.has(key) else None
 
 
 def shown(value: object) -> str:

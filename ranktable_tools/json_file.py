@@ -1,8 +1,9 @@
-"""Read JSON files strictly and write them whole: no duplicate keys in, no half files out."""
+"""Read JSON files strictly and write them whole: no duplicate keys or absurd sizes in, no half files out."""
 
 import contextlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import NoReturn
@@ -10,17 +11,25 @@ from typing import NoReturn
 from ranktable_tools.errors import RanktableError
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MAX_DEPTH = 32
+# A string, closed or not, so that a bracket in one does not count; else one bracket.
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json(path: str) -> object:
     """Return the file's JSON value. Raises RanktableError naming the file, and the place of a key that stands twice."""
     text = _read_text(path)
+    _check_depth(path, text)
     try:
         return _plain(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant), "", path)
     except json.JSONDecodeError as error:
-        raise RanktableError(f"{path}: not JSON: line {error.lineno} column {error.colno}: {error.msg}") from error
+        where = f"line {error.lineno} column {error.colno}"
+        if re.match(r"//|/\*|#", text[error.pos : error.pos + 2]):
+            message = f"{path}: not JSON: {where}: a comment; JSON has none, take it out"
+            raise RanktableError(message, code="json-comment", place=where) from error
+        raise RanktableError(f"{path}: not JSON: {where}: {error.msg}", code="not-json", place=where) from error
     except (ValueError, RecursionError) as error:
-        raise RanktableError(f"{path}: not JSON: {error}") from error
+        raise RanktableError(f"{path}: not JSON: {error}", code="not-json") from error
 
 
 def write_private(path: Path, text: str) -> None:
@@ -52,13 +61,26 @@ def _read_text(path: str) -> str:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RanktableError(f"{path}: cannot be read: {reason}") from error
+        raise RanktableError(f"{path}: cannot be read: {reason}", code="unreadable") from error
     if len(content) > _MAX_BYTES:
-        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes: not a ranktable")
+        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes: not a ranktable", code="too-large")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RanktableError(f"{path}: not JSON: byte {error.start} is not UTF-8") from error
+        message = f"{path}: not JSON: byte {error.start} is not UTF-8"
+        raise RanktableError(message, code="not-json") from error
+
+
+def _check_depth(path: str, text: str) -> None:
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0] in "[{":
+            depth += 1
+        elif match[0] in "]}":
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            message = f"{path}: lists and objects are more than {_MAX_DEPTH} deep: not a ranktable"
+            raise RanktableError(message, code="too-deep")
 
 
 def _plain(value: object, place: str, path: str) -> object:
@@ -68,7 +90,8 @@ def _plain(value: object, place: str, path: str) -> object:
             name = json.dumps(key)
             here = f"{place}.{name[1:-1]}" if place else name[1:-1]
             if key in plain:
-                raise RanktableError(f"{path}: {here}: the key {name} stands twice; keep one of them")
+                message = f"{path}: {here}: the key {name} stands twice; keep one of them"
+                raise RanktableError(message, code="duplicate-key", place=here, value=key)
             plain[key] = _plain(member, here, path)
         return plain
     if isinstance(value, list):

@@ -1,40 +1,48 @@
-"""Find everything that is wrong with table files, each alone and local tables against the global one."""
+"""Find everything that is wrong with table files, each alone and all of them together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from ranktable_tools.any_file import Opened, open_table
+from ranktable_tools.dialects import modelarts
+from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.matching import find_own_entry
-from ranktable_tools.table_file import examine_global, examine_local, is_global
-from ranktable_tools.tables import GlobalTable, LocalTable
+from ranktable_tools.finding import Finding, of_error, of_problem
+from ranktable_tools.lint_across import lint_across
+from ranktable_tools.rules.catalogue import broken
+from ranktable_tools.rules.rule import RuleOptions
 
 
-def lint(paths: Sequence[str]) -> list[str]:
-    """Return every problem, one line each, naming file, place, value and cure; empty when all is well."""
-    lines: list[str] = []
-    global_tables: list[tuple[str, GlobalTable]] = []
-    local_tables: list[tuple[str, LocalTable]] = []
+@dataclass(frozen=True, slots=True)
+class LintOptions:
+    """What was asked: the dialect where it is given, what is allowed, and the scheduler's NODE_PORTS to check."""
+
+    dialect: str | None = None
+    share_devices: bool = False
+    node_ports: str | None = None
+    read: ReadOptions = ReadOptions()  # noqa: RUF009 - frozen
+
+
+def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Finding]:
+    """Return every mistake, each naming file, place, value and cure; empty when all is well."""
+    findings: list[Finding] = []
+    clean: list[Opened] = []
     for path in paths:
         try:
-            if is_global(path):
-                problems, table = examine_global(path)
-                global_tables += [] if table is None else [(path, table)]
-            else:
-                problems, local = examine_local(path)
-                local_tables += [] if local is None else [(path, local)]
+            opened = open_table(path, options.dialect, options.read)
         except RanktableError as error:
-            lines.append(str(error))
-        else:
-            lines += [f"{path}: {problem}" for problem in problems]
-    if len(global_tables) == 1:
-        lines += _unmatched(local_tables, *global_tables[0])
-    return lines
+            findings.append(of_error(path, error))
+            continue
+        found = list(_lint_one(opened, options))
+        if not any(finding.severity == "error" for finding in found):
+            clean.append(opened)
+        findings += found
+    return findings + lint_across(clean, options.node_ports)
 
 
-def _unmatched(local_tables: Sequence[tuple[str, LocalTable]], global_path: str, table: GlobalTable) -> list[str]:
-    lines = []
-    for path, local in local_tables:
-        try:
-            find_own_entry(local, table)
-        except RanktableError as error:
-            lines.append(f"{path}: {error} ({global_path})")
-    return lines
+def _lint_one(opened: Opened, options: LintOptions) -> Iterator[Finding]:
+    if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster":
+        modelarts.check_whole(opened.document)
+    yield from (of_problem(opened.path, problem) for problem in opened.problems)
+    for severity, problem in broken(opened.reading, RuleOptions(options.share_devices)):
+        yield of_problem(opened.path, problem, severity)

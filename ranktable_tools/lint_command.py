@@ -1,19 +1,45 @@
-"""`ranktable lint`: everything wrong with some tables."""
+"""`ranktable lint`: everything wrong with some tables, as lines or as JSON."""
 
 import argparse
+import json
+from collections.abc import Sequence
 
-from ranktable_tools.arguments import OneLineParser, add_command
-from ranktable_tools.lint import lint
+from ranktable_tools.arguments import OneLineParser, add_command, add_dialect
+from ranktable_tools.finding import Finding
+from ranktable_tools.lint import LintOptions, lint
+
+_MAX_LINES = 200
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
     parser = add_command(commands, "lint", "List everything wrong with these tables.")
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="global and local tables, compared with each other")
+    add_dialect(parser)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line each")
+    parser.add_argument("--strict", action="store_true", help="notes, like unequal tensor-parallel sizes, are errors")
+    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
     parser.set_defaults(command=_lint)
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    lines = lint(arguments.files)
-    print("\n".join(lines) if lines else f"{len(arguments.files)} checked, nothing wrong")
-    return 2 if lines else 0
+    options = LintOptions(arguments.dialect, arguments.share_devices, arguments.node_ports)
+    findings = lint(arguments.files, options)
+    num_wrong = sum(arguments.strict or finding.severity == "error" for finding in findings)
+    if arguments.format == "json":
+        print(_json(arguments.files, findings))
+    else:
+        print("\n".join(_lines(findings, len(arguments.files), num_wrong)))
+    return 2 if num_wrong else 0
+
+
+def _json(files: Sequence[str], findings: Sequence[Finding]) -> str:
+    return json.dumps({"files": files, "findings": [finding.as_json() for finding in findings]}, indent=2)
+
+
+def _lines(findings: Sequence[Finding], num_files: int, num_wrong: int) -> list[str]:
+    lines = [str(finding) for finding in findings[:_MAX_LINES]]
+    if len(findings) > _MAX_LINES:
+        lines.append(f"and {len(findings) - _MAX_LINES} more (--format json lists all)")
+    return lines if num_wrong else [*lines, f"{num_files} checked, nothing wrong"]

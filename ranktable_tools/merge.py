@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ranktable_tools.checks import check_across
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.modelarts import PlacedServer
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import GlobalTable, Server, TablePart
 
 MERGED_NAME = "global_ranktable_merge.json"
@@ -26,10 +27,10 @@ def check_enough(paths: Sequence[str]) -> None:
         raise RanktableError(f"Ensure that there are two global ranktable for merge mode. Given: {given}")
 
 
-def merge(parts: Sequence[NamedPart]) -> GlobalTable:
+def merge(parts: Sequence[NamedPart], *, share_devices: bool = False) -> GlobalTable:
     """Return the tables as one, servers in argument order. Raises RanktableError naming the files that clash."""
     scheduler = _only_scheduler(parts)
-    _check_clashes(parts)
+    _check_clashes(parts, share_devices)
     return GlobalTable(
         scheduler,
         _joined("prefill", [named.part.prefill for named in parts]),
@@ -53,13 +54,20 @@ def _only_scheduler(parts: Sequence[NamedPart]) -> Server:
     return found[0][1]
 
 
-def _check_clashes(parts: Sequence[NamedPart]) -> None:
-    placed = [
-        PlacedServer(instance.server, f"{named.path}: {instance.role} instance {instance.number}")
+def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
+    instances = tuple(
+        PlacedInstance(instance.role, (PlacedServer(instance.server, place),), place)
         for named in parts
         for instance in named.part.instances
-    ]
-    problems = check_across(placed)
+        for place in (f"{named.path}: {instance.role} instance {instance.number}",)
+        if instance.role != "scheduler"
+    )
+    schedulers = tuple(
+        PlacedServer(named.part.scheduler, f"{named.path}: scheduler")
+        for named in parts
+        if named.part.scheduler is not None
+    )
+    problems = errors(Reading("modelarts", "cluster", schedulers, instances), RuleOptions(share_devices))
     if problems:
         raise RanktableError(str(problems[0]))
 

@@ -1,39 +1,76 @@
-"""Tell in a few lines what a table says and who talks to whom."""
+"""Draw what a table says: who is in it and who talks to whom."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from ranktable_tools.any_file import Opened
 from ranktable_tools.digest import table_digest
-from ranktable_tools.tables import LocalTable, Server, TablePart, whole
+from ranktable_tools.table_file import part_of
+from ranktable_tools.tables import Server, Table, TableInstance, whole
 
 
-def show_part(path: str, part: TablePart) -> list[str]:
-    """Describe a global table, whole or not."""
-    table = whole(part)
-    state = f"digest {table_digest(table)}" if table else "one host's part, to be merged"
-    lines = [f"{path}: {len(part.prefill)} prefill, {len(part.decode)} decode, {state}"]
-    if part.scheduler is not None:
-        lines.append(f"  scheduler  {part.scheduler.server_ip}")
-    for instance in part.instances:
-        lines.append(f"  {instance.role:<7} {instance.number:>2}  {_server(instance.server)}")
-    if table is not None:
-        lines.append(
-            "clients -> scheduler -> every instance; KV goes from "
-            f"{_names('prefill', part.prefill)} to {_names('decode', part.decode)}"
-        )
-    return lines
+def show(opened: Opened) -> list[str]:
+    """Return the lines of a table of any dialect."""
+    table = opened.reading.table
+    drawn = _cluster(opened, table) if table.kind == "cluster" else _instance_table(opened, table)
+    return [*drawn, *(f"note: {note}" for note in opened.reading.notes)]
 
 
-def show_local(path: str, table: LocalTable) -> list[str]:
-    """Describe a local table."""
-    kind = "an instance" if table.server.devices else "the scheduler"
-    return [f"{path}: local table of {kind}", f"  {_server(table.server)}"]
+def _cluster(opened: Opened, table: Table) -> Iterator[str]:
+    yield f"{opened.path}: {opened.dialect.name}, {_counts(table)}, {_state(opened, table)}"
+    if table.schedulers:
+        yield "  clients"
+        yield "   | HTTP"
+        for server in table.schedulers:
+            yield f"  scheduler  {_server(server)}"
+    stem = "   |" if table.schedulers else "    "
+    names = list(_names(table.instances))
+    for name, instance in zip(names, table.instances, strict=True):
+        yield f"{stem}-- {name:<11} {_servers(instance)}"
+    prefill = [name for name, instance in zip(names, table.instances, strict=True) if instance.role == "prefill"]
+    decode = [name for name, instance in zip(names, table.instances, strict=True) if instance.role == "decode"]
+    if prefill and decode:
+        yield f"  KV: {_span(prefill)} ==> {_span(decode)}"
+
+
+def _instance_table(opened: Opened, table: Table) -> Iterator[str]:
+    what = "one instance" if table.instances else "the scheduler"
+    yield f"{opened.path}: {opened.dialect.name}, the table of {what}"
+    servers = table.instances[0].servers if table.instances else table.schedulers
+    for server in servers:
+        yield f"  {_server(server)}"
+
+
+def _counts(table: Table) -> str:
+    prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
+    unknown = len(table.instances) - prefill - decode
+    return f"{unknown} instances, roles not said" if unknown else f"{prefill} prefill, {decode} decode"
+
+
+def _state(opened: Opened, table: Table) -> str:
+    if opened.dialect.name != "modelarts":
+        return "ranktable convert makes it one that pdserve starts"
+    found = whole(part_of(table))
+    return f"digest {table_digest(found)}" if found else "one host's part, to be merged"
+
+
+def _names(instances: Sequence[TableInstance]) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for instance in instances:
+        role = instance.role or "instance"
+        yield f"{role} {counts.setdefault(role, 0)}"
+        counts[role] += 1
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}..{len(names) - 1}"
+
+
+def _servers(instance: TableInstance) -> str:
+    return " + ".join(_server(server) for server in instance.servers)
 
 
 def _server(server: Server) -> str:
+    where = server.server_ip if server.server_port is None else f"{server.server_ip} port {server.server_port}"
     devices = f"  devices {','.join(server.device_ids)}" if server.devices else ""
-    port = f"  port {server.server_port}" if server.server_port is not None else ""
-    return f"{server.server_ip}{devices}{port}"
-
-
-def _names(role: str, servers: Sequence[Server]) -> str:
-    return f"{role} 0" if len(servers) == 1 else f"{role} 0-{len(servers) - 1}"
+    pod = f"  super pod {server.super_pod_id}" if server.super_pod_id is not None else ""
+    return f"{where}{devices}{pod}"

@@ -2,20 +2,22 @@
 
 import argparse
 
-from ranktable_tools.arguments import OneLineParser, add_command
-from ranktable_tools.show import show_local, show_part
-from ranktable_tools.table_file import is_global, read_local, read_part
+from ranktable_tools.any_file import read_table
+from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options, read_options
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.show import show
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "show", "Say what a table says and who talks to whom.")
+    parser = add_command(commands, "show", "Draw what a table says and who talks to whom.")
     parser.add_argument("file", metavar="FILE")
+    add_dialect(parser)
+    add_read_options(parser)
     parser.set_defaults(command=_show)
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    path: str = arguments.file
-    lines = show_part(path, read_part(path)) if is_global(path) else show_local(path, read_local(path))
-    print("\n".join(lines))
+    shared = RuleOptions(share_devices=True)
+    print("\n".join(show(read_table(arguments.file, arguments.dialect, read_options(arguments), shared))))
     return 0

@@ -1,69 +1,65 @@
-"""Read ranktable files whole and checked, and write them."""
+"""Read ranktable files of the guide's dialect whole and checked, and write them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ranktable_tools.checks import check_across
+from ranktable_tools.dialects import modelarts
 from ranktable_tools.document import Node, Problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
-from ranktable_tools.modelarts import (
-    PlacedGroup,
-    check_group_count,
-    global_text,
-    local_text,
-    parse_groups,
-    parse_local,
-)
-from ranktable_tools.tables import GlobalTable, LocalTable, Server, TablePart, whole
+from ranktable_tools.reading import Reading
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.tables import GlobalTable, LocalTable, Server, Table, TablePart, whole
 
 
-def read_global(path: str) -> GlobalTable:
+def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
     """Return the whole global table in `path`. Raises RanktableError naming file, place and value."""
-    problems, table = examine_global(path)
+    problems, table = examine_global(path, share_devices=share_devices)
     if table is None:
-        raise _refusal(path, problems)
+        raise refusal(path, problems)
     return table
 
 
-def read_part(path: str) -> TablePart:
+def read_part(path: str, *, share_devices: bool = False) -> TablePart:
     """Return the global table in `path`, groups may be missing. Raises RanktableError naming file, place and value."""
-    problems, part = examine_part(path)
-    if part is None:
-        raise _refusal(path, problems)
-    return part
+    root = Node(read_json(path), "", [])
+    reading = _checked(root, modelarts.read_global, share_devices)
+    if reading is None:
+        raise refusal(path, root.problems)
+    return part_of(reading.table)
 
 
 def read_local(path: str) -> LocalTable:
     """Return the local table in `path`. Raises RanktableError naming file, place and value."""
     problems, table = examine_local(path)
     if table is None:
-        raise _refusal(path, problems)
+        raise refusal(path, problems)
     return table
 
 
-def examine_global(path: str) -> tuple[list[Problem], GlobalTable | None]:
+def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Problem], GlobalTable | None]:
     """Return every problem of a whole global table, and the table when there is none."""
     root = Node(read_json(path), "", [])
-    check_group_count(root)
-    part = _part(root)
-    table = None if part is None else whole(part)
-    return root.problems, table
-
-
-def examine_part(path: str) -> tuple[list[Problem], TablePart | None]:
-    """Return every problem of one host's global table, and the table when there is none."""
-    root = Node(read_json(path), "", [])
-    return root.problems, _part(root)
+    modelarts.check_whole(root)
+    reading = _checked(root, modelarts.read_global, share_devices)
+    return root.problems, None if reading is None else whole(part_of(reading.table))
 
 
 def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
-    """Return every problem of a local table, and the table when there is none."""
+    """Return every problem of the local table of a process of ours, and the table when there is none."""
     root = Node(read_json(path), "", [])
-    placed = parse_local(root)
-    if placed is None or root.problems:
-        return root.problems, None
-    return [], LocalTable(placed.server)
+    reading = modelarts.read_local(root)
+    servers = [placed.server for placed in reading.servers]
+    if len(servers) > 1:
+        advice = (
+            "must have 1: pdserve starts no instance over several servers, cut it into one instance per server "
+            "(tables of merge-local are for other readers)"
+        )
+        Node(len(servers), "server_list", root.problems).report("instance-over-servers", _servers(servers), advice)
+    else:
+        root.problems.extend(errors(reading))
+    return root.problems, None if root.problems else LocalTable(servers[0])
 
 
 def is_global(path: str) -> bool:
@@ -73,27 +69,32 @@ def is_global(path: str) -> bool:
 
 def write_global(path: Path, table: GlobalTable | TablePart) -> None:
     """Write a global table, mode 0600, by an atomic rename."""
-    write_private(path, global_text(table))
+    write_private(path, modelarts.global_text(table))
 
 
 def write_local(path: Path, table: LocalTable) -> None:
     """Write a local table, mode 0600, by an atomic rename."""
-    write_private(path, local_text(table))
+    write_private(path, modelarts.local_text(table))
 
 
-def _part(root: Node) -> TablePart | None:
-    groups = parse_groups(root)
-    root.problems.extend(check_across([placed for group in groups for placed in group.servers]))
-    if root.problems:
-        return None
-    schedulers = _servers(groups, "0")
-    return TablePart(schedulers[0] if schedulers else None, _servers(groups, "1"), _servers(groups, "2"))
+def part_of(table: Table) -> TablePart:
+    """Return a cluster table of one server per instance as a part: what is started and merged."""
+    prefill, decode = (tuple(one.servers[0] for one in table.of_role(role)) for role in ("prefill", "decode"))
+    return TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode)
 
 
-def _servers(groups: Iterable[PlacedGroup], group_id: str) -> tuple[Server, ...]:
-    return tuple(placed.server for group in groups if group.group_id == group_id for placed in group.servers)
-
-
-def _refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
+def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
+    """Return the error of a file with these problems: the first, and how many more there are."""
     more = f" (and {len(problems) - 1} more: ranktable lint {path})" if len(problems) > 1 else ""
     return RanktableError(f"{path}: {problems[0]}{more}")
+
+
+def _servers(servers: Sequence[Server]) -> str:
+    return f"has {len(servers)} servers, {' and '.join(server.server_ip for server in servers)}"
+
+
+def _checked(root: Node, read: Callable[[Node], Reading], share_devices: bool) -> Reading | None:
+    """Read and keep the rules; what is wrong goes to the node's problems, and then there is no reading."""
+    reading = read(root)
+    root.problems.extend(errors(reading, RuleOptions(share_devices)))
+    return None if root.problems else reading

@@ -5,25 +5,42 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["scheduler", "prefill", "decode"]
+InstanceRole = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of an instance: physical id, address on the device network, logical rank."""
+    """One device of an instance: physical id, address on the device network, logical rank.
+
+    Only an HCCL table of one host may leave the address out; the keys after the rank are those of other dialects.
+    """
 
     device_id: str
-    device_ip: str
+    device_ip: str | None
     rank_id: str
+    device_port: str | None = None
+    super_device_id: str | None = None
+    device_logical_id: str | None = None
+    backup_device_ip: str | None = None
+    backup_device_port: str | None = None
+    host_port: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server entry: an instance and its devices, or, without devices, the scheduler."""
+    """One server entry: an instance (or one host of it) and its devices, or, without devices, the scheduler.
+
+    The keys after the port are those of other dialects.
+    """
 
     server_id: str
     server_ip: str
     devices: tuple[Device, ...] = ()
     server_port: int | None = None
+    host_ip: str | None = None
+    container_ip: str | None = None
+    pod_name: str | None = None
+    super_pod_id: str | None = None
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -47,6 +64,36 @@ class Instance:
 
     def __str__(self) -> str:
         return f"{self.role} instance {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableInstance:
+    """One instance of a table of any dialect, over one server or more; role None where the table does not say it."""
+
+    role: InstanceRole | None
+    servers: tuple[Server, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, server by server."""
+        return tuple(device for server in self.servers for device in server.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a table of any dialect says: the one model that every dialect reads into and is written from.
+
+    A `cluster` table names schedulers and instances; an `instance` table is what the processes of one member are told:
+    one instance without a role, or, without devices, the scheduler.
+    """
+
+    kind: Literal["cluster", "instance"]
+    schedulers: tuple[Server, ...]
+    instances: tuple[TableInstance, ...]
+
+    def of_role(self, role: InstanceRole) -> tuple[TableInstance, ...]:
+        """Return the instances of one role, in table order."""
+        return tuple(instance for instance in self.instances if instance.role == role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,9 +174,10 @@ def test_lint_lists_every_problem_with_file_place_and_value(tmp_path: Path, caps
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("not.json: not JSON: ") or lines[0].startswith(f"{path.name}: the rank_id list of ")
+    assert lines[0].startswith(f"{path.name}: server_group_list[1].server_list[0].device has the rank_ids ")
     assert sum('must be ["0", "1"]: from 0, without a gap' in line for line in lines) == 2
-    assert lines[-1] == "gone.json: cannot be read: No such file or directory"
+    assert lines[2].startswith("not.json: not JSON: line 1 column 2: ")
+    assert lines[3] == "gone.json: cannot be read: No such file or directory [unreadable]"
 
 
 def test_lint_compares_local_tables_with_the_global_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +191,7 @@ def test_lint_compares_local_tables_with_the_global_one(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == (
         f"{local.name}: is not in the global table; the nearest entry is prefill instance 0 "
         '(server_group_list[1].server_list[0]): the device_id list is ["4", "8"] here and ["4", "5"] there '
-        f"({files[0]})\n"
+        f"({files[0]}) [not-in-global]\n"
     )
 
 
@@ -199,7 +200,10 @@ def test_lint_says_that_a_part_is_not_whole(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
 
     assert main(["lint", f"global_ranktable_{IP}.json"]) == 2
-    assert 'is 2; must be 3: 0 (scheduler), 1 (prefill) and 2 (decode); here: ["1", "2"]' in capsys.readouterr().out
+    assert (
+        'has 2 groups; must have 3: 0 (scheduler), 1 (prefill) and 2 (decode); here: ["1", "2"]'
+        in capsys.readouterr().out
+    )
 
 
 def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,12 +212,14 @@ def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixt
 
     assert main(["show", f"global_ranktable_{IP}.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"global_ranktable_{IP}.json: 1 prefill, 1 decode, digest ")
+    assert lines[0].startswith(f"global_ranktable_{IP}.json: modelarts, 1 prefill, 1 decode, digest ")
     assert lines[1:] == [
+        "  clients",
+        "   | HTTP",
         "  scheduler  10.0.0.18",
-        "  prefill  0  10.0.0.18  devices 4,5  port 8088",
-        "  decode   0  10.0.0.18  devices 6,7  port 8089",
-        "clients -> scheduler -> every instance; KV goes from prefill 0 to decode 0",
+        "   |-- prefill 0   10.0.0.18 port 8088  devices 4,5",
+        "   |-- decode 0    10.0.0.18 port 8089  devices 6,7",
+        "  KV: prefill 0 ==> decode 0",
     ]
 
 
@@ -226,7 +232,7 @@ def test_show_tells_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -
 
     out = capsys.readouterr().out
     assert "1 prefill, 1 decode, one host's part, to be merged" in out
-    assert "local table of an instance\n  10.0.0.18  devices 4,5" in out
+    assert "modelarts, the table of one instance\n  10.0.0.18  devices 4,5" in out
 
 
 def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def test_what_is_not_json_is_told_with_line_and_column(save: Save) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "Expecting value"), ('{"a": NaN}', "NaN is no JSON number"), ("[" * 100_000, "recursion")],
+    [("", "Expecting value"), ('{"a": NaN}', "NaN is no JSON number"), ("[" * 100_000, "more than 32 deep")],
 )
 def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
     assert reason in _message(save("t.json", text))

@@ -204,13 +204,18 @@ def test_wrong_node_ports_are_named_with_their_value(environ: dict[str, str], va
     assert _refusal({**environ, "NODE_PORTS": value}) == message
 
 
-def test_one_port_on_two_hosts_is_fine(environ: dict[str, str], save: Save, guide_global: Document) -> None:
-    guide_global["server_group_list"][2]["server_list"][0]["server_ip"] = "10.99.0.9"
+def test_one_port_on_two_hosts_is_fine(
+    environ: dict[str, str], save: Save, guide_global: Document, guide_host: Document
+) -> None:
+    for group, address in enumerate(("10.99.0.8", "10.99.0.8", "10.99.0.9")):
+        guide_global["server_group_list"][group]["server_list"][0]["server_ip"] = address
+    guide_host["server_list"][0]["server_ip"] = "10.99.0.8"
     environ["GLOBAL_RANK_TABLE_FILE_PATH"] = save("g2.json", guide_global)
+    environ["RANK_TABLE_FILE_PATH"] = save("h2.json", guide_host)
 
     plan = resolve({**environ, "NODE_PORTS": "8088,8088"})
 
-    assert _addresses(plan) == [("prefill", "127.0.0.1", 8088, 0), ("decode", "10.99.0.9", 8088, 1)]
+    assert _addresses(plan) == [("prefill", "10.99.0.8", 8088, 0), ("decode", "10.99.0.9", 8088, 1)]
 
 
 def test_an_instance_ignores_the_schedulers_variables(

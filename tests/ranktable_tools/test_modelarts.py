@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.modelarts import global_text, local_text
+from ranktable_tools.dialects.modelarts import global_text, local_text
 from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
 from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
 
@@ -69,7 +69,8 @@ def test_a_wrong_group_count_is_named(save: Save, guide_global: Document, count:
 
     message = _refusal(save("g.json", guide_global))
 
-    assert message.startswith(f"the number of groups in server_group_list is {count}; must be 3: 0 (scheduler), ")
+    groups_found = f"{count} group" if count == 1 else f"{count} groups"
+    assert message.startswith(f"server_group_list has {groups_found}; must have 3: 0 (scheduler), ")
 
 
 def test_two_schedulers_are_refused(save: Save, guide_global: Document) -> None:
@@ -78,7 +79,7 @@ def test_two_schedulers_are_refused(save: Save, guide_global: Document) -> None:
 
     message = _refusal(save("g.json", guide_global))
 
-    assert message == "the number of schedulers in server_group_list[0] is 2; must be 1"
+    assert message == "server_group_list[0] has 2 schedulers; must have 1"
 
 
 def test_a_scheduler_with_a_device_is_refused(save: Save, guide_global: Document) -> None:
@@ -133,7 +134,8 @@ def test_a_device_that_stands_twice_is_named_with_both_places(save: Save, guide_
 
 def test_the_same_device_id_on_two_hosts_is_fine(save: Save, guide_global: Document) -> None:
     _device(guide_global, 2, 1)["device_id"] = "4"
-    _group(guide_global, 2)["server_list"][0]["server_ip"] = "10.99.0.9"
+    for group in range(3):
+        _group(guide_global, group)["server_list"][0]["server_ip"] = f"10.99.0.{group}"
 
     assert read_global(save("g.json", guide_global)).decode[0].device_ids == ("6", "4")
 
@@ -154,7 +156,7 @@ def test_rank_ids_with_a_gap_are_refused(save: Save, guide_global: Document, ran
     message = _refusal(save("g.json", guide_global))
 
     assert message == (
-        f'the rank_id list of server_group_list[1].server_list[0].device is ["{ranks[0]}", "{ranks[1]}"]; '
+        f'server_group_list[1].server_list[0].device has the rank_ids ["{ranks[0]}", "{ranks[1]}"]; '
         'must be ["0", "1"]: from 0, without a gap, each once'
     )
 
@@ -232,7 +234,12 @@ def test_a_wrong_value_of_a_server_is_named(
     [
         ("version", "2.0", 'version is "2.0"; must be "1.0"'),
         ("version", 1.0, "version is 1.0; must be a string"),
-        ("status", "initializing", 'status is "initializing"; must be "completed"'),
+        ("status", "done", 'status is "done"; must be "completed"'),
+        (
+            "status",
+            "initializing",
+            'status is "initializing"; must be "completed": the table is not whole yet, wait for its writer',
+        ),
         ("server_group_list", {}, "server_group_list is {}; must be a list"),
     ],
 )
@@ -310,7 +317,9 @@ def test_a_wrong_local_table_is_refused(save: Save, guide_local: Document, chang
 def test_a_local_table_of_two_servers_is_refused(save: Save, guide_local: Document) -> None:
     guide_local.update(server_count="2", server_list=guide_local["server_list"] * 2)
 
-    with pytest.raises(RanktableError, match="the number of servers in server_list is 2; must be 1 in a local table"):
+    with pytest.raises(
+        RanktableError, match="server_list has 2 servers, localhost and localhost; must have 1: pdserve"
+    ):
         read_local(save("l.json", guide_local))
 
 

@@ -1,0 +1,53 @@
+"""Read a table file of any dialect, found by its structure or given by name."""
+
+from dataclasses import dataclass
+
+from ranktable_tools.dialects.dialect import Dialect, ReadOptions
+from ranktable_tools.dialects.registry import detect, named
+from ranktable_tools.document import Node, Problem
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import read_json
+from ranktable_tools.reading import Reading
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.table_file import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One file as it was read, right or wrong: its document, its dialect, and what reading found wrong."""
+
+    path: str
+    document: Node
+    dialect: Dialect
+    reading: Reading
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What reading found wrong; rules over the whole table are not checked yet."""
+        return self.document.problems
+
+
+def open_table(path: str, dialect_name: str | None = None, options: ReadOptions = ReadOptions()) -> Opened:
+    """Read one file. Raises RanktableError naming the file when it is no JSON, or its dialect is not clear."""
+    document = read_json(path)
+    try:
+        dialect = detect(document) if dialect_name is None else named(dialect_name)
+    except RanktableError as error:
+        raise RanktableError(f"{path}: {error}", code=error.code, place=error.place, value=error.value) from error
+    root = Node(document, "", [])
+    return Opened(path, root, dialect, dialect.read(root, options))
+
+
+def read_table(
+    path: str,
+    dialect_name: str | None = None,
+    options: ReadOptions = ReadOptions(),
+    rules: RuleOptions = RuleOptions(),
+) -> Opened:
+    """Read one file without a mistake. Raises RanktableError naming file, place and value."""
+    opened = open_table(path, dialect_name, options)
+    problems = [*opened.problems, *errors(opened.reading, rules)]
+    if problems:
+        raise refusal(path, problems)
+    return opened

@@ -1,0 +1,131 @@
+"""Read and write server and device entries: what all dialects share."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ranktable_tools.document import Check, Node
+from ranktable_tools.fields import address, anything, identity, number, port
+from ranktable_tools.reading import PlacedServer
+from ranktable_tools.tables import Device, Server
+
+_SERVER_CHECKS: Mapping[str, Check] = {
+    "server_port": port,
+    "host_ip": address,
+    "container_ip": address,
+    "pod_name": anything,
+}
+_DEVICE_CHECKS: Mapping[str, Check] = {
+    "device_port": port,
+    "super_device_id": number,
+    "device_logical_id": number,
+    "backup_device_ip": address,
+    "backup_device_port": port,
+    "host_port": port,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the entries of a dialect have: which keys are wanted, which others are read, how ids are checked."""
+
+    server_ip: bool = True
+    device_ip: bool = True
+    server_keys: tuple[str, ...] = ()
+    device_keys: tuple[str, ...] = ()
+    server_id: Check = identity
+    device_id: Check = number
+    super_device_id: Check = number
+
+
+def read_servers(node: Node, form: Form) -> list[PlacedServer]:
+    """Read `server_count` and `server_list`; what is wrong goes to the node's problems."""
+    elements = node.elements("server_list")
+    if elements is None:
+        return []
+    count = node.child("server_count", f'write "{len(elements)}"')
+    # The guide writes strings; its later merge modes write integers.
+    if count is not None and (isinstance(count.value, bool) or str(count.value) != str(len(elements))):
+        count.refuse("server-count", f'must be "{len(elements)}", the number of servers in server_list')
+    if not elements:
+        Node([], f"{node.place}.server_list".lstrip("."), node.problems).refuse("empty-list", "must hold a server")
+    parsed = [_read_server(element, form) for element in elements]
+    return [placed for placed in parsed if placed is not None]
+
+
+def read_device(node: Node, form: Form, rank_id: str | None = None) -> Device | None:
+    """Read one device entry; its rank is `rank_id` where the dialect has none."""
+    device_id = node.text("device_id", form.device_id)
+    wants_ip = form.device_ip or node.has("device_ip")
+    device_ip = node.text("device_ip", address) if wants_ip else None
+    rank = node.text("rank_id", number) if rank_id is None else rank_id
+    checks = {**_DEVICE_CHECKS, "super_device_id": form.super_device_id}
+    extras = {key: node.optional_text(key, checks[key]) for key in form.device_keys}
+    if device_id is None or rank is None or (wants_ip and device_ip is None):
+        return None
+    return Device(device_id, device_ip, rank, **extras)
+
+
+def server_list(servers: Iterable[Server], form: Form) -> dict[str, object]:
+    """Return `server_count` and `server_list` as a dialect writes them."""
+    listed = [_server_object(server, form) for server in servers]
+    return {"server_count": str(len(listed)), "server_list": listed}
+
+
+def text_of(document: Mapping[str, object]) -> str:
+    """Return a document as a file's text: indented by 4, byte for byte the same for the same table."""
+    return json.dumps(document, indent=4) + "\n"
+
+
+def _read_server(node: Node, form: Form) -> PlacedServer | None:
+    server_id = node.text("server_id", form.server_id)
+    server_ip = node.text("server_ip", address) if form.server_ip else None
+    extras = {key: node.optional_text(key, _SERVER_CHECKS[key]) for key in form.server_keys}
+    devices = _read_devices(node, form) if node.has("device") else ()
+    if server_id is None or devices is None or (form.server_ip and server_ip is None):
+        return None
+    host_ip, container_ip = extras.get("host_ip"), extras.get("container_ip")
+    server_port = extras.get("server_port")
+    server = Server(
+        server_id=server_id,
+        # Where no server_ip stands, a pod is reached at its own address, and a server_id is mostly one.
+        server_ip=server_ip or container_ip or host_ip or server_id,
+        devices=devices,
+        server_port=None if server_port is None else int(server_port),
+        host_ip=host_ip,
+        container_ip=container_ip,
+        pod_name=extras.get("pod_name"),
+    )
+    return PlacedServer(server, node.place)
+
+
+def _read_devices(node: Node, form: Form) -> tuple[Device, ...] | None:
+    elements = node.elements("device")
+    if elements is None:
+        return None
+    if not elements:
+        Node([], f"{node.place}.device", node.problems).refuse("empty-list", "must hold a device, or be absent")
+        return None
+    parsed = [read_device(element, form) for element in elements]
+    devices = tuple(device for device in parsed if device is not None)
+    return devices if len(devices) == len(elements) else None
+
+
+def _server_object(server: Server, form: Form) -> dict[str, object]:
+    entry: dict[str, object] = {"server_id": server.server_id}
+    if form.server_ip:
+        entry["server_ip"] = server.server_ip
+    entry |= _present(server, form.server_keys)
+    if server.devices:
+        entry["device"] = [_device_object(device, form) for device in server.devices]
+    return entry
+
+
+def _device_object(device: Device, form: Form) -> dict[str, str]:
+    entry = {"device_id": device.device_id, **_present(device, ("device_ip",)), "rank_id": device.rank_id}
+    return entry | _present(device, form.device_keys)
+
+
+def _present(entry: Server | Device, keys: Iterable[str]) -> dict[str, str]:
+    found = {key: getattr(entry, key) for key in keys}
+    return {key: str(value) for key, value in found.items() if value is not None}

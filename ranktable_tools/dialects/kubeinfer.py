@@ -1,0 +1,89 @@
+"""The `kubeinfer` and `omni-merged` dialects, version 1.0: one group per instance, prefill first, over any servers.
+
+kubeinfer (ModelArts on Kubernetes, OMNI) begins with the proxy's group 0; omni-merged (OMNI's merge-all) has none.
+Neither says where prefill ends: OMNI's scripts take that from PREFILL_POD_NUM, we from `num_prefill`.
+"""
+
+from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
+from ranktable_tools.dialects.entries import Form, read_servers
+from ranktable_tools.dialects.structure import (
+    counts_groups_from_0,
+    group_ids,
+    groups,
+    has_mindie_keys,
+    holds_devices,
+    ranks_run_on,
+)
+from ranktable_tools.document import Node
+from ranktable_tools.fields import completed, exactly
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.tables import InstanceRole
+
+_FORM = Form(server_keys=("server_port", "pod_name", "host_ip", "container_ip"), device_keys=("device_port",))
+
+
+def role_of(number: int, num_prefill: int | None) -> InstanceRole | None:
+    """Return the role of an instance counted over all, or None while the number of prefill instances is not known."""
+    if num_prefill is None:
+        return None
+    return "prefill" if number < num_prefill else "decode"
+
+
+def check_num_prefill(root: Node, options: ReadOptions, num_instances: int) -> None:
+    """Refuse a number of prefill instances that leaves no decode instance."""
+    if options.num_prefill is not None and not root.problems and options.num_prefill >= num_instances:
+        node = Node(num_instances, root.place, root.problems)
+        advice = f"--num-prefill is {options.num_prefill}: it must leave a decode instance"
+        node.report("num-prefill", f"has {num_instances} instances", advice)
+
+
+def _read_kubeinfer(root: Node, options: ReadOptions) -> Reading:
+    groups_read = _read_groups(root)
+    schedulers = groups_read[0][1] if groups_read else []
+    instances = _instances(groups_read[1:], options)
+    check_num_prefill(root, options, len(instances))
+    return Reading("kubeinfer", "cluster", tuple(schedulers), instances)
+
+
+def _read_merged(root: Node, options: ReadOptions) -> Reading:
+    instances = _instances(_read_groups(root), options)
+    check_num_prefill(root, options, len(instances))
+    return Reading("omni-merged", "cluster", (), instances)
+
+
+def _read_groups(root: Node) -> list[tuple[str, list[PlacedServer]]]:
+    root.text("version", exactly("1.0", "bad-version", 'must be "1.0"'))
+    root.text("status", completed)
+    read = []
+    for number, node in enumerate(root.elements("server_group_list") or []):
+        advice = f'must be "{number}": groups count from 0, in order'
+        node.text("group_id", exactly(str(number), "group-id", advice))
+        read.append((node.place, read_servers(node, _FORM)))
+    return read
+
+
+def _instances(groups_read: list[tuple[str, list[PlacedServer]]], options: ReadOptions) -> tuple[PlacedInstance, ...]:
+    return tuple(
+        PlacedInstance(role_of(number, options.num_prefill), tuple(servers), place)
+        for number, (place, servers) in enumerate(groups_read)
+        if servers
+    )
+
+
+def _matches_kubeinfer(document: Document) -> bool:
+    if not counts_groups_from_0(document) or has_mindie_keys(document) or holds_devices(document, "0"):
+        return False
+    return len(group_ids(document)) > 3 or any(ranks_run_on(group) for group in groups(document))
+
+
+def _matches_merged(document: Document) -> bool:
+    return counts_groups_from_0(document) and not has_mindie_keys(document) and holds_devices(document, "0")
+
+
+KUBEINFER = Dialect(
+    "kubeinfer", "ModelArts on Kubernetes and OMNI: the proxy, then a group per instance", _matches_kubeinfer,
+    _read_kubeinfer, aliases=("omni",),
+)  # fmt: skip
+OMNI_MERGED = Dialect(
+    "omni-merged", "OMNI's merge-all: a group per instance and no proxy", _matches_merged, _read_merged
+)

@@ -1,0 +1,86 @@
+"""The `mindie` dialect, versions 1.0 and 1.2: what ClusterD gives MindIE, super pods included. Read, never written.
+
+Group 0 has the coordinators, group 1 the controller, each group from 2 on the servers of one job. The servers of a job
+are one instance where their ranks count on, else an instance each. Who is prefill is MindIE's decision at run time, so
+`num_prefill` says it here.
+"""
+
+from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
+from ranktable_tools.dialects.entries import Form, read_servers
+from ranktable_tools.dialects.hccl import MAX_SUPER_DEVICE_ID
+from ranktable_tools.dialects.kubeinfer import check_num_prefill, role_of
+from ranktable_tools.dialects.structure import groups, has_mindie_keys, holds_devices
+from ranktable_tools.dialects.super_pods import read_super_pods
+from ranktable_tools.document import Fault, Node
+from ranktable_tools.fields import completed, number_up_to
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+
+MAX_GROUPS = 98
+MAX_COORDINATORS = 2
+_MAX_DEVICE_ID = 2048
+_FORM = Form(
+    server_keys=("pod_name", "host_ip", "container_ip"),
+    device_keys=("device_logical_id", "super_device_id"),
+    device_id=number_up_to(_MAX_DEVICE_ID),
+    super_device_id=number_up_to(MAX_SUPER_DEVICE_ID),
+)
+
+
+def _read(root: Node, options: ReadOptions) -> Reading:
+    root.text(
+        "version", lambda text: None if text in ("1.0", "1.2") else Fault("bad-version", 'must be "1.0" or "1.2"')
+    )
+    root.text("status", completed)
+    schedulers: list[PlacedServer] = []
+    instances: list[list[PlacedServer]] = []
+    notes: list[str] = []
+    elements = root.elements("server_group_list") or []
+    if len(elements) > MAX_GROUPS:
+        found = f"has {len(elements)} groups"
+        Node(len(elements), "server_group_list", root.problems).report(
+            "too-many", found, f"must be at most {MAX_GROUPS}"
+        )
+    for number, node in enumerate(elements):
+        group_id = node.text("group_id", number_up_to(MAX_GROUPS - 1))
+        servers = read_servers(node, _FORM)
+        if group_id == "0":
+            schedulers += servers
+        elif group_id == "1":
+            notes += [f"{placed.place}: the controller {placed.server.server_ip} is left out" for placed in servers]
+        elif group_id is not None:
+            instances += _instances(node, servers)
+        _check_first_groups(node, number, group_id)
+    check_num_prefill(root, options, len(instances))
+    placed_instances = tuple(
+        PlacedInstance(role_of(number, options.num_prefill), tuple(servers), servers[0].place)
+        for number, servers in enumerate(instances)
+    )
+    return Reading("mindie", "cluster", tuple(schedulers), placed_instances, tuple(notes))
+
+
+def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServer]]:
+    placed = read_super_pods(node, servers) if node.has("super_pod_list") else servers
+    ranks = [[device.rank_id for device in server.server.devices] for server in placed]
+    if all(sorted(of_server, key=int) == [str(rank) for rank in range(len(of_server))] for of_server in ranks):
+        return [[server] for server in placed]
+    return [placed]
+
+
+def _check_first_groups(node: Node, number: int, group_id: str | None) -> None:
+    wanted = str(number)
+    if number < 2 and group_id not in (None, wanted):
+        place = Node(group_id, f"{node.place}.group_id", node.problems)
+        place.refuse("group-id", f'must be "{wanted}": the groups begin with 0 (coordinators) and 1 (controller)')
+
+
+def _matches(document: Document) -> bool:
+    if "server_group_list" not in document:
+        return False
+    # Without those keys it is still one where both first groups are without devices: its coordinator and controller.
+    ids = {str(group.get("group_id")) for group in groups(document)}
+    later = any(holds_devices(document, group_id) for group_id in ids - {"0", "1"})
+    bare = {"0", "1"} < ids and not (holds_devices(document, "0") or holds_devices(document, "1")) and later
+    return has_mindie_keys(document) or bare
+
+
+DIALECT = Dialect("mindie", "MindIE and ClusterD, super pods included", _matches, _read, aliases=("clusterd",))

@@ -1,0 +1,146 @@
+"""The `modelarts` dialect, version 1.0: the guide's global and local tables, byte-stable.
+
+A global table has the groups 0 (the scheduler), 1 (prefill) and 2 (decode); each server entry of a role is an instance
+of its own. A local table has one instance, or the scheduler, at the top, under the group id 0.
+"""
+
+from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
+from ranktable_tools.dialects.entries import Form, read_servers, server_list, text_of
+from ranktable_tools.dialects.structure import (
+    counts_groups_from_0,
+    group_ids,
+    groups,
+    has_mindie_keys,
+    holds_devices,
+)
+from ranktable_tools.document import Fault, Node, shown
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.fields import completed, exactly
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.tables import GlobalTable, InstanceRole, LocalTable, Server, Table, TableInstance, TablePart
+
+_FORM = Form(server_keys=("server_port",), device_keys=("device_port",))
+_GROUPS = "0 (scheduler), 1 (prefill) and 2 (decode)"
+_ROLES: dict[str, InstanceRole] = {"1": "prefill", "2": "decode"}
+
+
+def global_text(table: GlobalTable | TablePart) -> str:
+    """Return the file text of a global table; a part holds only the groups it has."""
+    groups = (
+        ("0", () if table.scheduler is None else (table.scheduler,)),
+        ("1", table.prefill),
+        ("2", table.decode),
+    )
+    listed = [{"group_id": group_id, **server_list(servers, _FORM)} for group_id, servers in groups if servers]
+    return text_of({"version": "1.0", "status": "completed", "server_group_list": listed})
+
+
+def local_text(table: LocalTable) -> str:
+    """Return the file text of a local table."""
+    return _local_text((table.server,))
+
+
+def write(table: Table) -> str:
+    """Return the file text of a table. Raises RanktableError where the guide's form has no place for it."""
+    if table.kind == "instance":
+        return _local_text(table.instances[0].servers if table.instances else table.schedulers)
+    if len(table.schedulers) > 1:
+        listed = " and ".join(server.server_ip for server in table.schedulers)
+        raise RanktableError(f"modelarts tables have one scheduler, this one has {len(table.schedulers)}: {listed}")
+    prefill, decode = (tuple(_only_server(one) for one in table.of_role(role)) for role in _ROLES.values())
+    if len(prefill) + len(decode) != len(table.instances):
+        raise RanktableError(
+            "modelarts tables say who is prefill and who decode, this one does not; give --num-prefill"
+        )
+    return global_text(TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode))
+
+
+def read(root: Node, options: ReadOptions) -> Reading:
+    """Read a global table, whole or not, or a local one; what is wrong goes to the node's problems."""
+    del options  # the guide's tables say all
+    return read_global(root) if root.has("server_group_list") or not root.has("server_list") else read_local(root)
+
+
+def read_global(root: Node) -> Reading:
+    """Read a global table, whole or not; what is wrong goes to the node's problems."""
+    _check_head(root)
+    groups = root.elements("server_group_list") or []
+    expected = ["0", "1", "2"]
+    schedulers: list[PlacedServer] = []
+    instances: list[PlacedInstance] = []
+    for node in groups:
+        group_id, servers = _read_group(node, expected)
+        if group_id == "0":
+            schedulers += servers
+        elif group_id is not None:
+            instances += [PlacedInstance(_ROLES[group_id], (placed,), placed.place) for placed in servers]
+    return Reading("modelarts", "cluster", tuple(schedulers), tuple(instances))
+
+
+def read_local(root: Node) -> Reading:
+    """Read a local table; what is wrong goes to the node's problems."""
+    _check_head(root)
+    root.text("group_id", exactly("0", "local-group-id", 'must be "0" in a local table'))
+    servers = tuple(read_servers(root, _FORM))
+    if any(placed.server.devices for placed in servers):
+        return Reading("modelarts", "instance", (), (PlacedInstance(None, servers, ""),))
+    return Reading("modelarts", "instance", servers, ())
+
+
+def check_whole(root: Node) -> None:
+    """Refuse a global table that is not whole: it has the groups 0, 1 and 2."""
+    groups = root.value.get("server_group_list") if isinstance(root.value, dict) else None
+    if isinstance(groups, list) and len(groups) != 3:
+        ids = group_ids({"server_group_list": groups})
+        found = f"has {len(groups)} group{'s' if len(groups) != 1 else ''}"
+        advice = f"must have 3: {_GROUPS}; here: {shown(ids)}; tables of single hosts are made whole by merge"
+        Node(ids, "server_group_list", root.problems).report("group-count", found, advice)
+
+
+def _matches(document: Document) -> bool:
+    if "server_group_list" not in document:
+        return "group_id" in document and "server_list" in document
+    if has_mindie_keys(document) or (counts_groups_from_0(document) and len(group_ids(document)) > 3):
+        return False
+    # Integer counts beside devices in group 0 are merge-all's; strings there are the guide's form with a mistake in it.
+    strings = all(isinstance(group.get("server_count"), str) for group in groups(document))
+    return strings or not holds_devices(document, "0")
+
+
+def _check_head(root: Node) -> None:
+    root.text("version", exactly("1.0", "bad-version", 'must be "1.0"'))
+    root.text("status", completed)
+
+
+def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[PlacedServer]]:
+    """Read one group; `expected` are the ids that may still come, in order, and loses those that came."""
+    group_id = node.text("group_id", lambda text: _unexpected(text, expected))
+    servers = read_servers(node, _FORM)
+    if group_id is not None:
+        del expected[: expected.index(group_id) + 1]
+    return group_id, servers
+
+
+def _unexpected(text: str, expected: list[str]) -> Fault | None:
+    if text in expected:
+        return None
+    wanted = " or ".join(f'"{group_id}"' for group_id in expected) or "absent: all groups stand before it"
+    return Fault("group-id", f"must be {wanted}; the groups are {_GROUPS}, in this order, each once")
+
+
+def _only_server(instance: TableInstance) -> Server:
+    if len(instance.servers) != 1:
+        hosts = " and ".join(server.server_ip for server in instance.servers)
+        raise RanktableError(
+            f"modelarts tables have one server entry per instance, a {instance.role} instance here has "
+            f"{len(instance.servers)}: {hosts}"
+        )
+    return instance.servers[0]
+
+
+def _local_text(servers: tuple[Server, ...]) -> str:
+    head = {"version": "1.0", "status": "completed", "group_id": "0"}
+    return text_of({**head, **server_list(servers, _FORM)})
+
+
+DIALECT = Dialect("modelarts", "the guide's global and local tables", _matches, read, write)

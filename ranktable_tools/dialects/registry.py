@@ -1,0 +1,50 @@
+"""All dialects: find one by its name, or find out which one a document is in."""
+
+from ranktable_tools.dialects import hccl, kubeinfer, mindie, modelarts, vllm_ascend
+from ranktable_tools.dialects.dialect import Dialect, Document
+from ranktable_tools.errors import RanktableError
+
+DIALECTS: tuple[Dialect, ...] = (
+    modelarts.DIALECT,
+    hccl.HCCL_1_0,
+    hccl.HCCL_1_2,
+    kubeinfer.KUBEINFER,
+    kubeinfer.OMNI_MERGED,
+    mindie.DIALECT,
+    vllm_ascend.DIALECT,
+)
+_NO_TABLE = "a table has server_group_list, server_list, or prefill_device_list and decode_device_list"
+
+
+def named(name: str) -> Dialect:
+    """Return the dialect of that name or alias. Raises RanktableError naming all."""
+    for dialect in DIALECTS:
+        if name in (dialect.name, *dialect.aliases):
+            return dialect
+    known = ", ".join(dialect.name for dialect in DIALECTS)
+    raise RanktableError(f"there is no dialect {name!r}; there are {known}")
+
+
+def detect(document: object) -> Dialect:
+    """Return the dialect a document's structure shows. Raises RanktableError where none or more than one does."""
+    if not isinstance(document, dict):
+        raise RanktableError("the file must be an object", code="wrong-type", value=document)
+    found = [dialect for dialect in DIALECTS if dialect.matches(document)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " and ".join(dialect.name for dialect in found)
+        raise RanktableError(
+            f"the table could be {names}: say which with --dialect", code="ambiguous-dialect", value=names
+        )
+    raise _unknown(document)
+
+
+def _unknown(document: Document) -> RanktableError:
+    if document.get("status") == "initializing":
+        message = 'status is "initializing"; the table is not written yet, wait for "completed"'
+        return RanktableError(message, code="not-completed", place="status", value="initializing")
+    if "rank_list" in document:
+        message = 'rank_list is of HCCL version "2.0" (Ascend 950), which is not read; write version "1.0" or "1.2"'
+        return RanktableError(message, code="bad-version", place="version", value=document.get("version"))
+    return RanktableError(f"is no ranktable; {_NO_TABLE}", code="unknown-dialect", value=sorted(map(str, document)))

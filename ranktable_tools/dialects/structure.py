@@ -1,0 +1,58 @@
+"""Look at the structure of a document that is not read yet, right or wrong: what tells the dialects apart."""
+
+from collections.abc import Iterator
+
+from ranktable_tools.dialects.dialect import Document
+
+
+def groups(document: Document) -> list[Document]:
+    """Return the groups that are objects."""
+    return _objects(document.get("server_group_list"))
+
+
+def group_ids(document: Document) -> list[object]:
+    """Return the group ids as they stand there; a group that is no object stands for itself."""
+    listed = document.get("server_group_list")
+    if not isinstance(listed, list):
+        return []
+    return [group.get("group_id") if isinstance(group, dict) else group for group in listed]
+
+
+def servers(holder: Document) -> list[Document]:
+    """Return the servers of a group, or of a table without groups, that are objects."""
+    return _objects(holder.get("server_list"))
+
+
+def devices(holder: Document) -> Iterator[Document]:
+    """Yield the devices of a group, or of a table without groups, that are objects."""
+    for server in servers(holder):
+        yield from _objects(server.get("device"))
+
+
+def holds_devices(document: Document, group_id: str) -> bool:
+    """Tell whether a group of that id has a device."""
+    return any(True for group in groups(document) if group.get("group_id") == group_id for _ in devices(group))
+
+
+def counts_groups_from_0(document: Document) -> bool:
+    """Tell whether the group ids are "0", "1" and so on, in order and without a gap."""
+    ids = group_ids(document)
+    return bool(ids) and ids == [str(number) for number in range(len(ids))]
+
+
+def has_mindie_keys(document: Document) -> bool:
+    """Tell whether a group or device has a key that only MindIE's controller and ClusterD write."""
+    found = groups(document)
+    in_groups = any(key in group for group in found for key in ("deploy_server", "super_pod_list"))
+    return in_groups or any("device_logical_id" in device for group in found for device in devices(group))
+
+
+def ranks_run_on(holder: Document) -> bool:
+    """Tell whether the ranks of several servers count on, from the first server's 0 to the last one's last."""
+    ranks = [[device.get("rank_id") for device in _objects(server.get("device"))] for server in servers(holder)]
+    flat = [rank for of_server in ranks for rank in of_server]
+    return len(ranks) > 1 and all(ranks) and sorted(map(str, flat)) == sorted(str(rank) for rank in range(len(flat)))
+
+
+def _objects(value: object) -> list[Document]:
+    return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []

@@ -1,0 +1,46 @@
+"""Read and write `super_pod_list`: which servers share a super pod (Atlas A3)."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ranktable_tools.document import Node
+from ranktable_tools.fields import identity
+from ranktable_tools.reading import PlacedServer
+from ranktable_tools.tables import Server
+
+
+def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServer]:
+    """Return the servers with the super pods that the list gives them; each server stands in exactly one."""
+    pod_by_server: dict[str, str] = {}
+    known = {placed.server.server_id for placed in servers}
+    for pod in node.elements("super_pod_list") or []:
+        pod_id = pod.text("super_pod_id", identity)
+        for member in pod.elements("server_list") or []:
+            server_id = member.text("server_id", identity)
+            if server_id is None or pod_id is None:
+                continue
+            if server_id not in known:
+                unknown = Node(server_id, f"{member.place}.server_id", member.problems)
+                unknown.refuse("super-pod-server", "must be the server_id of a server above")
+            elif server_id in pod_by_server:
+                other = pod_by_server[server_id]
+                member.report("super-pod-twice", f'is server "{server_id}", in super pod {other} too', "keep it in one")
+            pod_by_server.setdefault(server_id, pod_id)
+    return [_with_pod(placed, pod_by_server.get(placed.server.server_id), node) for placed in servers]
+
+
+def super_pod_list(servers: Iterable[Server]) -> list[dict[str, object]]:
+    """Return the list of the pods of these servers, in the order of the servers."""
+    members: dict[str, list[dict[str, str]]] = {}
+    for server in servers:
+        if server.super_pod_id is not None:
+            members.setdefault(server.super_pod_id, []).append({"server_id": server.server_id})
+    return [{"super_pod_id": pod_id, "server_list": listed} for pod_id, listed in members.items()]
+
+
+def _with_pod(placed: PlacedServer, pod_id: str | None, node: Node) -> PlacedServer:
+    if pod_id is None:
+        missing = Node(placed.server.server_id, f"{placed.place}.server_id", node.problems)
+        missing.refuse("super-pod-missing", "must stand in super_pod_list too")
+        return placed
+    return replace(placed, server=replace(placed.server, super_pod_id=pod_id))

@@ -1,0 +1,98 @@
+"""The `vllm-ascend` dialect: prefill_device_list and decode_device_list, devices and no instances. Only read.
+
+Where one instance ends stands nowhere: `devices_per_instance` says it, else the devices of one role and server are one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
+from ranktable_tools.dialects.entries import Form, read_device
+from ranktable_tools.document import Fault, Node
+from ranktable_tools.fields import address, completed, identity, number
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.tables import Device, InstanceRole, Server
+
+_FORM = Form(device_keys=("super_device_id",))
+_ROLES: tuple[InstanceRole, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One device with the server it names."""
+
+    server_id: str
+    super_pod_id: str | None
+    device: Device
+    place: str
+
+
+def _read(root: Node, options: ReadOptions) -> Reading:
+    root.text("version", lambda text: None if text in ("1.0", "1.2") else Fault("bad-version", 'must be "1.2"'))
+    root.text("status", completed)
+    instances: list[PlacedInstance] = []
+    for role in _ROLES:
+        entries = _read_entries(root, f"{role}_device_list")
+        for chunk in _cut(root, f"{role}_device_list", entries, options.devices_per_instance):
+            instances.append(_instance(role, chunk))
+    _check_server_count(root, instances)
+    return Reading("vllm-ascend", "cluster", (), tuple(instances), _notes(options, instances))
+
+
+def _read_entries(root: Node, key: str) -> list[_Entry]:
+    nodes = root.elements(key)
+    if nodes is not None and not nodes:
+        Node([], key, root.problems).refuse("empty-list", "must hold a device")
+    entries = []
+    for node in nodes or []:
+        server_id = node.text("server_id", address)
+        super_pod_id = node.optional_text("super_pod_id", identity)
+        node.optional_text("cluster_id", number)
+        device = read_device(node, _FORM, rank_id="0")
+        if server_id is not None and device is not None:
+            entries.append(_Entry(server_id, super_pod_id, device, node.place))
+    return entries
+
+
+def _cut(root: Node, key: str, entries: Sequence[_Entry], size: int | None) -> list[list[_Entry]]:
+    if size is None:
+        return [list(members) for _, members in groupby(entries, key=lambda entry: entry.server_id)]
+    if len(entries) % size and not root.problems:
+        found, advice = f"has {len(entries)} devices", f"must be a multiple of --devices-per-instance {size}"
+        Node(len(entries), key, root.problems).report("devices-per-instance", found, advice)
+    return [list(entries[start : start + size]) for start in range(0, len(entries), size)]
+
+
+def _instance(role: InstanceRole, entries: Sequence[_Entry]) -> PlacedInstance:
+    ranked = [replace(entry, device=replace(entry.device, rank_id=str(rank))) for rank, entry in enumerate(entries)]
+    servers = []
+    for server_id, members in groupby(ranked, key=lambda entry: entry.server_id):
+        found = list(members)
+        devices = tuple(entry.device for entry in found)
+        server = Server(server_id, server_id, devices, super_pod_id=found[0].super_pod_id)
+        servers.append(PlacedServer(server, found[0].place, tuple(entry.place for entry in found)))
+    return PlacedInstance(role, tuple(servers), entries[0].place)
+
+
+def _check_server_count(root: Node, instances: Sequence[PlacedInstance]) -> None:
+    count = root.child("server_count", "write the number of servers") if not root.problems else None
+    servers = {placed.server.server_id for instance in instances for placed in instance.servers}
+    if count is not None and (isinstance(count.value, bool) or str(count.value) != str(len(servers))):
+        count.refuse("server-count", f'must be "{len(servers)}", the number of servers named in the lists')
+
+
+def _notes(options: ReadOptions, instances: Sequence[PlacedInstance]) -> tuple[str, ...]:
+    if options.devices_per_instance is not None or not instances:
+        return ()
+    return (
+        "the table has devices, not instances: those of one role and server are taken for one instance "
+        "(--devices-per-instance says otherwise)",
+    )
+
+
+def _matches(document: Document) -> bool:
+    return any(f"{role}_device_list" in document for role in _ROLES)
+
+
+DIALECT = Dialect("vllm-ascend", "vllm-ascend's prefill_device_list and decode_device_list", _matches, _read)

@@ -1,0 +1,49 @@
+"""What lint says: one finding per mistake, as a line and as JSON."""
+
+from dataclasses import dataclass
+
+from ranktable_tools.document import Problem
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.rules.rule import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake in a file: the rule, the JSON path, the value, what is wrong with it, and what to write instead."""
+
+    file: str
+    severity: Severity
+    code: str
+    place: str
+    value: object
+    message: str
+    instead: str
+
+    def __str__(self) -> str:
+        note = "note: " if self.severity == "note" else ""
+        instead = f"; {self.instead}" if self.instead else ""
+        return f"{self.file}: {note}{self.message}{instead} [{self.code}]"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the finding as `--format json` prints it."""
+        return {
+            "file": self.file,
+            "severity": self.severity,
+            "code": self.code,
+            "path": self.place,
+            "value": self.value,
+            "message": self.message,
+            "instead": self.instead,
+        }
+
+
+def of_problem(file: str, problem: Problem, severity: Severity = "error") -> Finding:
+    """Return the finding of a problem in a document."""
+    message = f"{problem.place} {problem.found}"
+    return Finding(file, severity, problem.code, problem.place, problem.value, message, problem.advice)
+
+
+def of_error(file: str, error: RanktableError) -> Finding:
+    """Return the finding of an error that names its file or not, the cure after its last semicolon."""
+    message, _, instead = str(error).removeprefix(f"{file}: ").partition("; ")
+    return Finding(file, "error", error.code, error.place, error.value, message, instead)

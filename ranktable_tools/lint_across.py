@@ -1,0 +1,100 @@
+"""Find what is wrong between table files that are right alone: local tables and the global one, and NODE_PORTS."""
+
+from collections.abc import Iterator, Sequence
+
+from ranktable_tools.addresses import same_host
+from ranktable_tools.any_file import Opened
+from ranktable_tools.digest import table_digest
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.finding import Finding
+from ranktable_tools.matching import find_own_entry
+from ranktable_tools.node_ports import parse_node_ports
+from ranktable_tools.table_file import part_of
+from ranktable_tools.tables import GlobalTable, Instance, LocalTable, whole
+
+_Global = tuple[str, GlobalTable]
+
+
+def lint_across(files: Sequence[Opened], node_ports: str | None) -> list[Finding]:
+    """Return the mistakes between these files, of the guide's dialect; those of others stand alone."""
+    tables = [(opened.path, table) for opened in files if (table := _whole(opened)) is not None]
+    findings = list(_different(tables))
+    if len({table_digest(table) for _, table in tables}) == 1:
+        findings += _lint_locals([opened for opened in files if _is_local(opened)], tables[0])
+    if node_ports is not None:
+        findings += _lint_node_ports(node_ports, tables)
+    return findings
+
+
+def _whole(opened: Opened) -> GlobalTable | None:
+    if opened.dialect.name != "modelarts" or opened.reading.kind != "cluster":
+        return None
+    return whole(part_of(opened.reading.table))
+
+
+def _is_local(opened: Opened) -> bool:
+    """A local table of one server: those of merge-local are no entry of the guide's global table."""
+    is_local = opened.dialect.name == "modelarts" and opened.reading.kind == "instance"
+    return is_local and len(list(opened.reading.servers)) == 1
+
+
+def _different(tables: Sequence[_Global]) -> Iterator[Finding]:
+    for path, table in tables[1:]:
+        first_path, first = tables[0]
+        if table_digest(table) != table_digest(first):
+            message = f"is not the table of {first_path}: digest {table_digest(table)}, there {table_digest(first)}"
+            instead = "give every host the same file (ranktable diff says what differs)"
+            yield Finding(path, "error", "globals-differ", "", table_digest(table), message, instead)
+
+
+def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
+    global_path, table = named
+    path_by_entry: dict[int | None, str] = {}
+    hosts: dict[str, None] = {}
+    for opened in files:
+        local = LocalTable(next(iter(opened.reading.servers)).server)
+        try:
+            entry = find_own_entry(local, table)
+        except RanktableError as error:
+            message, _, rest = str(error).partition("; ")
+            yield Finding(
+                opened.path, "error", "not-in-global", "server_list[0]", None, message, f"{rest} ({global_path})"
+            )
+            continue
+        hosts[local.server.server_ip] = None
+        index = None if entry is None else entry.index
+        first = path_by_entry.setdefault(index, opened.path)
+        if first != opened.path:
+            message = f"is {entry or 'the scheduler'} of {global_path}, which {first} is already"
+            yield Finding(opened.path, "error", "local-twice", "server_list[0]", None, message, "keep one of them")
+    yield from _missing(table, global_path, path_by_entry, list(hosts))
+
+
+def _missing(
+    table: GlobalTable, global_path: str, path_by_entry: dict[int | None, str], hosts: list[str]
+) -> Iterator[Finding]:
+    for instance in table.instances:
+        if instance.index not in path_by_entry and any(same_host(instance.server.server_ip, host) for host in hosts):
+            message = f"{instance.place} has no local table among these files: {_named(instance)}"
+            yield Finding(
+                global_path, "note", "no-local", instance.place, None, message, "give all of one host, or none"
+            )
+
+
+def _named(instance: Instance) -> str:
+    return f"{instance} on {instance.server.server_ip}, devices {','.join(instance.server.device_ids)}"
+
+
+def _lint_node_ports(value: str, tables: Sequence[_Global]) -> Iterator[Finding]:
+    for path, table in tables[:1]:
+        try:
+            ports = parse_node_ports(value, table)
+        except RanktableError as error:
+            yield Finding(path, "error", "node-ports", "", value, str(error), "")
+            return
+        for instance, port in zip(table.instances, ports, strict=True):
+            own = instance.server.server_port
+            if own is not None and own != port:
+                message = f'{instance.place}.server_port is "{own}", and NODE_PORTS has {port} for {instance}: {value}'
+                instead = "write the ports in table order, all prefill instances and then all decode"
+                yield Finding(path, "error", "node-ports", f"{instance.place}.server_port", own, message, instead)

@@ -1,0 +1,1 @@
+"""The rules a ranktable must keep: one small function each, and the list of all."""

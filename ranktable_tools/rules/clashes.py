@@ -1,0 +1,45 @@
+"""Find values that stand twice on one host, hosts compared by what their names and addresses mean."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import HostComparer
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One value that some host may have once, and its JSON path; `owner` is the instance that makes the claim."""
+
+    value: str
+    host: str
+    place: str
+    owner: int = 0
+
+
+def clashes(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
+    """Yield each claim that repeats an earlier one on the same host, with that one."""
+    hosts = HostComparer()
+    by_spelling: dict[tuple[str, str], Claim] = {}
+    by_meaning: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        first = by_spelling.get((claim.value, claim.host))
+        if first is None:
+            first = _same_host(hosts, by_meaning.setdefault(claim.value, {}), claim)
+            by_spelling[claim.value, claim.host] = claim
+        if first is not None:
+            yield claim, first
+
+
+def _same_host(hosts: HostComparer, seen: dict[str, Claim], claim: Claim) -> Claim | None:
+    """Return an earlier claim of the host under another spelling; nothing is looked up for a host that is alone."""
+    if seen.keys() == {""}:
+        only = seen.pop("")
+        seen.update(dict.fromkeys(hosts.meaning(only.host), only))
+    elif not seen:
+        seen[""] = claim
+        return None
+    meaning = hosts.meaning(claim.host)
+    first = next((seen[name] for name in meaning if name in seen), None)
+    for name in meaning:
+        seen.setdefault(name, claim)
+    return first

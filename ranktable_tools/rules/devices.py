@@ -1,0 +1,104 @@
+"""Rules about devices: who has them, ranks, and what may stand once only."""
+
+import json
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+from ranktable_tools.addresses import HostComparer
+from ranktable_tools.document import Problem, shown
+from ranktable_tools.reading import Reading
+from ranktable_tools.rules.clashes import Claim, clashes
+from ranktable_tools.rules.rule import Rule, RuleOptions
+
+_ONCE = "A device_id can be used only once in prefill server and decode server."
+
+
+def _scheduler_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    for placed in reading.schedulers:
+        ids = placed.server.device_ids
+        if ids:
+            advice = "must be absent: the scheduler has no device"
+            yield Problem("scheduler-device", f"{placed.place}.device", ids, f"is {shown(ids)}", advice)
+
+
+def _no_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    for placed in reading.instance_servers:
+        if not placed.server.devices:
+            advice = "list the devices of this instance"
+            yield Problem("no-device", f"{placed.place}.device", None, "is missing", advice)
+
+
+def _ranks(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    for instance in reading.instances:
+        ranks = [device.rank_id for _, device in instance.placed_devices]
+        wanted = [str(rank) for rank in range(len(ranks))]
+        if sorted(ranks, key=int) != wanted:
+            one = len(instance.servers) == 1
+            place = f"{instance.servers[0].place}.device" if one else instance.place or "server_list"
+            advice = f"must be {_list(wanted)}: from 0, without a gap, each once"
+            yield Problem("rank-id", place, ranks, f"has the rank_ids {_list(ranks)}", advice)
+
+
+def _device_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    claims = [
+        Claim(device.device_id, placed.server.server_ip, f"{place}.device_id", owner)
+        for owner, instance in enumerate(reading.instances)
+        for placed in instance.servers
+        for place, device in placed.placed_devices
+    ]
+    for claim, first in clashes(claims):
+        if options.share_devices and claim.owner != first.owner:
+            continue
+        found = f"is {shown(claim.value)} on {claim.host}, which {first.place} uses already"
+        yield Problem("device-twice", claim.place, claim.value, found, _ONCE)
+
+
+def _device_ip_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    hosts = HostComparer()
+    seen: dict[str, tuple[str, str, str]] = {}
+    for placed in reading.instance_servers:
+        host = placed.server.server_ip
+        for place, device in placed.placed_devices:
+            address, key = device.device_ip, (host, device.device_id)
+            if address is None:
+                continue
+            first = seen.setdefault(address, (*key, place))
+            if first[:2] != key and not hosts.same(address, host):
+                found = f"is {shown(address)}, which {first[2]} has already"
+                advice = "each device has an address of its own (only the host's own, on CPU and GPU, may repeat)"
+                yield Problem("device-ip-twice", f"{place}.device_ip", address, found, advice)
+
+
+def _mixed_families(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    for instance in reading.instances:
+        first: tuple[int, str] | None = None
+        for place, device in instance.placed_devices:
+            family = _family(device.device_ip)
+            if family is None:
+                continue
+            if first is not None and family != first[0]:
+                found = f"is {shown(device.device_ip)}, of IPv{family}, and that of {first[1]} is of IPv{first[0]}"
+                advice = "the devices of one instance need addresses of one family"
+                yield Problem("device-ip-family", f"{place}.device_ip", device.device_ip, found, advice)
+            first = first or (family, place)
+
+
+def _family(text: str | None) -> int | None:
+    try:
+        return None if text is None else ip_address(text).version
+    except ValueError:
+        return None
+
+
+def _list(values: list[str]) -> str:
+    return json.dumps(values) if len(values) <= 16 else shown(values)
+
+
+DEVICE_RULES = (
+    Rule("scheduler-device", "the scheduler has no device", _scheduler_device),
+    Rule("no-device", "each server entry of an instance lists its devices", _no_device),
+    Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
+    Rule("device-twice", "a device of a host is in one instance, once", _device_twice),
+    Rule("device-ip-twice", "no two devices have one address, unless it is their host's own", _device_ip_twice),
+    Rule("device-ip-family", "the device addresses of an instance are of one IP family", _mixed_families),
+)

@@ -1,0 +1,106 @@
+"""Rules about servers and instances: how many, where they listen, and whether others can reach them."""
+
+from collections.abc import Iterator
+
+from ranktable_tools.addresses import HostComparer, canonical
+from ranktable_tools.dialects.mindie import MAX_COORDINATORS
+from ranktable_tools.document import Problem, shown
+from ranktable_tools.reading import Reading
+from ranktable_tools.rules.clashes import Claim, clashes
+from ranktable_tools.rules.rule import Rule, RuleOptions
+
+_MAX_SCHEDULERS = {"mindie": MAX_COORDINATORS}
+
+
+def _schedulers(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    limit, found = _MAX_SCHEDULERS.get(reading.dialect, 1), len(reading.schedulers)
+    if found > limit:
+        place = reading.schedulers[0].place.rpartition(".")[0] or "server_list"
+        advice = f"must have {'at most ' if limit > 1 else ''}{limit}"
+        yield Problem("scheduler-count", place, found, f"has {found} schedulers", advice)
+
+
+def _port_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    claims = [
+        Claim(str(placed.server.server_port), placed.server.server_ip, f"{placed.place}.server_port")
+        for placed in reading.servers
+        if placed.server.server_port is not None
+    ]
+    for claim, first in clashes(claims):
+        found = f"is {shown(claim.value)} on {claim.host}, which {first.place} uses already"
+        yield Problem("port-twice", claim.place, claim.value, found, "give each instance of a host its own port")
+
+
+def _loopback(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    """Other hosts take a loopback address for their own; where all entries mean this machine it does no harm."""
+    servers = [(placed.place, placed.server) for placed in reading.servers]
+    local = [(place, server) for place, server in servers if _is_loopback(server.server_ip)]
+    others = [server.server_ip for _, server in servers if not _is_loopback(server.server_ip)]
+    hosts = HostComparer()
+    other = next((host for host in dict.fromkeys(others) if local and not hosts.same("localhost", host)), None)
+    if other is None:
+        return
+    for place, server in local:
+        found = f"is {shown(server.server_ip)}, and the table has {other} too"
+        advice = "write the address others reach this host at"
+        yield Problem("loopback", f"{place}.server_ip", server.server_ip, found, advice)
+
+
+def _loopback_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    several = len({canonical(placed.server.server_ip) for placed in reading.servers}) > 1
+    for placed in reading.instance_servers if several else ():
+        if _is_loopback(placed.server.server_ip):
+            continue
+        for place, device in placed.placed_devices:
+            if device.device_ip is not None and _is_loopback(device.device_ip):
+                found = f"is {shown(device.device_ip)} on {placed.server.server_ip}"
+                advice = "write the device's own address, or the host's where it has none"
+                yield Problem("loopback-device", f"{place}.device_ip", device.device_ip, found, advice)
+
+
+def _unequal_sizes(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    sizes = [len(list(instance.placed_devices)) for instance in reading.instances]
+    for instance, size in zip(reading.instances, sizes, strict=True):
+        if size != sizes[0]:
+            first = reading.instances[0].place
+            found = f"has {size} device{'s' if size != 1 else ''}, and {first} has {sizes[0]}"
+            yield Problem("unequal-tensor-parallel", instance.place, size, found, _size_advice(reading))
+            return
+
+
+def _size_advice(reading: Reading) -> str:
+    prefill, decode = (
+        {len(list(one.placed_devices)) for one in reading.instances if one.role == role}
+        for role in ("prefill", "decode")
+    )
+    if len(prefill) > 1:
+        said = "All the tensor-parallel-size of the prefill server must be same."
+    elif len(decode) > 1:
+        said = "All the tensor-parallel-size of the decode server must be same."
+    else:
+        said = "The tensor-parallel-size of prefill server and decode server must be same."
+    return f"ModelArts' own tool wants: {said} pdserve serves both"
+
+
+def _over_hosts(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    for instance in reading.instances:
+        if reading.dialect == "modelarts" and len(instance.servers) > 1:
+            found = f"has {len(instance.servers)} servers"
+            advice = "pdserve starts no instance over several servers; other readers of such a table do"
+            yield Problem(
+                "instance-over-servers", instance.place or "server_list", len(instance.servers), found, advice
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    return canonical(host) == "localhost" or host.startswith("127.")
+
+
+SERVER_RULES = (
+    Rule("scheduler-count", "there is one scheduler (MindIE: at most two coordinators)", _schedulers),
+    Rule("port-twice", "a port of a host is one instance's", _port_twice),
+    Rule("loopback", "no loopback address where the table has several hosts", _loopback),
+    Rule("loopback-device", "no loopback address for a device where the table has several hosts", _loopback_device),
+    Rule("unequal-tensor-parallel", "all instances have as many devices as the first", _unequal_sizes, "note"),
+    Rule("instance-over-servers", "an instance of our own is on one server", _over_hosts, "note"),
+)
