@@ -16,8 +16,8 @@ from instance.host import Identity, InstanceHost
 from instance.offers import check_named
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
-from kvtransfer.digest import process_mover
 from kvtransfer.interface import PoolMemory, SenderEvents
+from kvtransfer.mover import process_mover
 from kvtransfer.quorum import Quorum
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender

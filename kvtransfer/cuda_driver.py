@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kvtransfer.cuda_ipc import HANDLE_BYTES, Lent, LentEvent
+from kvtransfer.cuda_handles import HANDLE_BYTES, Lent, LentEvent
 
 _cuda: Any = torch.cuda  # what of it has no types
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
@@ -30,7 +30,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """Implements cuda_ipc.IpcDriver."""
+    """Implements cuda_handles.IpcDriver."""
 
     def lacking(self, pool: torch.Tensor) -> str | None:
         """Lend the pool, and say why that does not work."""

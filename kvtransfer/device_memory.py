@@ -1,16 +1,15 @@
 """KV pools that lie in device memory: what they offer, how they stand in a Place, and who moves their bytes.
 
-    PoolMemory.tensor  --region_of-->  DeviceRegion  in a Place  --process_mover()-->  TorchMover (torch_mover.py)
+    PoolMemory.tensor  --region_of-->  DeviceRegion  in a Place  --process_mover()-->  TorchMover (mover.py)
     PoolMemory.buffer  --region_of-->  Region                                          the native functions
 
 Nothing here imports torch: a process whose pools are host memory never loads it for this.
 """
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from kvtransfer.digest import Mover, Place, Region, StopFlag
+from kvtransfer.digest import Region
 from kvtransfer.interface import PoolMemory
 from wire.kv_layout import PoolLayout
 
@@ -74,40 +73,3 @@ def region_of(memory: PoolMemory) -> Region:
     if device is None:
         return Region(memory.buffer)
     return DeviceRegion(device.tensor, ready=device.ready)
-
-
-class AnyMover:
-    """Implements digest.Mover: places in host memory go to `host`, all others to this process's TorchMover."""
-
-    def __init__(self, host: Mover) -> None:
-        self._host = host
-
-    @property
-    def name(self) -> str:
-        """What moves host memory."""
-        return self._host.name
-
-    def digest(self, place: Place) -> int:
-        """See Mover."""
-        mover = _device_mover() if isinstance(place.region, DeviceRegion) else self._host
-        return mover.digest(place)
-
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
-        """See Mover."""
-        return self._mover(source, target).copy(source, target, stop)
-
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
-        """See Mover."""
-        return self._mover(source, target).copy_and_digest(source, target, stop)
-
-    def _mover(self, source: Place, target: Place) -> Mover:
-        if isinstance(source.region, DeviceRegion) or isinstance(target.region, DeviceRegion):
-            return _device_mover()
-        return self._host
-
-
-@functools.cache
-def _device_mover() -> Mover:
-    from kvtransfer.torch_mover import TorchMover
-
-    return TorchMover()

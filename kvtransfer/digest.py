@@ -1,6 +1,6 @@
 """xxh3-64 over the wire layout, and copies of bytes that lie in pieces, both in one pass.
 
-    mover = process_mover()                           # native functions, or Python where there are none
+    mover = make_mover(os.environ)                    # native functions, or Python where there are none (mover.py)
     pool = Region(memory.buffer)                      # once a pool or mapping: its address, read-only ones too
     runs = Runs.of_slots(spans, token_bytes)          # once a window of blocks, for all tensors of that size
     digest = mover.copy_and_digest(Place(peer, peer_base, peer_runs), Place(pool, base, runs), stop)
@@ -10,8 +10,6 @@
 equally many. `stop` is a StopFlag which whoever ends the ticket sets; it is looked at every 256 KiB.
 """
 
-import functools
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -23,7 +21,6 @@ from wire.errors import ConfigError
 
 __all__ = [
     "Mover", "Place", "PythonMover", "Region", "Run", "Runs", "StopFlag", "digest_of", "make_mover",
-    "process_mover",
 ]  # fmt: skip
 
 _PIECE_BYTES = 256 << 10
@@ -97,14 +94,6 @@ def make_mover(environ: Mapping[str, str]) -> Mover:
         return load(environ) or PythonMover()
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-@functools.cache
-def process_mover() -> Mover:
-    """Return this process's mover, made at the first call: seconds where the functions must be built first."""
-    from kvtransfer.device_memory import AnyMover  # it knows places in device memory too, and stands on this module
-
-    return AnyMover(make_mover(os.environ))
 
 
 def digest_of(pieces: Iterable[memoryview | bytes]) -> int:

@@ -10,9 +10,10 @@ import secrets
 from dataclasses import dataclass, field
 
 from kvtransfer.device_memory import region_of
-from kvtransfer.digest import Place, process_mover
+from kvtransfer.digest import Place
 from kvtransfer.frame import Frame, MessageType, Signal, encode
 from kvtransfer.link_ops import Answered, LinkSettings, Measure, Measured
+from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
 from kvtransfer.probed import PROBE_BYTES
 from kvtransfer.slots import SlotMap, Window

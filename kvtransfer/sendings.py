@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtransfer.device_memory import region_of
-from kvtransfer.digest import Place, digest_of, process_mover
+from kvtransfer.digest import Place, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage, encode
 from kvtransfer.framing import Cut, cut_frames
 from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
+from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
 from kvtransfer.ranks import part_between
 from kvtransfer.sender_ticket import SenderState, SenderTicket

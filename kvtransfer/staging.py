@@ -3,7 +3,8 @@
 import functools
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, Runs, StopFlag, process_mover
+from kvtransfer.digest import Place, Region, Runs, StopFlag
+from kvtransfer.mover import process_mover
 
 _NEVER = StopFlag()
 _SMALL_ROW_BYTES = 4 << 10

@@ -6,10 +6,11 @@ import socket
 from dataclasses import replace
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, StopFlag, process_mover
+from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import FRAME_HEAD_BYTES, MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
+from kvtransfer.mover import process_mover
 from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream
 from kvtransfer.transport import FRAME_BYTES, Timeouts

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, StopFlag, process_mover
+from kvtransfer.digest import Place, Region, StopFlag
+from kvtransfer.mover import process_mover
 from kvtransfer.staging import Staging, move, whole
 from wire.errors import Unavailable
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kvtransfer import transports
-from kvtransfer.cuda_ipc import CudaIpcTransport, IpcDriver, Lent
+from kvtransfer.cuda_handles import IpcDriver, Lent
+from kvtransfer.cuda_ipc import CudaIpcTransport
 from kvtransfer.interface import PoolMemory
 from kvtransfer.transport import Transport
 from wire.kv_layout import PoolLayout
@@ -87,7 +88,7 @@ class FakeOpened:
 
 
 class FakeDriver:
-    """Implements cuda_ipc.IpcDriver for CPU tensors within one process; a pool lies on the device `mine`."""
+    """Implements cuda_handles.IpcDriver for CPU tensors within one process; a pool lies on the device `mine`."""
 
     def __init__(self, host: FakeHost, mine: bytes = GPU_UUID, seen: tuple[bytes, ...] = (GPU_UUID,)) -> None:
         self._host, self._mine, self._seen = host, mine, seen

@@ -14,10 +14,12 @@ import torch
 
 from kvtransfer import cuda_driver, shm, transports
 from kvtransfer.cuda_driver import CudaDriver
-from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport, Lent, decode_lent, encode_lent
-from kvtransfer.digest import Place, Region, StopFlag, digest_of, process_mover
+from kvtransfer.cuda_handles import Lent, decode_lent, encode_lent
+from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
+from kvtransfer.digest import Place, Region, StopFlag, digest_of
 from kvtransfer.frame import PREFIX, Frame, WireError
 from kvtransfer.hello import Hello
+from kvtransfer.mover import process_mover
 from kvtransfer.slots import window
 from kvtransfer.staging import whole
 from tests.kvtransfer import rig as rigs

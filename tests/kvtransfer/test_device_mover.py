@@ -8,8 +8,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.device_memory import AnyMover, DeviceRegion
-from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag, process_mover
+from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag
+from kvtransfer.mover import AnyMover, process_mover
 from kvtransfer.row_plan import plan_rows
 from kvtransfer.torch_mover import TorchMover
 from tests.kvtransfer.lifted import LiftedMover

@@ -1,0 +1,53 @@
+"""This process's mover, whatever memory the places lie in: host memory by native functions, device memory by torch.
+
+torch is imported when the first place in device memory comes; a process whose pools are host memory never loads it.
+"""
+
+import functools
+import os
+
+from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.digest import Mover, Place, StopFlag, make_mover
+
+
+@functools.cache
+def process_mover() -> Mover:
+    """Return this process's mover, made at the first call: seconds where the functions must be built first."""
+    return AnyMover(make_mover(os.environ))
+
+
+class AnyMover:
+    """Implements digest.Mover: places in host memory go to `host`, all others to this process's TorchMover."""
+
+    def __init__(self, host: Mover) -> None:
+        self._host = host
+
+    @property
+    def name(self) -> str:
+        """What moves host memory."""
+        return self._host.name
+
+    def digest(self, place: Place) -> int:
+        """See Mover."""
+        mover = _device_mover() if isinstance(place.region, DeviceRegion) else self._host
+        return mover.digest(place)
+
+    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+        """See Mover."""
+        return self._mover(source, target).copy(source, target, stop)
+
+    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+        """See Mover."""
+        return self._mover(source, target).copy_and_digest(source, target, stop)
+
+    def _mover(self, source: Place, target: Place) -> Mover:
+        if isinstance(source.region, DeviceRegion) or isinstance(target.region, DeviceRegion):
+            return _device_mover()
+        return self._host
+
+
+@functools.cache
+def _device_mover() -> Mover:
+    from kvtransfer.torch_mover import TorchMover
+
+    return TorchMover()
