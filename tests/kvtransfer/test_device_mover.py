@@ -159,5 +159,5 @@ def test_this_processs_mover_takes_each_place_to_its_own(monkeypatch: pytest.Mon
     assert mover.digest(all_of(Region(DATA))) == mover.digest(all_of(device(DATA))) == wanted
     assert mover.copy_and_digest(all_of(Region(DATA)), all_of(target), StopFlag()) == wanted
     assert mover.copy(all_of(target), all_of(Region(bytearray(len(DATA)))), StopFlag())
-    monkeypatch.setattr("kvtransfer.device_memory._device_mover", lambda: pytest.fail("host memory needs no torch"))
+    monkeypatch.setattr("kvtransfer.mover._device_mover", lambda: pytest.fail("host memory needs no torch"))
     assert AnyMover(PythonMover()).digest(all_of(Region(DATA))) == wanted
