@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from engine.ending import banned_tokens
 from engine.interface import Chunk, OnLayer
-from engine.prompt import Prompt
-from engine.roster import Piece
+from engine.prompt import Piece
 from engine.sequence import Sequence
 from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import TokenCounts
@@ -19,12 +18,16 @@ def batch_of(pieces: list[Piece]) -> StepBatch:
     scores: list[ScoreRow] = []
     pools: list[PoolRows] = []
     for piece in pieces:
-        pools.extend(_pool_rows(piece, len(token_ids)))
-        scores.extend(_score_rows(piece, len(token_ids)))
-        token_ids.extend(piece.sequence.next_tokens(piece.count))
+        prompt, sequence = piece.prompt, piece.sequence
+        if sequence is prompt.stem:
+            pools.extend(_pool_rows(piece, len(token_ids)))
+            scores.extend(_score_rows(piece, len(token_ids)))
+        token_ids += sequence.next_tokens(piece.count)
         if piece.reaches_end:
-            samples.extend(_sample_row(piece.prompt, index, len(token_ids) - 1) for index in piece.sampled)
-    parts = tuple(piece.sequence.part(piece.count) for piece in pieces)
+            for index in piece.sampled:
+                chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
+                samples.append(_sample_row(piece, index, chosen, len(token_ids) - 1))
+    parts = tuple([piece.sequence.part(piece.count) for piece in pieces])
     return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools))
 
 
@@ -72,8 +75,8 @@ class Announcer:
             self.error = error
 
 
-def _sample_row(prompt: Prompt, index: int, row: int) -> SampleRow:
-    sequence, params = prompt.sampled(index), prompt.state.params
+def _sample_row(piece: Piece, index: int, sequence: Sequence, row: int) -> SampleRow:
+    prompt, params = piece.prompt, piece.prompt.state.params
     position, history = sequence.num_outputs, sequence.token_ids
     banned = banned_tokens(params, position, history)
     candidates = 0 if prompt.beams is None else prompt.beams.num_candidates

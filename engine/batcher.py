@@ -31,8 +31,7 @@ def plan_step(remaining: Sequence[int], limits: BatchLimits) -> list[int]:
             counts[i] = 1
             seats, tokens = seats - 1, tokens - 1
     for i, left in enumerate(remaining):
-        count = min(left, tokens, chunk_tokens)
-        if left > 1 and seats and count:
+        if left > 1 and seats and (count := min(left, tokens, chunk_tokens)):
             counts[i] = count
             seats, tokens, chunk_tokens = seats - 1, tokens - count, chunk_tokens - count
     return counts

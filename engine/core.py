@@ -17,11 +17,11 @@ from engine.masks import fill_masks
 from engine.outcome import Outcome
 from engine.pooling.collected import resolve
 from engine.prefix import why_no_names
-from engine.prompt import Prompt
+from engine.prompt import Piece, Prompt
 from engine.requirements import check_begun, check_runnable
-from engine.roster import Piece, Roster
+from engine.roster import Roster
 from engine.step import Model
-from engine.step_reader import PieceOutput, read_output
+from engine.step_reader import read_output
 from engine.swap import SwapArea
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest
@@ -155,12 +155,15 @@ class EngineCore:
 
     def _masked(self, pieces: list[Piece], outcome: Outcome) -> list[Piece]:
         """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
-        for piece in pieces:
+        bound = [piece for piece in pieces if piece.prompt.is_bound]
+        for piece in bound:
+            if not self._roster.runs(piece.prompt):
+                continue  # another of its sequences has ended it
             try:
                 fill_masks(piece, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: answered in `failed`
                 self._fail(piece.prompt, error, outcome)
-        return [piece for piece in pieces if self._roster.runs(piece.prompt)]
+        return [piece for piece in pieces if self._roster.runs(piece.prompt)] if bound else pieces
 
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
@@ -175,13 +178,10 @@ class EngineCore:
             if announcer.error is not None and piece.prompt.hold:
                 self._fail(piece.prompt, announcer.error, outcome)
             elif self._roster.runs(piece.prompt):
-                self._try_to_advance(piece, part, outcome)
-
-    def _try_to_advance(self, piece: Piece, part: PieceOutput, outcome: Outcome) -> None:
-        try:
-            self._advance(piece, part, outcome)
-        except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
-            self._fail(piece.prompt, error, outcome)
+                try:
+                    self._advance(piece, part, output, outcome)
+                except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
+                    self._fail(piece.prompt, error, outcome)
 
     def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:
         if self._roster.find(state.prompt_id) is not None:

@@ -11,15 +11,22 @@ Ending = tuple[FinishReason, int | None]
 def finish_of(
     outputs: Sequence[int], params: SamplingParams, *, prompt_length: int, max_model_len: int
 ) -> Ending | None:
-    """Return how a sequence with these output token ids has ended, or None while it goes on.
+    """Return how a sequence with these output token ids has ended, or None while it goes on."""
+    if not outputs:
+        return None
+    return ending_at(outputs[-1], len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
+
+
+def ending_at(
+    last: int, num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int
+) -> Ending | None:
+    """Return how a sequence has ended whose `num_outputs` outputs, one or more, end with the token `last`.
 
     A stop token counts once `min_tokens` outputs are there, and wins over a length that is reached with it.
     """
-    if not outputs:
-        return None
-    if len(outputs) >= params.min_tokens and outputs[-1] in params.stop_token_ids:
-        return FinishReason.STOP, outputs[-1]
-    if len(outputs) >= params.max_tokens or prompt_length + len(outputs) >= max_model_len:
+    if last in params.stop_token_ids and num_outputs >= params.min_tokens:
+        return FinishReason.STOP, last
+    if num_outputs >= params.max_tokens or prompt_length + num_outputs >= max_model_len:
         return FinishReason.LENGTH, None
     return None
 

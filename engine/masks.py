@@ -1,6 +1,6 @@
 """Which tokens the grammars of a step's sequences allow next, as the sampler takes it: one bit a token."""
 
-from engine.roster import Piece
+from engine.prompt import Piece
 
 _WORD_BITS = 32
 

@@ -3,6 +3,8 @@
 running --put_aside--> copies, or token ids where the area is full --bring_back, or start--> running
 """
 
+from array import array
+
 from engine.blocks import BlockPool
 from engine.prefix import BlockName
 from engine.prompt import Prompt
@@ -53,11 +55,11 @@ def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: in
     return True
 
 
-def _computed_blocks(sequence: Sequence, block_size: int) -> list[int]:
+def _computed_blocks(sequence: Sequence, block_size: int) -> "array[int]":
     return sequence.block_ids[: -(-sequence.num_computed // block_size)]
 
 
-def _save(prompt: Prompt, tables: dict[Sequence, list[int]], swap: SwapArea) -> dict[int, int] | None:
+def _save(prompt: Prompt, tables: dict[Sequence, "array[int]"], swap: SwapArea) -> dict[int, int] | None:
     names: dict[int, BlockName | None] = {}
     for sequence, table in tables.items():
         for index, block_id in enumerate(table):

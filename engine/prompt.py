@@ -6,7 +6,7 @@ waiting --start--> stem computes the prompt --fork--> live sequences generate, s
    +---------------drop, or put aside (preemption.py: back to token ids, or to copies of its blocks)
 """
 
-from collections.abc import Iterator
+from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -21,12 +21,18 @@ from engine.sequence import Sequence
 from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a prompt can compute next: a sequence, and the indices of those that get a token at its end."""
+@dataclass(slots=True, eq=False)
+class Piece:
+    """What a prompt can compute next: tokens of a sequence; at its end the sequences `sampled` get a token each.
 
+    The roster says how many in this step (`count`), and whether nothing of the sequence is left then (`reaches_end`).
+    """
+
+    prompt: "Prompt"
     sequence: Sequence
     sampled: tuple[int, ...]
+    count: int = 0
+    reaches_end: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +41,7 @@ class Prompt:
 
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
     With `beams` the sequences are the hypotheses that are told in the end, and the beams compute in their place.
+    `is_bound`: a grammar decides what its sequences may be.
     """
 
     state: PromptState
@@ -48,6 +55,7 @@ class Prompt:
     admitted_at: float | None = None
     beams: Beams | None = None
     collected: Collected | None = None
+    is_bound: bool = False
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
@@ -68,6 +76,7 @@ class Prompt:
 
     def bind(self, grammar: Grammar) -> None:
         """Let `grammar` decide what each sequence may be. Raises InvalidGrammar for outputs that it does not allow."""
+        self.is_bound = True
         for sequence in self.live:
             sequence.matcher = grammar.matcher(self.state.params.stop_token_ids)
             sequence.matcher.replay(sequence.outputs)
@@ -108,18 +117,13 @@ class Prompt:
             return replace(self.state, beams=describe(self.beams.search))
         return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
 
-    def runs(self) -> Iterator[Run]:
-        """Yield what can be computed: the stem while there is one, else each live sequence."""
+    def pieces(self) -> list[Piece]:
+        """Return what can be computed: of the stem while there is one, else of each live sequence."""
         if self.stem is not None:
-            yield Run(self.stem, self._first_wanted())
-        elif self.beams is not None:
-            for i, beam in enumerate(self.beams.sequences):
-                if beam.remaining:  # else it waits for the others
-                    yield Run(beam, (i,))
-        else:
-            for i, sequence in enumerate(self.sequences):
-                if sequence.finish is None:
-                    yield Run(sequence, (i,))
+            return [Piece(self, self.stem, self._first_wanted())]
+        if self.beams is not None:  # one without tokens waits for the others
+            return [Piece(self, beam, (i,)) for i, beam in enumerate(self.beams.sequences) if beam.remaining]
+        return [Piece(self, one, (i,)) for i, one in enumerate(self.sequences) if one.finish is None]
 
     @property
     def uses_cache(self) -> bool:
@@ -160,7 +164,7 @@ class Prompt:
     def receive(self, block_ids: Many[int], blocks: BlockPool) -> None:
         """The prompt's KV, whole and verified, lies in these blocks, whose references come with it."""
         assert self.stem is not None, "a prompt is received before it starts"
-        self.stem.block_ids = list(block_ids)
+        self.stem.block_ids = array("i", block_ids)
         self.stem.advance(self.stem.remaining, blocks)
         self.fork(blocks)
 

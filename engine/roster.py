@@ -12,27 +12,12 @@ from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
 from engine.preemption import bring_back, put_aside
 from engine.prefix import BlockName
-from engine.prompt import Prompt, Run
+from engine.prompt import Piece, Prompt
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
 from engine.step import Model
 from engine.swap import SwapArea
 from wire.errors import NoCapacity
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The next `count` tokens of one sequence of a prompt; at its end the sequences `sampled` get a token each."""
-
-    prompt: Prompt
-    sequence: Sequence
-    count: int
-    sampled: tuple[int, ...]
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether nothing of the sequence is left uncomputed after this piece."""
-        return self.count == self.sequence.remaining
 
 
 @dataclass(slots=True)
@@ -97,9 +82,9 @@ class Roster:
             return True  # the oldest can take the blocks of the youngest
         free = self._blocks.num_free
         return any(
-            run.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
+            piece.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
             for prompt in self.running.values()
-            for run in prompt.runs()
+            for piece in prompt.pieces()
         )
 
     def select(self, now: float) -> Selection:
@@ -107,32 +92,38 @@ class Roster:
         selection = Selection()
         self._start_waiting(now, selection)
         in_order = sorted(self.running.values(), key=lambda prompt: (not prompt.state.probe, prompt.age))
-        runs = [(prompt, run) for prompt in in_order for run in prompt.runs()]
+        pieces = [piece for prompt in in_order for piece in prompt.pieces()]
         if self._model.info.rope is not None:
-            for _, run in runs:
-                run.sequence.recount(self._model.info.rope, self._blocks)
-        self._share_out(runs, selection)
+            for piece in pieces:
+                piece.sequence.recount(self._model.info.rope, self._blocks)
+        self._share_out(pieces, selection)
         return selection
 
-    def _share_out(self, runs: list[tuple[Prompt, Run]], selection: Selection) -> None:
+    def _share_out(self, pieces: list[Piece], selection: Selection) -> None:
         """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
-        wanted, got, counts = [run.sequence.remaining for _, run in runs], list[int](), [0]
-        while got != counts:
-            counts = plan_step(wanted, self._limits)
-            got = [self._room_for(*one, count, selection) for one, count in zip(runs, counts, strict=True)]
+        wanted = [piece.sequence.remaining for piece in pieces]
+        counts = plan_step(wanted, self._limits)
+        while (got := self._rooms(pieces, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
-        selection.pieces = [
-            Piece(prompt, run.sequence, count, run.sampled)
-            for (prompt, run), count in zip(runs, counts, strict=True)
-            if count and self.runs(prompt)
+            counts = plan_step(wanted, self._limits)
+        for piece, count in zip(pieces, counts, strict=True):
+            if count and piece.sequence.has_room(count):  # else its prompt had to go after it had been asked
+                piece.count, piece.reaches_end = count, count == piece.sequence.remaining
+                selection.pieces.append(piece)
+
+    def _rooms(self, pieces: list[Piece], counts: list[int], selection: Selection) -> list[int]:
+        """Return how many of each piece's tokens have their blocks now: most sequences' last block has room left."""
+        return [
+            count if piece.sequence.has_room(count) else self._room_for(piece.prompt, piece.sequence, count, selection)
+            for piece, count in zip(pieces, counts, strict=True)
         ]
 
-    def _room_for(self, prompt: Prompt, run: Run, count: int, selection: Selection) -> int:
+    def _room_for(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
         """Return how many of `count` tokens have their blocks now; none where the prompt ends by that."""
         if not count or not self.runs(prompt):
             return 0
         try:
-            return self._make_room(prompt, run.sequence, count)
+            return self._make_room(prompt, sequence, count)
         except Exception as error:  # noqa: BLE001 - a copy that fails ends this prompt only, and is reported
             self.remove(prompt)
             selection.failed.append((prompt, error))

@@ -1,7 +1,9 @@
 """One token sequence under computation: its tokens, how far its KV is, and where that lies."""
 
+from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from engine.blocks import BlockPool
 from engine.grammar.interface import Matcher
@@ -22,7 +24,8 @@ class Sequence:
     token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
     its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
     Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if `counted_prompt` tokens at least were
-    its prompt's (rope_lengths.py). Where a grammar binds it, `matcher` has taken its outputs and `mask` says what may
+    its prompt's (rope_lengths.py). Its next tokens up to `num_writable` have blocks that are its own, as far as it
+    knows without asking the pool. Where a grammar binds it, `matcher` has taken its outputs and `mask` says what may
     come next. `counts` are of its tokens, where penalties want them.
     """
 
@@ -32,8 +35,9 @@ class Sequence:
     num_computed: int = 0
     num_named: int = 0
     num_cached: int = 0
+    num_writable: int = 0
     counted_prompt: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: "array[int]" = field(default_factory=partial(array, "i"))
     saved: SavedBlocks | None = None
     finish: FinishReason | None = None
     matcher: Matcher | None = None
@@ -73,7 +77,7 @@ class Sequence:
         """
         prefix = self.prefix if uses_cache else ()
         block_ids, self.num_named = blocks.take(num_blocks, prefix, probe=probe)
-        self.block_ids = list(block_ids)
+        self.block_ids = array("i", block_ids)
         self.num_computed = self.num_cached = self.chain.num_tokens(self.num_named)
 
     @property
@@ -95,15 +99,16 @@ class Sequence:
         found = blocks.find(self.prefix[num_full:])
         shared = stem.block_ids[:num_full] if found else stem.block_ids
         blocks.retain(shared)
-        self.block_ids = [*shared, *found]
+        self.block_ids = array("i", (*shared, *found))
         self.num_named = num_full + len(found)
         self.num_computed = self.chain.num_tokens(self.num_named) if found else self.prompt_length
 
     def fork(self, token_id: int, blocks: BlockPool) -> "Sequence":
         """Return a sequence that goes on with `token_id` and shares all blocks."""
         blocks.retain(self.block_ids)
+        self.num_writable = 0
         return replace(
-            self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=list(self.block_ids),
+            self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=self.block_ids[:],
             counts=None,
         )  # fmt: skip
 
@@ -122,22 +127,26 @@ class Sequence:
         grow = -(-(self.num_computed + count) // block_size) - len(self.block_ids)
         return max(grow, 0) + self._writes_into_shared(blocks, block_size)
 
+    def has_room(self, count: int) -> bool:
+        """Whether `make_room` has seen to the next `count` tokens already."""
+        return self.num_computed + count <= self.num_writable
+
     def make_room(self, count: int, blocks: BlockPool, model: Model, *, probe: bool) -> None:
         """Own the blocks of the next `count` tokens: a shared one is copied first. Raises NoCapacity, unchanged."""
         block_size = model.info.layout.block_size
         missing = self.blocks_missing(count, blocks, block_size)
-        if missing == 0:
-            return
-        fresh = blocks.allocate(missing, probe=probe)
-        copies = self._writes_into_shared(blocks, block_size)
-        self.block_ids.extend(fresh[copies:])
-        if copies:
-            self._copy_on_write(self.num_computed // block_size, fresh[0], blocks, model)
+        if missing:
+            fresh = blocks.allocate(missing, probe=probe)
+            copies = self._writes_into_shared(blocks, block_size)
+            self.block_ids.extend(fresh[copies:])
+            if copies:
+                self._copy_on_write(self.num_computed // block_size, fresh[0], blocks, model)
+        self.num_writable = len(self.block_ids) * block_size
 
     def part(self, count: int) -> BatchSequence:
         """Return this sequence's part of a step that computes its next `count` tokens."""
         counted = max(self.prompt_length, self.counted_prompt)
-        return BatchSequence(self.num_computed, count, tuple(self.block_ids), counted)
+        return BatchSequence(self.num_computed, count, self.block_ids, counted)
 
     def next_tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens to compute."""
@@ -151,13 +160,13 @@ class Sequence:
     def leave(self, blocks: BlockPool, saved: SavedBlocks) -> None:
         """Release the blocks: copies of all that is computed are in `saved`."""
         blocks.release(self.block_ids)
-        self.block_ids, self.num_named, self.saved = [], 0, saved
+        self.block_ids, self.num_named, self.num_writable, self.saved = array("i"), 0, 0, saved
 
     def come_back(self, block_ids: Many[int], blocks: BlockPool) -> None:
         """The copies are in these blocks, whose references come with them."""
         assert self.saved is not None, "what comes back was put aside"
         self.saved.release()
-        self.block_ids, self.saved = list(block_ids), None
+        self.block_ids, self.saved = array("i", block_ids), None
         self.advance(0, blocks)
 
     def drop(self, blocks: BlockPool) -> None:
@@ -166,8 +175,8 @@ class Sequence:
             self.saved.release()
             self.saved = None
         blocks.release(self.block_ids)
-        self.block_ids = []
-        self.num_computed = self.num_named = self.num_cached = 0
+        self.block_ids = array("i")
+        self.num_computed = self.num_named = self.num_cached = self.num_writable = 0
 
     def _writes_into_shared(self, blocks: BlockPool, block_size: int) -> bool:
         index = self.num_computed // block_size

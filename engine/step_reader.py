@@ -1,32 +1,23 @@
 """Deal out what a step made to the pieces that asked for it, in the order in which engine/assembly.py asked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.assembly import pooled_tokens, scored_positions
-from engine.roster import Piece
-from engine.step import Candidates, StepBatch, StepOutput
+from engine.prompt import Piece
+from engine.step import StepBatch, StepOutput
 from wire.errors import InternalError, PdserveError
 from wire.types import PromptLogprobs, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What came of one sampled row."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-    candidates: Candidates | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PieceOutput:
-    """What a step made for one piece: a token for each of its sequences sampled, and how likely its prompt is.
+    """What a step made for one piece: rows from `row` on of its output, and how likely the prompt is.
 
     `failure`: why not all of it was made; the prompt ends with it.
     """
 
-    chosen: tuple[Chosen, ...] = ()
+    row: int
     prompt_logprobs: PromptLogprobs | None = None
     failure: PdserveError | None = None
     pooled: Sequence[float] = ()
@@ -35,22 +26,30 @@ class PieceOutput:
 def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -> list[PieceOutput]:
     """Return each piece's part. Raises InternalError if the model returned more or less than it was asked."""
     _check_counts(output, batch)
-    failures, logprobs = dict(output.failures), output.logprobs or (None,) * len(batch.samples)
-    candidates = output.candidates or (None,) * len(batch.samples)
-    rows = iter(range(len(batch.samples)))
-    scores, pooled = iter(output.scores), iter(output.pooled)
-    parts = []
+    failures, scores, pooled = dict(output.failures), iter(output.scores), iter(output.pooled)
+    parts, row = [], 0
     for piece in pieces:
-        own = [next(rows) for _ in (piece.sampled if piece.reaches_end else ())]
-        chosen = tuple(Chosen(output.token_ids[row], logprobs[row], candidates[row]) for row in own)
-        failure = next((failures[row] for row in own if row in failures), None)
-        scored = scored_positions(piece)
-        if scored and output.score_failure is not None:
-            parts.append(PieceOutput(failure=failure or output.score_failure))
-        else:
-            told = _prompt_logprobs(piece, tuple(next(scores) for _ in scored))
-            parts.append(PieceOutput(chosen, told, failure, next(pooled) if pooled_tokens(piece) else ()))
+        part = PieceOutput(row)
+        row += len(piece.sampled) if piece.reaches_end else 0
+        if failures:
+            part.failure = next((failures[own] for own in range(part.row, row) if own in failures), None)
+        if piece.sequence is piece.prompt.stem:
+            _read_prompt(piece, part, output.score_failure, scores, pooled)
+        parts.append(part)
     return parts
+
+
+def _read_prompt(
+    piece: Piece, part: PieceOutput, score_failure: PdserveError | None, scores: Iterator[TokenLogprobs],
+    pooled: Iterator[Sequence[float]],
+) -> None:  # fmt: skip
+    """Take what the step made of a prompt's own tokens."""
+    scored = scored_positions(piece)
+    if scored and score_failure is not None:
+        part.failure = part.failure or score_failure
+        return
+    part.prompt_logprobs = _prompt_logprobs(piece, tuple(next(scores) for _ in scored))
+    part.pooled = next(pooled) if pooled_tokens(piece) else ()
 
 
 def _check_counts(output: StepOutput, batch: StepBatch) -> None:
