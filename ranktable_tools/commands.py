@@ -1,4 +1,4 @@
-"""Carry out gen and merge: ask the devices, write the files, say what was saved. Both command lines call these."""
+"""Carry out gen: ask the devices, write the files, say what was saved. Both command lines call it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,8 @@ from ranktable_tools.generate import (
     parse_ports,
     tensor_parallel_note,
 )
-from ranktable_tools.merge import MERGED_NAME, NamedPart, check_enough, merge
-from ranktable_tools.table_file import read_part, write_global, write_local
-from ranktable_tools.tables import GlobalTable
+from ranktable_tools.save_tables import make_directory
+from ranktable_tools.table_file import write_global, write_local
 
 Say = Callable[[str], None]
 
@@ -60,17 +59,6 @@ def gen(
     return generated
 
 
-def merge_files(paths: Sequence[str], save_dir: str, say: Say) -> GlobalTable:
-    """Merge the global tables in `paths` into one file in `save_dir` and return it."""
-    check_enough(paths)
-    table = merge([NamedPart(path, read_part(path)) for path in paths])
-    _make_directory(save_dir)
-    write_global(Path(save_dir, MERGED_NAME), table)
-    say(f"Save {os.path.join(save_dir, MERGED_NAME)}")
-    say(f"Merge {len(paths)} global ranktable successful.")
-    return table
-
-
 def _request(arguments: GenArguments) -> GenRequest:
     prefill = parse_device_lists("--prefill-server-list", arguments.prefill_server_list)
     decode = parse_device_lists("--decode-server-list", arguments.decode_server_list)
@@ -90,16 +78,9 @@ def _device_ips(
 
 
 def _save(generated: Generated, save_dir: str, say: Say) -> None:
-    _make_directory(save_dir)
+    make_directory(save_dir)
     write_global(Path(save_dir, generated.global_name), generated.part)
     say(f"Save {os.path.join(save_dir, generated.global_name)}")
     for local in generated.locals:
         write_local(Path(save_dir, local.file_name), local.table)
         say(f"Save {os.path.join(save_dir, local.file_name)}")
-
-
-def _make_directory(save_dir: str) -> None:
-    try:
-        os.makedirs(save_dir, exist_ok=True)
-    except OSError as error:
-        raise RanktableError(f"--save-dir {save_dir}: cannot be made: {error.strerror}") from error

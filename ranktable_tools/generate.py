@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ranktable_tools.addresses import host_problem
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.file_names import HOST, global_name, local_name
 from ranktable_tools.ports import parse_port
 from ranktable_tools.tables import Device, LocalTable, Server, TablePart
 
@@ -99,12 +100,12 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
     split = len(request.prefill)
     scheduler = Server(request.ip, request.ip) if request.with_scheduler else None
     return Generated(
-        global_name=f"global_ranktable_{request.ip}.json",
+        global_name=global_name(request.ip),
         part=TablePart(scheduler, tuple(instances[:split]), tuple(instances[split:])),
         instances=tuple(
-            NamedLocal(_local_name(request.ip, server.device_ids), LocalTable(server)) for server in instances
+            NamedLocal(local_name(request.ip, server.device_ids), LocalTable(server)) for server in instances
         ),
-        host=None if scheduler is None else NamedLocal(_local_name(request.ip, ("host",)), LocalTable(scheduler)),
+        host=None if scheduler is None else NamedLocal(local_name(request.ip, HOST), LocalTable(scheduler)),
     )
 
 
@@ -132,7 +133,7 @@ def _check_devices_once(request: GenRequest) -> None:
 def _check_names(request: GenRequest) -> None:
     owner_by_name: dict[str, str] = {}
     for label, ids in _labelled(request):
-        name = _local_name(request.ip, ids)
+        name = local_name(request.ip, ids)
         if name in owner_by_name:
             raise RanktableError(
                 f"{name} would be the file of {owner_by_name[name]} and of {label}; nothing was written: "
@@ -144,10 +145,6 @@ def _check_names(request: GenRequest) -> None:
 def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
     prefill = [(f"prefill instance {number}", ids) for number, ids in enumerate(request.prefill)]
     return prefill + [(f"decode instance {number}", ids) for number, ids in enumerate(request.decode)]
-
-
-def _local_name(ip: str, ids: tuple[str, ...]) -> str:
-    return f"local_ranktable_{ip}_{''.join(ids)}.json"
 
 
 def _devices(ids: tuple[str, ...], device_ips: Mapping[str, str]) -> tuple[Device, ...]:

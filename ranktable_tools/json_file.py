@@ -18,7 +18,11 @@ _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL
 
 def read_json(path: str) -> object:
     """Return the file's JSON value. Raises RanktableError naming the file, and the place of a key that stands twice."""
-    text = _read_text(path)
+    return parse_json(_read_text(path), path)
+
+
+def parse_json(text: str, path: str) -> object:
+    """Return the JSON value of a text; `path` names it in the RanktableError of one that is none."""
     _check_depth(path, text)
     try:
         return _plain(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant), "", path)

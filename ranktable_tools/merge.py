@@ -9,8 +9,6 @@ from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import GlobalTable, Server, TablePart
 
-MERGED_NAME = "global_ranktable_merge.json"
-
 
 @dataclass(frozen=True, slots=True)
 class NamedPart:

@@ -1,29 +1,55 @@
-"""`ranktable merge`: one global table of several hosts' ones, and the cluster secret beside it."""
+"""`ranktable merge` and `merge-local`: one table of several, and, for a global one, the cluster secret beside it."""
 
 import argparse
 import os
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser, add_command, add_save_dir
-from ranktable_tools.commands import merge_files
-from ranktable_tools.merge import MERGED_NAME
+from ranktable_tools.file_names import MERGED_GLOBAL
+from ranktable_tools.merge_files import merge_files, merge_local_files
 from ranktable_tools.next_steps import after_merge
-from ranktable_tools.secret import ensure_secret
+from ranktable_tools.secret import check_secret, ensure_secret, give
+
+_OVER_SERVERS = (
+    "One instance over several servers: other readers start it. pdserve starts none; it wants one instance per server."
+)
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
-    """Add the subcommand."""
+    """Add both subcommands."""
     parser = add_command(commands, "merge", "Make one global table of several hosts' ones.")
     parser.add_argument(
         "--global-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order"
     )
+    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    parser.add_argument(
+        "--owner", type=int, metavar="UID", help="whose the files are to be: the user in the containers, mostly 1000"
+    )
     add_save_dir(parser)
     parser.set_defaults(command=_merge)
+    local = add_command(commands, "merge-local", "Join local tables to one instance over several servers.")
+    local.add_argument("--local-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order")
+    add_save_dir(local)
+    local.set_defaults(command=_merge_local)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    merge_files(arguments.global_ranktable_list, arguments.save_dir, print)
-    path, is_new = ensure_secret(Path(arguments.save_dir))
+    folder = Path(arguments.save_dir)
+    check_secret(folder)
+    merge_files(arguments.global_ranktable_list, arguments.save_dir, print, share_devices=arguments.share_devices)
+    path, is_new = ensure_secret(folder)
     print(f"Save {path}" if is_new else f"Keep {path}")
-    print("\n".join(after_merge(os.path.join(arguments.save_dir, MERGED_NAME), str(path))))
+    merged = os.path.join(arguments.save_dir, MERGED_GLOBAL)
+    if arguments.owner is not None:
+        for file in (Path(merged), path):
+            give(file, arguments.owner)
+        print(f"Both belong to uid {arguments.owner}.")
+    print("\n".join(after_merge(merged, str(path))))
+    return 0
+
+
+def _merge_local(arguments: argparse.Namespace) -> int:
+    table = merge_local_files(arguments.local_ranktable_list, arguments.save_dir, print)
+    if len(table.instances[0].servers) > 1:
+        print(_OVER_SERVERS)
     return 0

@@ -1,17 +1,54 @@
 """Keep the cluster secret beside the global table: what peers prove to each other."""
 
+import os
 import secrets
 from pathlib import Path
 
+from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import write_private
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 
 
 def ensure_secret(directory: Path) -> tuple[Path, bool]:
-    """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new."""
+    """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new.
+
+    Raises RanktableError naming path, owner and uid where it exists and this process cannot read it.
+    """
     path = directory / SECRET_NAME
-    if path.exists():
+    if check_secret(directory):
         return path, False
     write_private(path, secrets.token_hex(32) + "\n")
     return path, True
+
+
+def check_secret(directory: Path) -> bool:
+    """Tell whether there is a secret. Raises RanktableError naming path, owner and uid of one that cannot be read."""
+    path = directory / SECRET_NAME
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise RanktableError(f"{path}: cannot be read: {error.strerror}; {_whose(path)}") from error
+    return True
+
+
+def give(path: Path, owner: int) -> None:
+    """Make a file that uid's. Raises RanktableError naming path, owner and uid where that is not allowed."""
+    try:
+        if owner < 0:
+            raise RanktableError(f"--owner is {owner}; must be a uid of 0 or more")
+        os.chown(path, owner, -1)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RanktableError(f"{path}: cannot be given to uid {owner}: {reason}; {_whose(path)}") from error
+
+
+def _whose(path: Path) -> str:
+    try:
+        owner = f"it belongs to uid {path.stat().st_uid}"
+    except OSError:
+        owner = "its owner cannot be told"
+    return f"{owner}, and this process is uid {os.geteuid()}: run as that user, or as root with --owner UID"

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranktable_tools.dialects.modelarts import global_text
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import lint
-from ranktable_tools.dialects.modelarts import global_text
 from ranktable_tools.table_file import read_global, read_local, read_part
 from ranktable_tools.tables import Device, GlobalTable, Server
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ranktable_tools.errors import RanktableError
 from ranktable_tools.dialects.modelarts import global_text, local_text
+from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
 from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable_tools.commands import GenArguments, gen, merge_files
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.dialects.modelarts import global_text
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.generate import Generated, GenRequest, check_request
 from ranktable_tools.launch_plan import resolve
-from ranktable_tools.dialects.modelarts import global_text
+from ranktable_tools.merge_files import merge_files
 from ranktable_tools.table_file import read_global, read_local, read_part
 
 

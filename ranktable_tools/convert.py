@@ -1,0 +1,103 @@
+"""Turn a table of one dialect into one of another, and say what the other has no place for. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from ranktable_tools.dialects.dialect import Dialect, ReadOptions
+from ranktable_tools.dialects.registry import DIALECTS
+from ranktable_tools.document import Node
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import parse_json
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.tables import Device, InstanceRole, Server, Table, TableInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is wanted: the dialect, one instance alone (`prefill-0`), the role of an only instance, the scheduler."""
+
+    to: Dialect
+    instance: str | None = None
+    role: InstanceRole | None = None
+    api_server: str | None = None
+    share_devices: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The file text, the table it says, and a note for each kind of fact that it does not say."""
+
+    text: str
+    table: Table
+    notes: tuple[str, ...]
+
+
+def convert(table: Table, wanted: Conversion) -> Converted:
+    """Return the table in the dialect wanted. Raises RanktableError where that dialect cannot say it."""
+    if wanted.to.write is None:
+        known = ", ".join(dialect.name for dialect in DIALECTS if dialect.write is not None)
+        raise RanktableError(f"--to {wanted.to.name}: {wanted.to.name} is only read; there are {known}")
+    table = _chosen(table, wanted)
+    text = wanted.to.write(table)
+    root = Node(parse_json(text, wanted.to.name), "", [])
+    reading = wanted.to.read(root, ReadOptions())
+    problems = [*root.problems, *errors(reading, RuleOptions(wanted.share_devices))]
+    if problems:
+        raise RanktableError(f"as {wanted.to.name} the table would be wrong: {problems[0]}")
+    return Converted(text, reading.table, tuple(_left_out(table, reading.table, wanted.to.name)))
+
+
+def instance_names(instances: Sequence[TableInstance]) -> list[str]:
+    """Return the names of instances: `prefill-0`, `decode-1`, and `instance-0` where no role is known."""
+    seen: Counter[str] = Counter()
+    names = []
+    for instance in instances:
+        role = instance.role or "instance"
+        names.append(f"{role}-{seen[role]}")
+        seen[role] += 1
+    return names
+
+
+def _chosen(table: Table, wanted: Conversion) -> Table:
+    if wanted.instance is not None:
+        names = instance_names(table.instances)
+        if wanted.instance not in names:
+            raise RanktableError(f"--instance {wanted.instance}: the table has {', '.join(names) or 'no instance'}")
+        one = table.instances[names.index(wanted.instance)]
+        table = Table("instance", (), (replace(one, role=None),))
+    if wanted.role is not None:
+        table = _with_role(table, wanted.role)
+    if wanted.api_server is not None:
+        if table.schedulers:
+            listed = ", ".join(server.server_ip for server in table.schedulers)
+            raise RanktableError(f"--api-server {wanted.api_server}: the table has a scheduler already: {listed}")
+        table = replace(table, schedulers=(Server(wanted.api_server, wanted.api_server),))
+    return table
+
+
+def _with_role(table: Table, role: InstanceRole) -> Table:
+    if table.kind != "instance" or len(table.instances) != 1:
+        raise RanktableError(f"--role {role} is for the table of one instance, this one has {len(table.instances)}")
+    return Table("cluster", (), (replace(table.instances[0], role=role),))
+
+
+def _left_out(before: Table, after: Table, dialect: str) -> Iterator[str]:
+    """Name each kind of fact that got lost on the way, and how often it stood there."""
+    lost = _facts(before)
+    lost.subtract(_facts(after))
+    for what, count in lost.items():
+        if count > 0:
+            yield f"{what} ({count}x) is left out: {dialect} has no place for it"
+
+
+def _facts(table: Table) -> Counter[str]:
+    servers = [*table.schedulers, *(server for instance in table.instances for server in instance.servers)]
+    entries: list[Server | Device] = [*servers, *(device for server in servers for device in server.devices)]
+    found = Counter({"scheduler": len(table.schedulers)})
+    found["role"] = sum(instance.role is not None for instance in table.instances)
+    for entry in entries:
+        names = [field.name for field in fields(entry) if field.name not in ("devices", "server_id", "server_ip")]
+        found.update(name for name in names if getattr(entry, name) is not None)
+    return found

@@ -1,0 +1,148 @@
+"""Say in sentences what differs between two tables: who came, who went, who moved. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import canonical
+from ranktable_tools.tables import Device, Server, Table, TableInstance
+
+_Key = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One instance of one side, its name there, and its place in the order of all."""
+
+    name: str
+    order: int
+    instance: TableInstance
+
+    @property
+    def key(self) -> _Key:
+        """The hosts and devices: by these an instance finds itself."""
+        return tuple((canonical(server.server_ip), server.device_ids) for server in self.instance.servers)
+
+    @property
+    def seat(self) -> str:
+        """The hosts and devices in words."""
+        devices = ",".join(device.device_id for device in self.instance.devices)
+        hosts = " and ".join(server.server_ip for server in self.instance.servers)
+        return f"{hosts}, device{'s' if ',' in devices else ''} {devices}"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seat})"
+
+
+def diff(old: Table, new: Table) -> list[str]:
+    """Return a sentence for each difference that means something; empty when both tables say the same cluster."""
+    return [*_schedulers(old.schedulers, new.schedulers), *_instances(_entries(old), _entries(new))]
+
+
+def _schedulers(old: Sequence[Server], new: Sequence[Server]) -> Iterator[str]:
+    before, after = [canonical(server.server_ip) for server in old], [canonical(server.server_ip) for server in new]
+    if before == after:
+        yield from (
+            f"The scheduler on {b.server_ip} {_port_change(a, b)}."
+            for a, b in zip(old, new, strict=True)
+            if a.server_port != b.server_port
+        )
+    elif not before:
+        yield f"The scheduler on {new[0].server_ip} is new."
+    elif not after:
+        yield f"The scheduler on {old[0].server_ip} is gone."
+    else:
+        yield f"The scheduler moves from {' and '.join(before)} to {' and '.join(after)}."
+
+
+def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
+    pairs, gone, came = _paired(old, new)
+    moved, gone, came = _moved(gone, came)
+    for before, after in pairs:
+        yield from _changes(before, after)
+    for before, after in moved:
+        yield f"{_capital(str(before))} moves to {after.seat}."
+    yield from (f"{_capital(str(entry))} is gone." for entry in gone)
+    yield from (f"{_capital(str(entry))} is new." for entry in came)
+    yield from _order(pairs)
+
+
+def _paired(
+    old: Sequence[_Entry], new: Sequence[_Entry]
+) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
+    """Pair the instances of the same hosts and devices, of one role if there are more; return the others too."""
+    left, pairs, gone = list(new), [], []
+    for entry in old:
+        found = sorted(
+            (other for other in left if other.key == entry.key),
+            key=lambda other: other.instance.role != entry.instance.role,
+        )
+        if found:
+            left.remove(found[0])
+            pairs.append((entry, found[0]))
+        else:
+            gone.append(entry)
+    return pairs, gone, left
+
+
+def _moved(
+    gone: Sequence[_Entry], came: Sequence[_Entry]
+) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
+    """Pair what is left by role and number: the same seat, taken by other hosts or devices."""
+    left = {entry.name: entry for entry in came}
+    moved = [(entry, left.pop(entry.name)) for entry in gone if entry.name in left]
+    taken = {before.name for before, _ in moved}
+    return moved, [entry for entry in gone if entry.name not in taken], list(left.values())
+
+
+def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
+    if before.instance.role != after.instance.role:
+        yield f"{_capital(str(before))} becomes {after.name}."
+    for old, new in zip(before.instance.servers, after.instance.servers, strict=True):
+        if old.server_port != new.server_port:
+            yield f"{_capital(str(after))} {_port_change(old, new)}."
+        for a, b in zip(old.devices, new.devices, strict=True):
+            yield from (
+                f"{_capital(after.name)}: device {a.device_id} on {new.server_ip} {word}." for word in _words(a, b)
+            )
+
+
+def _words(old: Device, new: Device) -> Iterator[str]:
+    for name, a, b in (
+        ("device_ip", old.device_ip, new.device_ip),
+        ("rank_id", old.rank_id, new.rank_id),
+        ("device_port", old.device_port, new.device_port),
+        ("super_device_id", old.super_device_id, new.super_device_id),
+    ):
+        if a != b:
+            yield f"changes its {name} from {a or 'none'} to {b or 'none'}"
+
+
+def _order(pairs: Sequence[tuple[_Entry, _Entry]]) -> Iterator[str]:
+    """NODE_PORTS goes by table order, so another order of the same instances is a difference."""
+    kept = [after.order for before, after in pairs if before.instance.role == after.instance.role]
+    if kept != sorted(kept):
+        yield "The instances stand in another order, so NODE_PORTS needs another order too."
+
+
+def _entries(table: Table) -> list[_Entry]:
+    counts: dict[str, int] = {}
+    entries = []
+    for order, instance in enumerate(table.instances):
+        role = instance.role or "instance"
+        number = counts.get(role, 0)
+        counts[role] = number + 1
+        name = f"{role} instance {number}" if instance.role else f"instance {number}"
+        entries.append(_Entry(name, order, instance))
+    return entries
+
+
+def _port_change(old: Server, new: Server) -> str:
+    if old.server_port is None:
+        return f"now listens on port {new.server_port}"
+    if new.server_port is None:
+        return f"no longer names its port {old.server_port}"
+    return f"changes its port from {old.server_port} to {new.server_port}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

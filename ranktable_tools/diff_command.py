@@ -1,0 +1,39 @@
+"""`ranktable diff`: what differs between two tables, in sentences; the exit status says whether anything does."""
+
+import argparse
+
+from ranktable_tools.any_file import read_table
+from ranktable_tools.arguments import OneLineParser, add_command, add_read_options, read_options
+from ranktable_tools.diff import diff
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.tables import Table
+
+_SAYS = "Say what differs between two tables. Exit status 0: nothing, 1: something, 2: a table is wrong."
+
+
+def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
+    """Add the subcommand."""
+    parser = add_command(commands, "diff", _SAYS)
+    parser.add_argument("old", metavar="OLD")
+    parser.add_argument("new", metavar="NEW")
+    parser.add_argument("--dialect", metavar="NAME", help="of both tables, where their structure does not show it")
+    parser.add_argument("--old-dialect", metavar="NAME", help="of the first table alone")
+    parser.add_argument("--new-dialect", metavar="NAME", help="of the second table alone")
+    add_read_options(parser)
+    parser.set_defaults(command=_diff)
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    old = _table(arguments, arguments.old, arguments.old_dialect)
+    new = _table(arguments, arguments.new, arguments.new_dialect)
+    if old.kind != new.kind:
+        raise RanktableError(f"{arguments.old} is the table of a {old.kind}, {arguments.new} that of a {new.kind}")
+    sentences = diff(old, new)
+    print("\n".join(sentences) if sentences else "Both tables say the same.")
+    return 1 if sentences else 0
+
+
+def _table(arguments: argparse.Namespace, path: str, dialect: str | None) -> Table:
+    shared = RuleOptions(share_devices=True)
+    return read_table(path, dialect or arguments.dialect, read_options(arguments), shared).reading.table

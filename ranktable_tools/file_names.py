@@ -1,0 +1,15 @@
+"""How the guide names the files of tables."""
+
+MERGED_GLOBAL = "global_ranktable_merge.json"
+MERGED_LOCAL = "local_ranktable_merge.json"
+HOST = ("host",)
+
+
+def global_name(ip: str) -> str:
+    """Return the name of a host's global table."""
+    return f"global_ranktable_{ip}.json"
+
+
+def local_name(ip: str, device_ids: tuple[str, ...]) -> str:
+    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not parted in it."""
+    return f"local_ranktable_{ip}_{''.join(device_ids)}.json"

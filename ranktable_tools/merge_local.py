@@ -1,0 +1,78 @@
+"""Join local tables to one instance over several servers, for readers that know such instances. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ranktable_tools.addresses import HostComparer
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.tables import Device, Server, Table, TableInstance
+
+
+@dataclass(frozen=True, slots=True)
+class NamedInstance:
+    """One local table's instance and the file it came from."""
+
+    path: str
+    instance: TableInstance
+
+
+def check_enough_local(paths: Sequence[str]) -> None:
+    """Refuse fewer than two tables."""
+    if len(paths) < 2:
+        given = ", ".join(paths) or "none"
+        raise RanktableError(f"Ensure that there are two local ranktable for merge mode. Given: {given}")
+
+
+def instance_of(path: str, table: Table) -> TableInstance:
+    """Return the instance of a local table. Raises RanktableError for a global one and for the scheduler's."""
+    if table.kind == "cluster":
+        raise RanktableError(f"{path}: is a global table; merge-local joins local ones (merge joins global ones)")
+    if not table.instances:
+        raise RanktableError(f"{path}: is the scheduler's local table, it has no device to join")
+    return table.instances[0]
+
+
+def merge_local(parts: Sequence[NamedInstance]) -> Table:
+    """Return one instance with all servers in argument order, ranks counted over all of them.
+
+    The devices of one host are joined to one server entry: HCCL wants a server once. Raises RanktableError naming the
+    files that clash.
+    """
+    servers: list[PlacedServer] = []
+    for named in parts:
+        for number, server in enumerate(named.instance.servers):
+            servers.append(PlacedServer(server, f"{named.path}: server_list[{number}]"))
+    ranked = _ranked(servers)
+    problems = errors(Reading("modelarts", "instance", (), (PlacedInstance(None, ranked, parts[0].path),)))
+    if problems:
+        raise RanktableError(str(problems[0]))
+    return Table("instance", (), (TableInstance(None, tuple(_joined([placed.server for placed in ranked]))),))
+
+
+def _ranked(servers: Sequence[PlacedServer]) -> tuple[PlacedServer, ...]:
+    ranked, start = [], 0
+    for placed in servers:
+        devices = tuple(
+            replace(device, rank_id=str(start + position)) for position, device in enumerate(_by_rank(placed.server))
+        )
+        ranked.append(replace(placed, server=replace(placed.server, devices=devices, server_port=None)))
+        start += len(devices)
+    return tuple(ranked)
+
+
+def _by_rank(server: Server) -> list[Device]:
+    return sorted(server.devices, key=lambda device: int(device.rank_id))
+
+
+def _joined(servers: Sequence[Server]) -> list[Server]:
+    hosts = HostComparer()
+    joined: list[Server] = []
+    for server in servers:
+        at = next((i for i, known in enumerate(joined) if hosts.same(known.server_ip, server.server_ip)), None)
+        if at is None:
+            joined.append(server)
+        else:
+            joined[at] = replace(joined[at], devices=(*joined[at].devices, *server.devices))
+    return joined

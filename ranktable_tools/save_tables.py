@@ -1,0 +1,48 @@
+"""Write several files or none: names that would be equal and inputs that would be overwritten are found first."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import write_private
+
+
+def check_names(names: Sequence[tuple[str, str]]) -> None:
+    """Refuse two files of one name; each name comes with what it would be the file of."""
+    owner_by_name: dict[str, str] = {}
+    for name, owner in names:
+        first = owner_by_name.setdefault(name, owner)
+        if first != owner:
+            raise RanktableError(f"{name} would be the file of {first} and of {owner}; nothing was written")
+
+
+def check_inputs(flag: str, inputs: Sequence[str], outputs: Sequence[Path]) -> None:
+    """Refuse an input that is given twice, or that an output would overwrite."""
+    for number, path in enumerate(inputs):
+        twin = next((other for other in inputs[:number] if _is_same(other, Path(path))), None)
+        if twin is not None:
+            raise RanktableError(f"{flag} has {path} twice; nothing was written")
+        if any(_is_same(path, output) for output in outputs):
+            raise RanktableError(f"{path} is read and would be written over; nothing was written: choose another place")
+
+
+def make_directory(save_dir: str) -> None:
+    """Make the folder for the files. Raises RanktableError naming it."""
+    try:
+        os.makedirs(save_dir, exist_ok=True)
+    except OSError as error:
+        raise RanktableError(f"--save-dir {save_dir}: cannot be made: {error.strerror}") from error
+
+
+def save(folder: str, texts: Sequence[tuple[str, str]]) -> list[str]:
+    """Write the texts under their names, mode 0600 each, and return their paths."""
+    make_directory(folder)
+    paths = [os.path.join(folder, name) for name, _ in texts]
+    for path, (_, text) in zip(paths, texts, strict=True):
+        write_private(Path(path), text)
+    return paths
+
+
+def _is_same(path: str, other: Path) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
