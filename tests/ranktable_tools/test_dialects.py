@@ -1,0 +1,254 @@
+"""Each dialect is told by its structure or named, and reads into the one model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ranktable_tools.any_file import open_table, read_table
+from ranktable_tools.dialects.dialect import ReadOptions
+from ranktable_tools.dialects.registry import DIALECTS, detect, named
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.tables import Device, Server, Table, TableInstance
+from tests.ranktable_tools.documents import (
+    A,
+    B,
+    C,
+    Document,
+    group,
+    grouped,
+    hccl,
+    hccl_1_2,
+    kubeinfer,
+    local,
+    mindie,
+    modelarts,
+    omni_merged,
+    pod,
+    server,
+    vllm_ascend,
+)
+
+Save = Callable[[str, object], str]
+
+SAMPLES: dict[str, Callable[[], Document]] = {
+    "modelarts": modelarts,
+    "hccl-1.0": hccl,
+    "hccl-1.2": hccl_1_2,
+    "kubeinfer": kubeinfer,
+    "omni-merged": omni_merged,
+    "mindie": mindie,
+    "vllm-ascend": vllm_ascend,
+}
+
+
+def _device(device_id: int, address: int, rank: int, **more: Any) -> Device:
+    return Device(str(device_id), f"198.51.100.{address}", str(rank), **more)
+
+
+def _read(save: Save, document: object, options: ReadOptions = ReadOptions(), name: str | None = None) -> Table:
+    return read_table(save("t.json", document), name, options).reading.table
+
+
+def test_every_dialect_has_a_sample() -> None:
+    assert [dialect.name for dialect in DIALECTS] == list(SAMPLES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_dialect_is_found_by_its_structure(name: str) -> None:
+    assert detect(SAMPLES[name]()).name == name
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_reads_without_a_problem(save: Save, name: str) -> None:
+    assert read_table(save("t.json", SAMPLES[name]())).dialect.name == name
+
+
+@pytest.mark.parametrize(("alias", "name"), [("omni", "kubeinfer"), ("clusterd", "mindie"), ("modelarts", "modelarts")])
+def test_a_dialect_is_found_by_its_names(alias: str, name: str) -> None:
+    assert named(alias).name == name
+
+
+def test_an_unknown_name_is_answered_with_all() -> None:
+    with pytest.raises(RanktableError) as caught:
+        named("bert")
+
+    assert str(caught.value) == (
+        "there is no dialect 'bert'; there are modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie, "
+        "vllm-ascend"
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        # Ranks that count on over two servers: one instance of kubeinfer's, or two of the guide's with a mistake.
+        (modelarts(prefill=[server(A, 0), server(B, 0, first_rank=1)]), "modelarts and kubeinfer"),
+        # Devices in group 0: an instance of merge-all's, or a scheduler with a mistake.
+        (grouped(group(0, server(A, 0)), group(1, server(A, 1)), group(2, server(B, 1))), "modelarts and omni-merged"),
+        # No device in group 1: MindIE's controller, or an instance with a mistake.
+        (grouped(group(0, server(A)), group(1, server(A)), group(2, server(B, 1))), "modelarts and mindie"),
+        ({**hccl_1_2(), "group_id": "0"}, "modelarts and hccl-1.2"),
+        ({**hccl_1_2(), "version": "1.0"}, "hccl-1.0 and hccl-1.2"),
+        ({**modelarts(), **vllm_ascend()}, "modelarts and vllm-ascend"),
+        ({**modelarts(), **hccl()}, "modelarts and hccl-1.0"),
+    ],
+)
+def test_a_table_that_could_be_two_names_both(save: Save, document: Document, names: str) -> None:
+    path = save("t.json", document)
+
+    with pytest.raises(RanktableError) as caught:
+        open_table(path)
+
+    assert str(caught.value) == f"{path}: the table could be {names}: say which with --dialect"
+    for name in names.split(" and "):
+        assert open_table(path, name).dialect.name == name
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "is no ranktable; a table has server_group_list, server_list, or prefill_device_list and decode_device_"),
+        ([], "the file must be an object"),
+        ({"status": "initializing", "version": "1.0"}, 'the table is not written yet, wait for "completed"'),
+        ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
+    ],
+)
+def test_what_is_no_table_of_ours_is_told(save: Save, document: object, message: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        open_table(save("t.json", document))
+
+    assert message in str(caught.value)
+
+
+def test_kubeinfer_has_a_group_per_instance(save: Save) -> None:
+    one = TableInstance("prefill", (Server(A, A, (_device(0, 10, 0), _device(1, 11, 1))),))
+    spread = TableInstance(
+        "prefill",
+        (
+            Server(B, B, (_device(0, 20, 0), _device(1, 21, 1)), pod_name="p-1-0"),
+            Server(C, C, (_device(0, 30, 2), _device(1, 31, 3)), pod_name="p-1-1"),
+        ),
+    )
+    decode = TableInstance("decode", (Server(A, A, (_device(2, 12, 0), _device(3, 13, 1))),))
+
+    table = _read(save, kubeinfer(), ReadOptions(num_prefill=2))
+
+    assert table == Table("cluster", (Server(A, A, pod_name="proxy-0"),), (one, spread, decode))
+
+
+def test_who_is_prefill_is_not_guessed(save: Save) -> None:
+    table = _read(save, kubeinfer())
+
+    assert [instance.role for instance in table.instances] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["kubeinfer", "omni-merged", "mindie"])
+def test_a_number_of_prefill_instances_leaves_a_decode_instance(save: Save, name: str) -> None:
+    with pytest.raises(RanktableError, match="has 3 instances; --num-prefill is 3: it must leave a decode instance"):
+        _read(save, SAMPLES[name](), ReadOptions(num_prefill=3))
+
+
+def test_omni_merged_begins_with_the_first_prefill_instance(save: Save) -> None:
+    table = _read(save, omni_merged(), ReadOptions(num_prefill=1))
+
+    assert table.schedulers == ()
+    assert [(one.role, one.servers[0].server_ip, one.servers[0].device_ids) for one in table.instances] == [
+        ("prefill", A, ("0", "1")),
+        ("decode", A, ("2", "3")),
+        ("decode", B, ("0", "1")),
+    ]
+
+
+def test_mindie_has_coordinators_super_pods_and_jobs(save: Save) -> None:
+    opened = read_table(save("t.json", mindie()), options=ReadOptions(num_prefill=1))
+    table = opened.reading.table
+
+    assert [server.server_ip for server in table.schedulers] == [A, B]
+    assert [(one.role, [server.server_ip for server in one.servers]) for one in table.instances] == [
+        ("prefill", [A, B]),
+        ("decode", [C]),
+        ("decode", ["192.0.2.4"]),
+    ]
+    assert [server.super_pod_id for one in table.instances for server in one.servers] == ["0", "0", "0", "1"]
+    assert table.instances[0].servers[1].devices[1] == _device(1, 21, 3, super_device_id="1001", device_logical_id="1")
+    assert opened.reading.notes == ("server_group_list[1].server_list[0]: the controller 192.0.2.3 is left out",)
+
+
+def test_vllm_ascend_has_devices_and_is_cut_as_told(save: Save) -> None:
+    hosts = _read(save, vllm_ascend())
+    cut = _read(save, vllm_ascend(), ReadOptions(devices_per_instance=2))
+
+    def seats(table: Table) -> list[tuple[str | None, list[tuple[str, tuple[str, ...]]]]]:
+        return [(one.role, [(s.server_ip, s.device_ids) for s in one.servers]) for one in table.instances]
+
+    assert seats(hosts) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",))]), ("decode", [(C, ("0",))])]
+    assert seats(cut) == [("prefill", [(A, ("0", "1"))]), ("decode", [(B, ("0",)), (C, ("0",))])]
+    assert [device.rank_id for device in cut.instances[1].devices] == ["0", "1"]
+    assert hosts.instances[0].servers[0].super_pod_id == "0"
+    assert hosts.instances[0].devices[1].super_device_id == "106758160"
+
+
+def test_a_cut_that_leaves_a_rest_is_refused(save: Save) -> None:
+    with pytest.raises(RanktableError, match="prefill_device_list has 2 devices; must be a multiple of --devices-per"):
+        _read(save, vllm_ascend(), ReadOptions(devices_per_instance=3))
+
+
+def test_hccl_reads_one_instance_over_its_servers(save: Save) -> None:
+    table = _read(save, hccl())
+
+    one = Server(A, A, (_device(0, 10, 0), _device(1, 11, 1)))
+    other = Server(B, B, (_device(0, 20, 2), _device(1, 21, 3)))
+    assert table == Table("instance", (), (TableInstance(None, (one, other)),))
+
+
+def test_a_pod_is_reached_at_its_own_address(save: Save) -> None:
+    table = _read(save, hccl_1_2())
+
+    first = table.instances[0].servers[0]
+    assert (first.server_id, first.server_ip, first.host_ip) == (A, "203.0.113.1", A)
+    assert first.super_pod_id == "1"
+    assert first.devices[0].super_device_id == "113246208"
+
+
+def test_hccl_of_one_host_may_leave_device_addresses_out(save: Save) -> None:
+    entry = server(A, 0, 1)
+    for listed in entry["device"]:
+        del listed["device_ip"]
+
+    table = _read(save, hccl(entry))
+
+    assert [device.device_ip for device in table.instances[0].devices] == [None, None]
+
+
+def test_a_local_table_over_several_servers_reads_for_others(save: Save) -> None:
+    table = _read(save, local(server(A, 0, 1), server(B, 0, 1, first_rank=2)))
+
+    assert [server.server_ip for server in table.instances[0].servers] == [A, B]
+
+
+def test_the_guides_scheduler_and_instances_have_their_places(save: Save) -> None:
+    reading = read_table(save("t.json", modelarts())).reading
+
+    assert [placed.place for placed in reading.servers] == [f"server_group_list[{i}].server_list[0]" for i in range(3)]
+    assert [place for place, _ in reading.instances[1].placed_devices] == [
+        "server_group_list[2].server_list[0].device[0]",
+        "server_group_list[2].server_list[0].device[1]",
+    ]
+
+
+def test_a_device_port_is_kept(save: Save) -> None:
+    document = modelarts()
+    document["server_group_list"][1]["server_list"][0]["device"][0]["device_port"] = "16667"
+
+    table = _read(save, document)
+
+    assert table.instances[0].devices[0] == replace(_device(4, 14, 0), device_port="16667")
+
+
+def test_a_super_pod_may_be_named_by_words(save: Save) -> None:
+    document = hccl_1_2()
+    document["super_pod_list"] = [pod("pod-a", A, B)]
+
+    assert _read(save, document).instances[0].servers[0].super_pod_id == "pod-a"
