@@ -21,6 +21,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest
+from scheduler.request_check import check_request
 from scheduler.retry_budget import RetryBudget
 from scheduler.running import Running
 from scheduler.tries import Tries
@@ -48,7 +49,11 @@ class Dispatch:
         registry.on_change(self.admission.pump)
 
     def start(self, request: GenerationRequest) -> Running:
-        """Take a request. Raises Overloaded, Unavailable without a path, Draining while shutting down."""
+        """Take a request.
+
+        Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down.
+        """
+        check_request(request)
         self._check_can_start(request)
         self.ledger.received += 1
         running = Running()

@@ -1,6 +1,6 @@
 """Check a prompt as an instance is given it: the same rules over gRPC, within one process and in a commit. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from wire.errors import InvalidRequest
 from wire.types import BeamSearch, Pooling, PromptState, SamplingParams
@@ -10,6 +10,8 @@ MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
 MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so
 MAX_SALT = 128
+MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: what the message has room for
+MAX_SEED = 2**64 - 1
 POOLING_KINDS = ("embed", "score")
 POOLING_HOW = ("last", "mean", "cls")
 
@@ -23,6 +25,7 @@ def check_prompt(state: PromptState) -> None:
         _check_pooling(state.pooling, len(state.token_ids))
     if not state.token_ids:
         raise InvalidRequest("a prompt needs at least one token", param="prompt")
+    check_ids("prompt", state.token_ids)
     if len(state.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
@@ -35,9 +38,9 @@ def check_params(params: SamplingParams) -> None:
     """Raise InvalidRequest naming the field, its value and the limit. Comparisons fail for NaN."""
     logprobs = f"in [0, {MAX_LOGPROBS}]"
     _refuse((
-        ("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1"),
+        ("max_tokens", params.max_tokens, 1 <= params.max_tokens <= MAX_COUNT, f"in [1, {MAX_COUNT}]"),
         ("temperature", params.temperature, 0.0 <= params.temperature <= 100.0, "in [0, 100]"),
-        ("top_k", params.top_k, params.top_k >= -1, "-1 or more"),
+        ("top_k", params.top_k, -1 <= params.top_k <= MAX_COUNT, f"in [-1, {MAX_COUNT}]"),
         ("top_p", params.top_p, 0.0 < params.top_p <= 1.0, "in (0, 1]"),
         ("min_p", params.min_p, 0.0 <= params.min_p <= 1.0, "in [0, 1]"),
         ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
@@ -49,12 +52,25 @@ def check_params(params: SamplingParams) -> None:
         ("logprobs", params.logprobs, 0 <= (params.logprobs or 0) <= MAX_LOGPROBS, logprobs),
         ("prompt_logprobs", params.prompt_logprobs, 0 <= (params.prompt_logprobs or 0) <= MAX_LOGPROBS, logprobs),
     ))  # fmt: skip
+    check_seed(params.seed)
     _check_lists(params)
     for token_id, bias in params.logit_bias:
         if not -100.0 <= bias <= 100.0:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
     if params.beam_search is not None:
         _check_beams(params, params.beam_search)
+
+
+def check_seed(seed: int) -> None:
+    """Raise InvalidRequest for a seed out of range."""
+    _refuse((("seed", seed, 0 <= seed <= MAX_SEED, f"in [0, {MAX_SEED}]"),))
+
+
+def check_ids(name: str, token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequest, naming the id, for one that no message can carry; whose it is, a model's engine says."""
+    for bad in (min(token_ids, default=0), max(token_ids, default=0)):
+        if abs(bad) > MAX_COUNT:
+            raise InvalidRequest(f"{name} has token id {bad}, must be at most {MAX_COUNT}", name)
 
 
 def _check_lists(params: SamplingParams) -> None:
@@ -71,6 +87,10 @@ def _check_lists(params: SamplingParams) -> None:
         if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
             limit = f"must have from 1 to {MAX_BAD_WORD_TOKENS}"
             raise InvalidRequest(f"bad_words has a word of {len(word)} tokens, {limit}", "bad_words")
+        check_ids("bad_words", word)
+    check_ids("stop_token_ids", params.stop_token_ids)
+    check_ids("allowed_token_ids", params.allowed_token_ids)
+    check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:

@@ -152,6 +152,10 @@ def test_any_bytes_as_a_description_are_a_prompt_or_an_invalid_request(data: byt
     ("field", "value"),
     [
         ("max_tokens", 0),
+        ("max_tokens", 2**31),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("top_k", 2**31),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("top_k", -2),
@@ -217,6 +221,15 @@ def test_a_list_that_is_too_long_is_refused_by_its_length(field: str, entry: Any
         check_params(SamplingParams(5, **long))
 
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("token_id", [2**31, -(2**31)])
+@pytest.mark.parametrize("field", ["stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"])
+def test_an_id_that_no_message_can_carry_is_refused_by_its_value(field: str, token_id: int) -> None:
+    entries: Any = {"bad_words": ((5, token_id),), "logit_bias": ((5, 1.0), (token_id, 1.0))}
+
+    with pytest.raises(InvalidRequest, match=rf"{field} has token id {token_id}, must be at most 2147483647"):
+        check_params(SamplingParams(5, **{field: entries.get(field, (5, token_id))}))
 
 
 @pytest.mark.parametrize("length", [0, 65])

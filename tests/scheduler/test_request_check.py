@@ -1,0 +1,43 @@
+"""What no message can carry is refused before it costs anyone a session."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from scheduler.request import GenerationRequest
+from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.virtual_time import virtual
+from wire.errors import InvalidRequest
+
+PROMPT = tuple(range(20))
+
+
+def _with(**params: Any) -> GenerationRequest:
+    asked = request(PROMPT)
+    return dataclasses.replace(asked, params=dataclasses.replace(asked.params, **params))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (lambda: _with(seed=-1), r"seed is -1, must be in \[0, 18446744073709551615\]"),
+        (lambda: _with(max_tokens=2**31), "max_tokens is 2147483648, must be in"),
+        (lambda: _with(stop_token_ids=(5, 2**31)), "stop_token_ids has token id 2147483648"),
+        (lambda: dataclasses.replace(request(PROMPT), seeds=(2**64,)), "seed is 18446744073709551616"),
+        (lambda: request((5, 2**31)), "prompt has token id 2147483648"),
+    ],
+    ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt"],
+)  # fmt: skip
+@virtual
+async def test_it_is_refused_with_its_value_and_those_beside_it_go_on(asked: Any, words: str) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        beside = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        await asyncio.sleep(0)
+
+        with pytest.raises(InvalidRequest, match=words):
+            cluster.control.dispatch.start(asked())
+
+        assert (await beside).tokens[0, 0] == expected(PROMPT, 4)
+        assert cluster.control.dispatch.ledger.received == 1
