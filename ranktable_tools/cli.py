@@ -4,7 +4,15 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from ranktable_tools import gen_command, lint_command, merge_command, show_command
+from ranktable_tools import (
+    convert_command,
+    diff_command,
+    doctor_command,
+    gen_command,
+    lint_command,
+    merge_command,
+    show_command,
+)
 from ranktable_tools.arguments import OneLineParser
 from ranktable_tools.errors import RanktableError
 
@@ -39,7 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (gen_command, merge_command, lint_command, show_command):
+    for module in (
+        gen_command,
+        merge_command,
+        convert_command,
+        lint_command,
+        show_command,
+        diff_command,
+        doctor_command,
+    ):
         module.add(commands)
     return parser
 

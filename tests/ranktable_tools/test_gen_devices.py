@@ -23,7 +23,7 @@ class Host:
         for node in nodes:
             (root / "dev" / node).touch()
 
-    def gen(self, prefill: str = "4,5", decode: str = "6,7", **options: str) -> list[str]:
+    def gen(self, prefill: str = "4,5", decode: str = "6,7", **options: str) -> list[str | None]:
         """Run gen; return the device addresses in global order."""
         arguments = GenArguments(prefill.split(), decode.split(), True, str(self.tables), ip=IP, **options)  # type: ignore[arg-type]
         made = gen(arguments, self.said.append, {"PATH": str(self.tools)}, self.root)

@@ -1,0 +1,117 @@
+"""`python -m pdserve.describe TABLE`: what the instances of a global table say they are, and in what they differ.
+
+`ranktable doctor` runs this; it needs no scheduler. Each instance is asked as the scheduler asks it, secret included.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from pdserve.cli import guarded
+from ranktable_tools.addresses import HostComparer
+from ranktable_tools.digest import table_digest
+from ranktable_tools.node_ports import instance_addresses
+from ranktable_tools.peers import peer_addresses
+from ranktable_tools.table_file import read_global
+from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
+from wire.errors import ConfigError, Incompatible, PdserveError
+from wire.grpc_connection import GrpcConnection
+from wire.options import Parser
+from wire.trust import Trust, find_trust
+from wire.types import InstanceDescription, Role
+
+_TIMEOUT_S = 3.0
+Answer = InstanceDescription | PdserveError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one JSON object: the instances in table order, and the differences in words."""
+    parser = Parser(prog="pdserve.describe", description="Ask the instances of a global table what they are.")
+    parser.add_argument("table", help="the global ranktable; NODE_PORTS wins over its server_port")
+    parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds each instance has (default: 3)")
+    arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    if not 0 < arguments.timeout <= 600:
+        raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..600 seconds")
+    print(json.dumps(describe(arguments.table, os.environ, arguments.timeout), indent=2))
+    return 0
+
+
+def describe(path: str, environ: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+    """Return what the instances of the global table in `path` say of themselves. Raises RanktableError, ConfigError."""
+    table = read_global(path)
+    addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
+    expected = [
+        ExpectedInstance(one.index, Role(one.role), f"{_bracketed(one.host)}:{one.port}", one.server.server_ip,
+                         one.server.device_ids)
+        for one in addresses
+    ]  # fmt: skip
+    trust = find_trust(environ, path, peer_addresses(table))
+    answers = asyncio.run(_ask_all([one.address for one in expected], trust, timeout_s))
+    told = list(zip(expected, answers, strict=True))
+    return {
+        "instances": [_said(one, answer) for one, answer in told],
+        "differences": _differences(told, table_digest(table), HostComparer().same),
+    }
+
+
+async def _ask_all(addresses: Sequence[str], trust: Trust, timeout_s: float) -> list[Answer]:
+    return await asyncio.gather(*(_ask(address, trust, timeout_s) for address in addresses))
+
+
+async def _ask(address: str, trust: Trust, timeout_s: float) -> Answer:
+    connection = GrpcConnection(address, trust)
+    try:
+        return await connection.describe(timeout_s)
+    except PdserveError as error:
+        return error
+    finally:
+        await connection.close()
+
+
+def _said(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
+    known: dict[str, Any] = {"index": one.index, "role": one.role, "address": one.address}
+    if isinstance(answer, PdserveError):
+        return {**known, "error": str(answer), "refused": isinstance(answer, Incompatible)}
+    return {
+        **known,
+        "error": "",
+        "refused": False,
+        "model": answer.model.name,
+        "weights_digest": answer.model.weights_digest,
+        "dtype": answer.dtype,
+        "device": answer.device,
+        "ranks": len(answer.device_ids),
+        "block_size": answer.block_size,
+        "num_blocks": answer.num_blocks,
+        "max_model_len": answer.max_model_len,
+        "kv_tensors": len(answer.kv_tensors),
+    }
+
+
+def _differences(told: Sequence[tuple[ExpectedInstance, Answer]], digest: str, same_host: SameHost) -> list[str]:
+    answered = [(one, answer) for one, answer in told if isinstance(answer, InstanceDescription)]
+    found = []
+    for one, answer in answered:
+        try:
+            check_version(one, answer)
+            check_identity(one, answer, table_digest=digest, same_host=same_host)
+        except Incompatible as error:
+            found.append(str(error))
+    for (_, first), (_, second) in combinations(answered, 2):
+        try:
+            check_pair(first, second)
+        except Incompatible as error:
+            found.append(str(error))
+    return found
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("pdserve.describe", main))

@@ -1,0 +1,128 @@
+"""Check the cards: those of the table are present, healthy, and nobody else computes on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.devices.npu_smi import parse_processes, parse_states
+from ranktable_tools.devices.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpu_processes, parse_gpus
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
+
+_NO_CARDS = "this machine computes on its cores"
+_MOUNT = "install the driver; in a container mount npu-smi and /usr/local/Ascend/driver"
+
+
+@dataclass(frozen=True, slots=True)
+class CardUser:
+    """A process on a card; `pid` is the one that this machine's /proc knows, where it is known."""
+
+    device_id: str
+    name: str
+    pid: int | None
+    memory_mb: int | None
+
+
+def check_cards(case: Case) -> Verdict:
+    """Every card that the tables name for this host has a device node, and the driver's tool lists it."""
+    machine = case.machine
+    if machine.kind == "cpu":
+        return not_here(_NO_CARDS)
+    absent = [device_id for device_id in case.wanted_devices if device_id not in machine.devices]
+    shown = ",".join(machine.devices) or "none"
+    if absent:
+        mount = f"docker run --device=/dev/davinci{absent[0]}"
+        step = mount if machine.kind == "npu" else "docker run --gpus all; look at nvidia-smi"
+        return fail(f"the table names the cards {','.join(absent)}, here are {shown}", step)
+    listed = _listed(case)
+    if isinstance(listed, Verdict):
+        return listed
+    return ok(f"{machine.kind} {shown}: {listed}")
+
+
+def check_card_health(case: Case) -> Verdict:
+    """npu-smi calls every card of the tables OK."""
+    if case.machine.kind != "npu":
+        return not_here("no NPU on this machine")
+    answer = case.machine.ask("npu-smi", "info")
+    if answer is None:
+        return fail("npu-smi is not found", _MOUNT)
+    states = {state.device_id: state for state in parse_states(answer.text)}
+    if not states:
+        return fail(f"npu-smi info said: {answer.said}", "look at the driver, and at who holds the cards")
+    found = [states[device_id] for device_id in case.wanted_devices if device_id in states]
+    troubles = [
+        fail(
+            f"card {state.device_id} is {state.health}",
+            f"npu-smi info -t health -i {state.npu_id} -c {state.chip_id}",
+        )
+        for state in found
+        if state.health != "OK"
+    ]
+    return combined(troubles, f"{counted(len(found), 'card')} OK")
+
+
+def check_card_users(case: Case) -> Verdict:
+    """Nobody but pdserve computes on the cards of the tables."""
+    if case.machine.kind == "cpu":
+        return not_here(_NO_CARDS)
+    users = _npu_users(case) if case.machine.kind == "npu" else _gpu_users(case)
+    if isinstance(users, Verdict):
+        return users
+    wanted = case.wanted_devices
+    strangers = [user for user in users if user.device_id in wanted and not _is_ours(case, user)]
+    troubles = [
+        warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "end it, or choose other cards: gen again")
+        for user in strangers
+    ]
+    ours = sum(user.device_id in wanted for user in users) - len(strangers)
+    return combined(troubles, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "nobody uses them")
+
+
+def _listed(case: Case) -> str | Verdict:
+    if case.machine.kind == "npu":
+        answer = case.machine.ask("npu-smi", "info")
+        if answer is None:
+            return fail("npu-smi is not found", _MOUNT)
+        names = [state.name for state in parse_states(answer.text)]
+    else:
+        answer = case.machine.ask("nvidia-smi", *GPU_QUERY)
+        if answer is None:
+            return fail("nvidia-smi is not found", "install the driver; in a container use the NVIDIA runtime")
+        names = [gpu.name for gpu in parse_gpus(answer.text)]
+    if not names:
+        return fail(f"{' '.join(answer.command)} said: {answer.said}", "look at the driver, and at who holds the cards")
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def _npu_users(case: Case) -> Sequence[CardUser] | Verdict:
+    answer = case.machine.ask("npu-smi", "info")
+    if answer is None:
+        return fail("npu-smi is not found", _MOUNT)
+    inside = case.machine.in_container
+    return [
+        CardUser(user.device_id, user.name, user.container_pid if inside else user.pid, user.memory_mb)
+        for user in parse_processes(answer.text)
+    ]
+
+
+def _gpu_users(case: Case) -> Sequence[CardUser] | Verdict:
+    gpus = case.machine.ask("nvidia-smi", *GPU_QUERY)
+    processes = case.machine.ask("nvidia-smi", *PROCESS_QUERY)
+    if gpus is None or processes is None:
+        return fail("nvidia-smi is not found", "install the driver; in a container use the NVIDIA runtime")
+    id_by_uuid = {gpu.uuid: gpu.device_id for gpu in parse_gpus(gpus.text)}
+    return [
+        CardUser(id_by_uuid.get(user.uuid, user.uuid), user.name, user.pid, user.used_mib)
+        for user in parse_gpu_processes(processes.text)
+    ]
+
+
+def _is_ours(case: Case, user: CardUser) -> bool:
+    return user.pid is not None and "pdserve" in (case.machine.text(f"/proc/{user.pid}/cmdline") or "")
+
+
+def _size(user: CardUser) -> str:
+    pid = "" if user.pid is None else f"pid {user.pid}"
+    memory = "" if user.memory_mb is None else f"{user.memory_mb} MB"
+    told = ", ".join(part for part in (pid, memory) if part)
+    return f" ({told})" if told else ""

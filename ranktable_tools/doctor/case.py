@@ -1,0 +1,131 @@
+"""What the checks are about: this machine, the tables it was given, and which of their entries are here."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ranktable_tools.addresses import HostComparer
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.matching import find_own_entry
+from ranktable_tools.node_ports import InstanceAddress, instance_addresses
+from ranktable_tools.table_file import is_global, read_global, read_local
+from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server
+
+GLOBAL_VARIABLE = "GLOBAL_RANK_TABLE_FILE_PATH"
+LOCAL_VARIABLE = "RANK_TABLE_FILE_PATH"
+_SCHEDULER_PORT = 9000
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables given; `problem` says why one could not be used, `own` is the instance the local one means."""
+
+    global_path: str | None = None
+    local_path: str | None = None
+    table: GlobalTable | None = None
+    local: LocalTable | None = None
+    own: Instance | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a check may ask for. Connecting ends after `connect_s`, a command of pdserve's after `command_s`."""
+
+    machine: Machine
+    tables: Tables
+    url: str | None = None
+    mib: int = 16
+    connect_s: float = 3.0
+    command_s: float = 45.0
+
+    @cached_property
+    def here(self) -> tuple[Instance, ...]:
+        """The table's instances on this machine."""
+        return tuple(one for one in self.instances if self.is_here(one.server.server_ip))
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """All instances of the table."""
+        return () if self.tables.table is None else self.tables.table.instances
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the table, each once, the scheduler's first."""
+        table = self.tables.table
+        return tuple(dict.fromkeys(server.server_ip for server in _servers(table))) if table is not None else ()
+
+    @property
+    def wanted_devices(self) -> tuple[str, ...]:
+        """The device ids that are in question: the local table's, else those of all instances here, else all here."""
+        local = self.tables.local
+        if local is not None:
+            return local.server.device_ids
+        wanted = dict.fromkeys(device_id for one in self.here for device_id in one.server.device_ids)
+        return tuple(wanted) or self.machine.devices
+
+    @property
+    def base_url(self) -> str | None:
+        """Where the scheduler serves: what was given, else port 9000 of the table's scheduler."""
+        if self.url is not None or self.tables.table is None:
+            return self.url
+        host = self.tables.table.scheduler.server_ip
+        return f"http://[{host}]:{_SCHEDULER_PORT}" if ":" in host else f"http://{host}:{_SCHEDULER_PORT}"
+
+    def is_here(self, host: str) -> bool:
+        """Tell whether a host of the table is this machine."""
+        return self._comparer.same(host, "localhost")
+
+    def addresses(self) -> tuple[InstanceAddress, ...]:
+        """Return where each instance is reached. Raises RanktableError when NODE_PORTS and the table do not say it."""
+        if self.tables.table is None:
+            return ()
+        return instance_addresses(self.tables.table, self.machine.environ.get("NODE_PORTS"))[0]
+
+    @cached_property
+    def _comparer(self) -> HostComparer:
+        return HostComparer()
+
+
+def read_tables(files: Sequence[str], machine: Machine) -> Tables:
+    """Return the tables in `files`, or, without any, those that the guide's variables name."""
+    global_path, local_path = _paths(files, machine)
+    table, local, own, problem = None, None, None, ""
+    try:
+        table = None if global_path is None else read_global(global_path)
+        local = None if local_path is None else read_local(local_path)
+        if local is not None and table is not None:
+            own = _own(local, table, f"{local_path} ", global_path or "")
+    except RanktableError as error:
+        problem = str(error)
+    return Tables(global_path, local_path, table, local, own, problem)
+
+
+def _own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> Instance | None:
+    try:
+        return find_own_entry(local, table)
+    except RanktableError as error:
+        raise RanktableError(f"{prefix}{error} ({global_path})") from error
+
+
+def _paths(files: Sequence[str], machine: Machine) -> tuple[str | None, str | None]:
+    if not files:
+        named = [machine.environ.get(variable) or None for variable in (GLOBAL_VARIABLE, LOCAL_VARIABLE)]
+        return named[0], named[1]
+    globals_given = [path for path in files if is_global(path)]
+    locals_given = [path for path in files if path not in globals_given]
+    for kind, given in (("global", globals_given), ("local", locals_given)):
+        if len(given) > 1:
+            raise RanktableError(f"{len(given)} {kind} tables were given ({', '.join(given)}): give one at most")
+    return next(iter(globals_given), None), next(iter(locals_given), None)
+
+
+def _servers(table: GlobalTable) -> list[Server]:
+    return [table.scheduler, *(one.server for one in table.instances)]
+
+
+def table_folder(tables: Tables) -> str:
+    """Return the folder of the global table."""
+    return os.path.dirname(os.path.abspath(tables.global_path or "."))

@@ -1,0 +1,133 @@
+"""Check the running cluster by pdserve's own commands: a ready scheduler, one model, a link for every pair."""
+
+import http.client
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ranktable_tools.devices.tools import run_tool
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
+
+_PYTHON_VARIABLE = "PDSERVE_PYTHON"
+_MAX_BYTES = 1 << 20
+_NO_SCHEDULER = "no scheduler answers at"
+
+
+def check_scheduler(case: Case) -> Verdict:
+    """The scheduler answers, and would serve a request now."""
+    url = case.base_url
+    if url is None:
+        return not_here("no scheduler is known", "give --url, or a global table")
+    try:
+        status, body = _get(url, "/ready", case.connect_s)
+    except (OSError, http.client.HTTPException) as error:
+        return not_here(f"{_NO_SCHEDULER} {url}: {error}", "start it; --url names another address")
+    if status == 200:
+        return ok(f"{url} is ready")
+    missing = body.get("missing") if isinstance(body, dict) else None
+    if not isinstance(missing, list):
+        return fail(
+            f"{url}/ready answers {status}: that is no pdserve scheduler", "--url names the scheduler's address"
+        )
+    return warn(f"{url} is not ready: {'; '.join(map(str, missing))}", "pdserve status")
+
+
+def check_model(case: Case) -> Verdict:
+    """The instances that answer have the same model and layout, and are those that the table names."""
+    if case.tables.global_path is None or case.tables.table is None:
+        return not_here("no global table was given")
+    told = _ask_pdserve(case, "pdserve.describe", case.tables.global_path, "--timeout", f"{case.connect_s:g}")
+    if isinstance(told, Verdict):
+        return told
+    instances = told["instances"]
+    refusals = [fail(one["error"], "give every host the same cluster_secret") for one in instances if one["refused"]]
+    answered = [one for one in instances if not one["error"]]
+    if not answered:
+        return combined(refusals, "") if refusals else not_here("no instance answers", "start them")
+    differences = [
+        fail(str(words), "give every instance the same --model and --dtype") for words in told["differences"]
+    ]
+    first = answered[0]
+    silent = len(instances) - len(answered)
+    rest = f"; {silent} more do not answer" if silent else ""
+    return combined(
+        [*refusals, *differences], f"{counted(len(answered), 'instance')} with {first['model']}, {first['dtype']}{rest}"
+    )
+
+
+def check_links(case: Case) -> Verdict:
+    """Every prefill-decode pair has a link, measured now."""
+    if case.base_url is None:
+        return not_here("no scheduler is known", "give --url, or a global table")
+    told = _ask_pdserve(case, "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
+    if isinstance(told, Verdict):
+        return told
+    links = told.get("links", [])
+    if not links:
+        return not_here("no pair of a prefill and a decode instance")
+    troubles = [fail(f"{_pair(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
+    troubles += [
+        warn(f"{_pair(link)}: {link['transport']} had to do {link['fallbacks']} times", "pdserve links says why")
+        for link in links
+        if link.get("fallbacks") and not link.get("error")
+    ]
+    note = f" ({told['note']})" if told.get("note") else ""
+    return combined(troubles, ", ".join(map(_speed, links)) + note)
+
+
+def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(_MAX_BYTES)
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(body)
+    except ValueError:
+        return answer.status, None
+
+
+def _ask_pdserve(case: Case, module: str, *arguments: str) -> dict[str, Any] | Verdict:
+    """Return the JSON that one of our commands prints; a verdict where it prints none."""
+    environ = {**case.machine.environ, "PYTHONPATH": _python_path(case.machine.environ.get("PYTHONPATH"))}
+    python = environ.get(_PYTHON_VARIABLE) or sys.executable
+    answer = run_tool((python, "-P", "-m", module, *arguments), timeout_s=case.command_s, environ=environ)
+    told = _last_object(answer.text)
+    if told is not None:
+        return told
+    last = next((line for line in reversed(answer.text.splitlines()) if line.strip()), "nothing")
+    return not_here(last.partition(": ")[2] or last)
+
+
+def _last_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a command's output ends with: progress and warnings come before it."""
+    start = 0 if text.startswith("{") else text.find("\n{") + 1
+    if not text[start:].startswith("{"):
+        return None
+    try:
+        told, _ = json.JSONDecoder().raw_decode(text[start:])
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _python_path(known: str | None) -> str:
+    clone = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([clone, known] if known else [clone])
+
+
+def _pair(link: dict[str, Any]) -> str:
+    return f"{link['prefill']} to {link['decode']}"
+
+
+def _speed(link: dict[str, Any]) -> str:
+    rate = link.get("bytes_per_s")
+    measured = f" {rate / 1e9:.2f} GB/s" if rate else ""
+    return f"{_pair(link)} {link.get('transport') or 'no link yet'}{measured}"

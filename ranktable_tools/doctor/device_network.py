@@ -1,0 +1,128 @@
+"""Check the network between NPUs: links up, one TLS switch on all, and every pair of devices that will exchange KV."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.devices.hccn_answers import parse_link, parse_net_health, parse_ping, parse_tls_switch
+from ranktable_tools.devices.npu_smi import parse_states, parse_super_pod
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, warn
+from ranktable_tools.tables import Instance
+
+MAX_PINGS = 64
+_NO_NPU = "no NPU on this machine"
+_NO_TOOL = "hccn_tool is not found (HCCN_TOOL_PATH names it)"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePair:
+    """A device of this host and one of another that it exchanges KV with."""
+
+    own: str
+    peer_ip: str
+    instance: Instance
+
+
+def check_device_links(case: Case) -> Verdict:
+    """The network card of every NPU has its link up and reaches what it is set to watch."""
+    answers = _each(case, "-link")
+    if isinstance(answers, Verdict):
+        return answers
+    in_super_pod = is_super_pod(case.machine)
+    troubles = []
+    for device_id, text in answers:
+        link = parse_link(text)
+        if link != "UP":
+            words = f"the link of device {device_id} is {link or 'not told'}"
+            step = f"hccn_tool -i {device_id} -link_stat -g; look at cable and switch"
+            # On a healthy A3 pod these may say DOWN: there the pings count.
+            troubles.append(warn(words, "trust the pings on an A3") if in_super_pod else fail(words, step))
+    health = _each(case, "-net_health")
+    for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
+        said = parse_net_health(text)
+        if said is not None and said != "Success":
+            step = f"hccn_tool -i {device_id} -netdetect -g; look at the gateway it watches"
+            troubles.append(warn(f"the network health of device {device_id} is {said}", step))
+    return combined(troubles, f"{counted(len(answers), 'link')} up")
+
+
+def check_tls(case: Case) -> Verdict:
+    """All devices have the same TLS switch: HCCL refuses a mixture (EI0016)."""
+    answers = _each(case, "-tls")
+    if isinstance(answers, Verdict):
+        return answers
+    switches = {device_id: parse_tls_switch(text) for device_id, text in answers}
+    untold = [device_id for device_id, switch in switches.items() if switch is None]
+    if untold:
+        return warn(f"the TLS switch of device {untold[0]} is not told", f"hccn_tool -i {untold[0]} -tls -g")
+    if len(set(switches.values())) > 1:
+        listed = ", ".join(f"device {device_id} has {switch}" for device_id, switch in switches.items())
+        step = "; ".join(f"hccn_tool -i {one} -tls -s enable 0" for one, switch in switches.items() if switch != "0")
+        return fail(f"the TLS switches differ: {listed}", step)
+    return combined([], f"the TLS switch is {next(iter(switches.values()), '-')} on all; it must be so on every host")
+
+
+def check_device_pairs(case: Case) -> Verdict:
+    """Every device of this host reaches the devices of other hosts that it will exchange KV with."""
+    if case.machine.kind != "npu":
+        return not_here(_NO_NPU)
+    pairs = list(device_pairs(case))
+    if not pairs:
+        return not_here("no instance of the other role is on another host")
+    if case.machine.tool("hccn_tool") is None:
+        return not_here(_NO_TOOL)
+    flags = ("-hccs_ping", "-ping") if is_super_pod(case.machine) else ("-ping",)
+    tried = pairs[:MAX_PINGS]
+    troubles = [trouble for pair in tried if (trouble := _ping(case.machine, pair, flags))]
+    of = f" (of {len(pairs)})" if len(pairs) > MAX_PINGS else ""
+    return combined(troubles, f"{counted(len(tried), 'device pair')}{of} can talk")
+
+
+def device_pairs(case: Case) -> Iterator[DevicePair]:
+    """Yield each device of this host with the one of its rank in every instance of the other role on other hosts."""
+    own = case.here if case.tables.own is None else (case.tables.own,)
+    for mine in own:
+        for theirs in case.instances:
+            if theirs.role == mine.role or case.is_here(theirs.server.server_ip):
+                continue
+            ranks = max(len(mine.server.devices), len(theirs.server.devices))
+            for rank in range(ranks):
+                own_device = mine.server.devices[rank % len(mine.server.devices)]
+                peer_ip = theirs.server.devices[rank % len(theirs.server.devices)].device_ip
+                if peer_ip is not None:
+                    yield DevicePair(own_device.device_id, peer_ip, theirs)
+
+
+def is_super_pod(machine: Machine) -> bool:
+    """Tell whether the cards are part of a super pod (A3)."""
+    listed = machine.ask("npu-smi", "info")
+    first = next(iter(parse_states(listed.text)), None) if listed is not None else None
+    if first is None:
+        return False
+    where = ("-i", str(first.npu_id), "-c", str(first.chip_id))
+    answer = machine.ask("npu-smi", "info", "-t", "spod-info", *where)
+    return answer is not None and parse_super_pod(answer.text) is not None
+
+
+def _each(case: Case, flag: str) -> Sequence[tuple[str, str]] | Verdict:
+    """Return what hccn_tool answers for each device in question."""
+    if case.machine.kind != "npu":
+        return not_here(_NO_NPU)
+    if case.machine.tool("hccn_tool") is None:
+        return not_here(_NO_TOOL)
+    answers = [(one, case.machine.ask("hccn_tool", "-i", one, flag, "-g")) for one in case.wanted_devices]
+    if not answers:
+        return not_here("no device is in question here")
+    return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
+
+
+def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict | None:
+    said = ""
+    for flag in flags:
+        answer = machine.ask("hccn_tool", "-i", pair.own, flag, "-g", "address", pair.peer_ip)
+        if answer is not None and parse_ping(answer.text):
+            return None
+        said = answer.said if answer is not None else said
+    step = f"hccn_tool -i {pair.own} -ip -g and -gateway -g, the same there; look at the switch between them"
+    return fail(f"device {pair.own} does not reach {pair.peer_ip} ({pair.instance}): {said}", step)

@@ -1,0 +1,44 @@
+"""Run all checks at the same time, each until its end or the deadline that all share."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.checks import CHECKS, Check
+from ranktable_tools.doctor.verdict import Finding, Verdict, fail
+from ranktable_tools.errors import RanktableError
+
+TIMEOUT_S = 60.0
+
+
+def examine(case: Case, timeout_s: float = TIMEOUT_S, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Return a finding for every check, in the table's order; one that is not done in time is a failure.
+
+    The tools of a driver are asked one after the other all the same (`Machine.ask`). A check that hangs is left behind
+    on a daemon thread.
+    """
+    answers: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
+    for check in checks:
+        threading.Thread(target=_put, args=(answers, check, case), name=f"doctor {check.name}", daemon=True).start()
+    deadline = monotonic() + timeout_s
+    verdicts: dict[str, Verdict] = {}
+    while len(verdicts) < len(checks):
+        try:
+            name, verdict = answers.get(timeout=max(0.0, deadline - monotonic()))
+        except queue.Empty:
+            break
+        verdicts[name] = verdict
+    late = fail(f"not done within {timeout_s:g} s", "try again with --timeout; a tool or a name server hangs")
+    return [Finding(check.name, verdicts.get(check.name, late)) for check in checks]
+
+
+def _put(answers: "queue.SimpleQueue[tuple[str, Verdict]]", check: Check, case: Case) -> None:
+    try:
+        verdict = check.run(case)
+    except RanktableError as error:
+        verdict = fail(str(error), "")
+    except Exception as error:  # noqa: BLE001 - a thread's outermost frame: one check's defect hides no other's finding
+        verdict = fail(f"the check broke: {error!r}", "tell its authors, with `pdserve collect-env`")
+    answers.put((check.name, verdict))

@@ -1,0 +1,30 @@
+"""Check the host around the containers: docker, and the forwarding of their packets."""
+
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.verdict import Verdict, not_here, ok, warn
+
+_FORWARD = "/proc/sys/net/ipv4/ip_forward"
+
+
+def check_docker(case: Case) -> Verdict:
+    """Docker is installed, where the guide's containers are to be started."""
+    if case.machine.in_container:
+        return not_here("this is a container")
+    answer = case.machine.ask("docker", "-v")
+    if answer is None:
+        step = "yum install -y docker-engine (only the guide's containers need it)"
+        return not_here("docker is not installed", step)
+    if answer.status != 0:
+        return warn(f"docker -v said: {answer.said}", "look at the installation of docker")
+    return ok(answer.said)
+
+
+def check_ip_forward(case: Case) -> Verdict:
+    """The kernel forwards the packets of containers that have a network of their own."""
+    value = (case.machine.text(_FORWARD) or "").strip()
+    if value == "1":
+        return ok("net.ipv4.ip_forward is 1")
+    if case.machine.tool("docker") is None and not case.machine.in_container:
+        return not_here(f"net.ipv4.ip_forward is {value or 'not told'}; without containers nobody needs it")
+    step = "sysctl -w net.ipv4.ip_forward=1, and the same line in /etc/sysctl.conf (not needed with --net=host)"
+    return warn(f"net.ipv4.ip_forward is {value or 'not told'}", step)

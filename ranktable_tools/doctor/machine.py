@@ -1,0 +1,88 @@
+"""This machine as the checks see it: its files, its environment, its tools, each command run once and alone."""
+
+import os
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from ranktable_tools.devices.kinds import DeviceKind, find_kind, present_devices
+from ranktable_tools.devices.tools import Answer, Run, find_tool, run_tool
+from ranktable_tools.errors import RanktableError
+
+_CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "crio", "lxc")
+
+
+class Machine:
+    """Reads below `root`. Owns what its tools answered; the tools of a driver do not bear two calls at a time."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        root: Path = Path("/"),
+        cores: tuple[int, ...] | None = None,
+        kind: DeviceKind | None = None,
+        run: Run = run_tool,
+    ) -> None:
+        self.environ = environ
+        self.root = root
+        self.cores = tuple(sorted(os.sched_getaffinity(0))) if cores is None else cores
+        self._kind = kind
+        self._run = run
+        self._answers: dict[tuple[str, ...], Answer | RanktableError] = {}
+        self._one_at_a_time = threading.Lock()
+
+    @cached_property
+    def kind(self) -> DeviceKind:
+        """What it computes on."""
+        return self._kind or find_kind(self.path("/dev"))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device ids that have a node here."""
+        return present_devices(self.kind, self.path("/dev"))
+
+    @property
+    def in_container(self) -> bool:
+        """Whether this is a container, as far as it shows."""
+        if any(self.path(mark).exists() for mark in _CONTAINER_MARKS) or "KUBERNETES_SERVICE_HOST" in self.environ:
+            return True
+        groups = self.text("/proc/1/cgroup") or ""
+        return any(word in groups for word in _CONTAINER_GROUPS)
+
+    def path(self, path: str) -> Path:
+        """Return where a file of the machine lies."""
+        return self.root / path.lstrip("/")
+
+    def text(self, path: str) -> str | None:
+        """Return a file's text, None where it cannot be read."""
+        try:
+            return self.path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def tool(self, name: str) -> str | None:
+        """Return the path of a tool."""
+        return find_tool(name, self.environ)
+
+    def ask(self, name: str, *arguments: str) -> Answer | None:
+        """Return what a tool answers, None where it is not installed. Raises RanktableError when it does not answer."""
+        tool = self.tool(name)
+        if tool is None:
+            return None
+        command = (tool, *arguments)
+        with self._one_at_a_time:
+            if command not in self._answers:
+                self._answers[command] = self._answer(command)
+            answer = self._answers[command]
+        if isinstance(answer, RanktableError):
+            raise RanktableError(str(answer))
+        return answer
+
+    def _answer(self, command: tuple[str, ...]) -> Answer | RanktableError:
+        try:
+            return self._run(command)
+        except RanktableError as error:
+            return error

@@ -1,0 +1,146 @@
+"""Check addresses and ports: this host's are free or answered by us, the other hosts' can be reached."""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ranktable_tools.addresses import canonical, dial_host, own_hosts
+from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.tcp import PortAnswer, ask_port, can_listen
+from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.node_ports import InstanceAddress
+
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+_MAX_CONNECTIONS = 32
+
+
+def check_address(case: Case) -> Verdict:
+    """The address that the tables give this host is one of its own, and one that the others can use."""
+    tables = case.tables
+    if tables.local is None:
+        if case.hosts and not any(map(case.is_here, case.hosts)):
+            return warn(f"none of the table's hosts is this one: {', '.join(case.hosts)}", "run this on one of them")
+        return ok(f"this host is in the table: {_own(case)}") if case.hosts else not_here("no table was given")
+    own = tables.local.server.server_ip
+    if not case.is_here(own):
+        numbers = ", ".join(sorted(host for host in own_hosts() if host[0].isdigit() or ":" in host))
+        return fail(f"the local table says {own}, this machine has {numbers}", "use the local table of this host")
+    others = [host for host in case.hosts if not case.is_here(host)]
+    if canonical(own) == "localhost" and others:
+        step = "generate this host's tables again with --ip, and merge"
+        return fail(f"the local table says {own}, which {others[0]} cannot reach", step)
+    return ok(f"{own} is this machine's")
+
+
+def check_ports(case: Case) -> Verdict:
+    """Each port of this host's instances is free, or an instance answers there."""
+    found = _addresses(case)
+    if isinstance(found, Verdict):
+        return found
+    here = [one for one in found if case.is_here(one.server.server_ip)]
+    if not here:
+        return not_here("no instance of the table is on this host")
+    answers = _asked(here, case.connect_s)
+    troubles = [trouble for one, answer in zip(here, answers, strict=True) if (trouble := _taken(one, answer))]
+    said = (f"{one.port} {_told(answer)}" for one, answer in zip(here, answers, strict=True))
+    return combined(troubles, ", ".join(said))
+
+
+def check_reach(case: Case) -> Verdict:
+    """The instances on other hosts can be reached from here: each pair's two ends run this."""
+    found = _addresses(case)
+    if isinstance(found, Verdict):
+        return found
+    away = [one for one in found if not case.is_here(one.server.server_ip)]
+    if not away:
+        return not_here("all instances of the table are on this host")
+    answers = _asked(away, case.connect_s)
+    troubles = [trouble for one, answer in zip(away, answers, strict=True) if (trouble := _lost(one, answer))]
+    return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
+
+
+def check_proxy(case: Case) -> Verdict:
+    """Clients with a proxy in their environment reach the cluster past it; pdserve's own parts never ask a proxy."""
+    environ = case.machine.environ
+    spelled = [name for lower in _PROXY_VARIABLES for name in (lower, lower.upper()) if environ.get(name)]
+    if not spelled:
+        return ok("no proxy is set")
+    no_proxy = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = tuple(dict.fromkeys((*case.hosts, "localhost", "127.0.0.1")))
+    proxied = [host for host in hosts if not bypasses(host, no_proxy)]
+    if not proxied:
+        return ok(f"{', '.join(spelled)} set, and no_proxy has every host")
+    listed = ",".join(proxied)
+    return warn(
+        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: clients there would ask the proxy",
+        f"export no_proxy=${{no_proxy:+$no_proxy,}}{listed}",
+    )
+
+
+def bypasses(host: str, no_proxy: str) -> bool:
+    """Tell whether `no_proxy` has a host: by name, by the end of its name, by its network, or `*` for all."""
+    for entry in (word.strip().lower() for word in no_proxy.split(",")):
+        if entry == "*" or (entry and (host.lower() == entry or host.lower().endswith("." + entry.lstrip(".")))):
+            return True
+        if "/" in entry and _is_in(host, entry):
+            return True
+    return False
+
+
+def _is_in(host: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def _own(case: Case) -> str:
+    return next(host for host in case.hosts if case.is_here(host))
+
+
+def _addresses(case: Case) -> Sequence[InstanceAddress] | Verdict:
+    if case.tables.table is None:
+        return not_here("no global table was given")
+    try:
+        return case.addresses()
+    except RanktableError as error:
+        if case.machine.environ.get("NODE_PORTS"):
+            return fail(str(error), "set NODE_PORTS to each instance's --port in the table's order")
+        step = "set NODE_PORTS, or generate the tables with --ports"
+        return not_here("the table has no server_port and NODE_PORTS is not set", step)
+
+
+def _asked(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:
+    ask: Callable[[InstanceAddress], PortAnswer] = lambda one: ask_port(one.host, one.port, timeout_s)  # noqa: E731
+    with ThreadPoolExecutor(min(len(found), _MAX_CONNECTIONS)) as pool:
+        return list(pool.map(ask, found))
+
+
+def _taken(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
+    where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
+    if answer.state == "other":
+        step = "end what listens there (ss -ltnp), or give the instance another --port; with --tls-cert it is ours"
+        return fail(f"{where} is taken by something that speaks no gRPC", step)
+    if answer.state == "free":
+        reason = can_listen(dial_host(one.server.server_ip), one.port)
+        return None if reason is None else fail(f"{where} cannot be listened on: {reason}", "choose another --port")
+    if answer.state == "gRPC":
+        return None
+    return fail(f"{where}: {answer.reason}", "look at this host's firewall")
+
+
+def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
+    where = f"{one.server.server_ip}:{one.port} ({one.role})"
+    if answer.state == "free":
+        return warn(f"nothing listens at {where}", "start that instance")
+    if answer.state in ("silent", "unreachable"):
+        step = f"look at firewalls and routes between here and {one.server.server_ip} (docs/ports.md)"
+        return fail(f"{where}: {answer.reason}", step)
+    if answer.state == "other":
+        return warn(f"{where} answers, but speaks no gRPC", "with --tls-cert that is right, else look at its --port")
+    return None
+
+
+def _told(answer: PortAnswer) -> str:
+    return "is free" if answer.state == "free" else "answers"

@@ -1,0 +1,50 @@
+"""Show findings: one screen of text, green or what to do, or one JSON object."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from ranktable_tools.doctor.verdict import Finding, Result, worst
+
+_MARKS: dict[Result, str] = {"ok": "ok", "warn": "warn", "fail": "FAIL", "not here": "-"}
+_COLOURS: dict[Result, str] = {"ok": "32", "warn": "33", "fail": "31", "not here": "2"}
+_SUMMARY: dict[Result, str] = {"fail": "to mend", "warn": "to look at", "ok": "ok", "not here": "not here"}
+
+
+def text_lines(title: str, findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+    """Return the lines of the screen; a finding's next step stands below it, after an arrow."""
+    width = max((len(finding.name) for finding in findings), default=0)
+    lines = [_printable(title)]
+    for finding in findings:
+        verdict = finding.verdict
+        mark = _MARKS[verdict.result].ljust(4)
+        shown = f"\x1b[{_COLOURS[verdict.result]}m{mark}\x1b[0m" if colour else mark
+        lines.append(f"{shown}  {finding.name.ljust(width)}  {_printable(verdict.words)}")
+        if verdict.next_step:
+            lines.append(f"{' ' * (width + 8)}-> {_printable(verdict.next_step)}")
+    return [*lines, _counts(findings)]
+
+
+def json_text(title: str, findings: Sequence[Finding]) -> str:
+    """Return the findings as one JSON object."""
+    listed = [
+        {
+            "name": finding.name,
+            "result": finding.verdict.result,
+            "words": finding.verdict.words,
+            "next_step": finding.verdict.next_step,
+        }
+        for finding in findings
+    ]
+    result = worst([finding.verdict.result for finding in findings])
+    return json.dumps({"title": title, "result": result, "findings": listed}, indent=2)
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.verdict.result for finding in findings)
+    return ", ".join(f"{counts[result]} {words}" for result, words in _SUMMARY.items() if counts[result])
+
+
+def _printable(text: str) -> str:
+    """Return `text` without what a terminal would obey: tools and peers have a say in it."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,80 @@
+"""Check the tables, the cluster secret beside them, and the variables that go with them."""
+
+import os
+import stat
+from pathlib import Path
+
+from ranktable_tools.doctor.case import GLOBAL_VARIABLE, Case, table_folder
+from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here, ok, warn
+from ranktable_tools.secret import SECRET_NAME
+
+_SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - a variable's name
+_SECRET_BYTES = range(32, 4097)
+
+
+def check_tables(case: Case) -> Verdict:
+    """The tables can be read, and the local one is an entry of the global one."""
+    tables = case.tables
+    files = " ".join(path for path in (tables.global_path, tables.local_path) if path is not None)
+    if tables.problem:
+        return fail(tables.problem, f"ranktable lint {files}" if files else "")
+    if tables.table is None:
+        return not_here("no global table was given", f"name it, or set {GLOBAL_VARIABLE}")
+    counts = f"{len(tables.table.prefill)} prefill, {len(tables.table.decode)} decode"
+    if tables.local is None:
+        return ok(f"{counts}; {len(case.here)} of the instances on this host")
+    return ok(f"{counts}; this process is {'the scheduler' if tables.own is None else tables.own}")
+
+
+def check_secret(case: Case) -> Verdict:
+    """The cluster secret is there, of a size that counts, and nobody else's to read."""
+    if case.tables.global_path is None:
+        return not_here("no global table was given")
+    named = case.machine.environ.get(_SECRET_VARIABLE)
+    path = Path(named or os.path.join(table_folder(case.tables), SECRET_NAME))
+    try:
+        found = path.stat()
+    except OSError as error:
+        if named:
+            return fail(f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write it")
+        return warn(
+            f"there is no {path}: peers are known by their address alone",
+            "copy the one that gen or merge wrote, beside the global table of every host",
+        )
+    return _examined(path, found)
+
+
+def check_variables(case: Case) -> Verdict:
+    """No variable of the environment means another cluster or another reader."""
+    environ, troubles = case.machine.environ, []
+    if environ.get("RANK_TABLE_FILE"):
+        troubles.append(
+            warn("RANK_TABLE_FILE is set: torch_npu builds its groups from it", "unset it; start_servers.sh does")
+        )
+    if environ.get("USE_OPENAI", "1") not in ("0", "1"):
+        troubles.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "set it to 1 or 0, or unset it"))
+    return combined(troubles, "nothing that disturbs")
+
+
+def check_llm_tools_path(case: Case) -> Verdict:
+    """LLM_TOOLS_PATH, in the guide's lines, leads to the ranktable tool."""
+    folder = case.machine.environ.get("LLM_TOOLS_PATH")
+    clone = Path(__file__).resolve().parents[2] / "deploy"
+    export = f"export LLM_TOOLS_PATH={clone if clone.is_dir() else 'CLONE/deploy'}"
+    if not folder:
+        return not_here("LLM_TOOLS_PATH is not set; only the guide's own lines need it", export)
+    tool = os.path.join(folder, "PD_separate", "pd_ranktable_tools.py")
+    return ok(f"{tool} is there") if os.path.exists(tool) else fail(f"there is no {tool}", export)
+
+
+def _examined(path: Path, found: os.stat_result) -> Verdict:
+    mode, size = stat.S_IMODE(found.st_mode), found.st_size
+    if found.st_uid not in (os.getuid(), 0):
+        return fail(f"{path} belongs to uid {found.st_uid}, this is uid {os.getuid()}", f"chown {os.getuid()} {path}")
+    if mode & 0o077:
+        return fail(f"{path} has mode {mode:04o}: others may reach it", f"chmod 600 {path}")
+    if size not in _SECRET_BYTES:
+        return fail(f"{path} has {size} bytes, not 32 to 4096", "write it again: ranktable gen, or merge")
+    if not os.access(path, os.R_OK):
+        return fail(f"{path} is not readable by uid {os.getuid()}", f"chown {os.getuid()} {path}")
+    return ok(f"{path} is there, mode {mode:04o}")

@@ -1,0 +1,58 @@
+"""Ask a TCP port what is behind it: nothing, gRPC, or something else. Each question has a deadline."""
+
+import errno
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+PortState = Literal["gRPC", "other", "free", "silent", "unreachable"]
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4: empty SETTINGS
+_FRAME_HEADER_BYTES = 9
+_SETTINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PortAnswer:
+    """What a port did: `free` where the host refuses, `silent` where nothing comes back; `reason` is the kernel's."""
+
+    state: PortState
+    reason: str = ""
+
+
+def ask_port(host: str, port: int, timeout_s: float) -> PortAnswer:
+    """Connect to host:port and see whether HTTP/2, and so gRPC, is spoken there."""
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            return PortAnswer("gRPC" if _speaks_http2(connection) else "other")
+    except ConnectionRefusedError:
+        return PortAnswer("free")
+    except TimeoutError:
+        return PortAnswer("silent", f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return PortAnswer("unreachable", error.strerror or str(error))
+
+
+def can_listen(host: str, port: int) -> str | None:
+    """Return why one could not listen on host:port of this machine, or None."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return None
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(_PREFACE)
+        received = b""
+        while len(received) < _FRAME_HEADER_BYTES:
+            more = connection.recv(_FRAME_HEADER_BYTES - len(received))
+            if not more:
+                return False
+            received += more
+    except OSError:
+        return False
+    return received[3] == _SETTINGS

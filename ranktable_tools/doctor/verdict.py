@@ -1,0 +1,65 @@
+"""What a check finds: a result, the words for it, and the next step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Result = Literal["ok", "warn", "fail", "not here"]
+_BY_WEIGHT: tuple[Result, ...] = ("fail", "warn", "ok", "not here")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check found; `next_step` is empty where nothing is to be done."""
+
+    result: Result
+    words: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A check's name and its verdict."""
+
+    name: str
+    verdict: Verdict
+
+
+def ok(words: str) -> Verdict:
+    """All is as it should be."""
+    return Verdict("ok", words)
+
+
+def warn(words: str, next_step: str) -> Verdict:
+    """It works, or may work, and something should be done."""
+    return Verdict("warn", words, next_step)
+
+
+def fail(words: str, next_step: str) -> Verdict:
+    """It will not work before something is done."""
+    return Verdict("fail", words, next_step)
+
+
+def not_here(words: str, next_step: str = "") -> Verdict:
+    """There is nothing to check on this machine, or not yet."""
+    return Verdict("not here", words, next_step)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return "1 card" or "2 cards"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def worst(results: Sequence[Result]) -> Result:
+    """Return the gravest of these; `ok` for none."""
+    return min(results, key=_BY_WEIGHT.index, default="ok")
+
+
+def combined(troubles: Sequence[Verdict], good: str) -> Verdict:
+    """Return one verdict for all troubles, the gravest first; `ok` with the words `good` where there is none."""
+    if not troubles:
+        return ok(good)
+    ordered = sorted(troubles, key=lambda verdict: _BY_WEIGHT.index(verdict.result))
+    steps = dict.fromkeys(verdict.next_step for verdict in ordered if verdict.next_step)
+    words = "; ".join(dict.fromkeys(verdict.words for verdict in ordered))
+    return Verdict(ordered[0].result, words, "; ".join(steps))

@@ -1,0 +1,60 @@
+"""`ranktable doctor`: one screen, green or what to do."""
+
+import argparse
+import os
+import socket
+import sys
+
+from ranktable_tools.arguments import OneLineParser, add_command
+from ranktable_tools.devices.kinds import KINDS
+from ranktable_tools.doctor.case import GLOBAL_VARIABLE, LOCAL_VARIABLE, Case, read_tables
+from ranktable_tools.doctor.examination import TIMEOUT_S, examine
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.doctor.screen import json_text, text_lines
+from ranktable_tools.doctor.verdict import worst
+from ranktable_tools.errors import RanktableError
+
+_MAX_MIB = 1024
+EPILOG = f"""\
+Run it on each host, with the environment that start_servers.sh gets: it reads {GLOBAL_VARIABLE},
+{LOCAL_VARIABLE} and NODE_PORTS. It changes nothing. `-` means there is nothing to check here, or not yet.
+Exit status: 0 when nothing has to be mended, 1 when something has, 2 for bad input.
+
+examples:
+  ranktable doctor
+  ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
+  ranktable doctor --format json | jq '.findings[] | select(.result == "fail")'
+"""
+
+
+def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
+    """Add the subcommand."""
+    parser = add_command(commands, "doctor", "Check this host, and its way to the others.")
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help=f"global and local table (default: those of {GLOBAL_VARIABLE} and "
+        f"{LOCAL_VARIABLE})",
+    )  # fmt: skip
+    parser.add_argument("--url", help="where the scheduler serves (default: port 9000 of the table's)")
+    parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
+    parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds that all checks have (default: 60)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.mib <= _MAX_MIB:
+        raise RanktableError(f"--mib {arguments.mib} is not in 0..{_MAX_MIB}")
+    if not 0 < arguments.timeout <= 3600:
+        raise RanktableError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
+    machine = Machine(os.environ, kind=arguments.device_type)
+    case = Case(machine, read_tables(arguments.files, machine), arguments.url, arguments.mib)
+    findings = examine(case, arguments.timeout)
+    title = f"ranktable doctor on {socket.gethostname()} ({machine.kind})"
+    if arguments.format == "json":
+        print(json_text(title, findings))
+    else:
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print("\n".join(text_lines(title, findings, colour=colour)))
+    return 1 if worst([finding.verdict.result for finding in findings]) == "fail" else 0

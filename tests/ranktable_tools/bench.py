@@ -1,0 +1,71 @@
+"""A machine and tables for the doctor's checks: files below a folder, tools as stubs, tables as plain data."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ranktable_tools.doctor.case import Case, Tables
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
+from tests.ranktable_tools.stub_tools import calls, write_stub
+
+HERE = "127.0.0.1"
+ELSEWHERE = "127.0.0.2"
+"""Loopback, so that it can be asked, and none of this machine's own names, so that it counts as another host."""
+
+
+class Bench:
+    """One machine below `folder`; `nodes` are its device nodes."""
+
+    def __init__(self, folder: Path, *nodes: str) -> None:
+        self.root, self.tools = folder / "root", folder / "tools"
+        self.tools.mkdir(parents=True)
+        self.file("/dev/null", "")
+        for node in nodes:
+            self.file(f"/dev/{node}", "")
+
+    def file(self, path: str, text: str) -> Path:
+        """Write a file of the machine."""
+        where = self.root / path.lstrip("/")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(text)
+        return where
+
+    def tool(self, name: str, answers: Mapping[str, str], other: str = "") -> None:
+        """Install a tool that answers these command lines."""
+        write_stub(self.tools, name, answers, other=other)
+
+    @property
+    def calls(self) -> list[str]:
+        """The command lines that its tools were called with."""
+        return calls(self.tools)
+
+    def machine(self, environ: Mapping[str, str] | None = None, *, cores: int = 2) -> Machine:
+        """Return the machine, its tools alone on PATH."""
+        return Machine({"PATH": str(self.tools), **(environ or {})}, root=self.root, cores=tuple(range(cores)))
+
+    def case(
+        self,
+        tables: Tables | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        cores: int = 2,
+        url: str | None = None,
+    ) -> Case:
+        """Return a case whose waits are short."""
+        return Case(self.machine(environ, cores=cores), tables or Tables(), url, connect_s=2.0, command_s=20.0)
+
+
+def server(host: str, ids: str = "", port: int | None = None, network: str = "10.20.0") -> Server:
+    """Return an entry; the device addresses are `network` and the device id."""
+    listed = ids.split(",") if ids else []
+    devices = tuple(Device(one, f"{network}.{one}", str(rank)) for rank, one in enumerate(listed))
+    return Server(host, host, devices, port)
+
+
+def tables(
+    prefill: Sequence[Server], decode: Sequence[Server], *, local: Server | None = None, scheduler: str = HERE
+) -> Tables:
+    """Return tables as they are after reading; `local` is one of the entries, or has no device: the scheduler."""
+    table = GlobalTable(server(scheduler), tuple(prefill), tuple(decode))
+    own = next((one for one in table.instances if one.server == local), None)
+    return Tables("global.json", "local.json", table, None if local is None else LocalTable(local), own)

@@ -1,0 +1,159 @@
+"""All checks together, and what is shown of them."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.devices.tools import Answer
+from ranktable_tools.doctor.case import Case, Tables
+from ranktable_tools.doctor.checks import CHECKS, Check
+from ranktable_tools.doctor.examination import examine
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.doctor.screen import json_text, text_lines
+from ranktable_tools.doctor.verdict import Finding, Verdict, combined, fail, not_here, ok, warn, worst
+from ranktable_tools.errors import RanktableError
+from tests.ranktable_tools.bench import Bench
+
+FINDINGS = [
+    Finding("ports", ok("8088 is free")),
+    Finding("no_proxy", warn("http_proxy set", "export no_proxy=x")),
+    Finding("cards", fail("card 3 is Alarm", "npu-smi")),
+    Finding("docker", not_here("this is a container")),
+]
+
+
+def test_every_check_has_a_name_of_its_own_and_says_what_it_holds_for() -> None:
+    names = [check.name for check in CHECKS]
+
+    assert len(set(names)) == len(names)
+    assert all(check.run.__doc__ for check in CHECKS)
+
+
+def test_a_machine_with_nothing_has_nothing_to_mend(tmp_path: Path) -> None:
+    findings = examine(Bench(tmp_path).case())
+
+    assert [finding.name for finding in findings] == [check.name for check in CHECKS]
+    assert {finding.verdict.result for finding in findings} <= {"ok", "not here"}
+
+
+def test_findings_keep_the_tables_order_whichever_ends_first(tmp_path: Path) -> None:
+    second_is_done = threading.Event()
+
+    def first(case: Case) -> Verdict:
+        assert second_is_done.wait(10)
+        return ok("first")
+
+    def second(case: Case) -> Verdict:
+        second_is_done.set()
+        return ok("second")
+
+    findings = examine(Bench(tmp_path).case(), 20, (Check("a", first), Check("b", second)))
+
+    assert [finding.verdict.words for finding in findings] == ["first", "second"]
+
+
+def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def hang(case: Case) -> Verdict:
+        gate.wait(30)
+        return ok("too late")
+
+    try:
+        findings = examine(Bench(tmp_path).case(), 0.2, (Check("a", hang), Check("b", lambda case: ok("well"))))
+    finally:
+        gate.set()
+
+    assert [(one.verdict.result, one.verdict.words) for one in findings] == [
+        ("fail", "not done within 0.2 s"), ("ok", "well"),
+    ]  # fmt: skip
+
+
+def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
+    def refuse(case: Case) -> Verdict:
+        raise RanktableError("npu-smi info: no answer within 10 s")
+
+    def break_down(case: Case) -> Verdict:
+        raise KeyError("x")
+
+    findings = examine(Bench(tmp_path).case(), 10, (Check("a", refuse), Check("b", break_down)))
+
+    words = [finding.verdict.words for finding in findings]
+    assert words == ["npu-smi info: no answer within 10 s", "the check broke: KeyError('x')"]
+
+
+def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
+    running, most, asked = 0, 0, []
+
+    def run(command: object) -> Answer:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        asked.append(command)
+        running -= 1
+        return Answer(("tool",), "said", 0)
+
+    bench = Bench(tmp_path)
+    bench.tool("npu-smi", {})
+    machine = Machine({"PATH": str(bench.tools)}, root=bench.root, run=run)
+    checks = [Check(f"{n}", lambda case, n=n: ok(str(case.machine.ask("npu-smi", str(n % 3))))) for n in range(9)]  # type: ignore[misc]
+
+    examine(Case(machine, Tables()), 20, checks)
+
+    assert (len(asked), most) == (3, 1)
+
+
+def test_a_tool_that_did_not_answer_is_not_asked_again(tmp_path: Path) -> None:
+    asked = []
+
+    def run(command: object) -> Answer:
+        asked.append(command)
+        raise RanktableError("no answer within 10 s")
+
+    bench = Bench(tmp_path)
+    bench.tool("npu-smi", {})
+    machine = Machine({"PATH": str(bench.tools)}, root=bench.root, run=run)
+
+    for _ in range(2):
+        with pytest.raises(RanktableError, match="no answer within 10 s"):
+            machine.ask("npu-smi", "info")
+    assert len(asked) == 1
+
+
+def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
+    assert text_lines("doctor on a", FINDINGS) == [
+        "doctor on a",
+        "ok    ports     8088 is free",
+        "warn  no_proxy  http_proxy set",
+        "                -> export no_proxy=x",
+        "FAIL  cards     card 3 is Alarm",
+        "                -> npu-smi",
+        "-     docker    this is a container",
+        "1 to mend, 1 to look at, 1 ok, 1 not here",
+    ]
+
+
+def test_colours_are_asked_for_and_tools_cannot_add_their_own() -> None:
+    shown = text_lines("t", [Finding("ports", ok("\x1b[31mred"))], colour=True)
+
+    assert shown[1] == "\x1b[32mok  \x1b[0m  ports  ?[31mred"
+
+
+def test_json_has_the_same_and_the_gravest_result() -> None:
+    told = json.loads(json_text("t", FINDINGS))
+
+    assert told["result"] == "fail"
+    assert told["findings"][1] == {
+        "name": "no_proxy", "result": "warn", "words": "http_proxy set", "next_step": "export no_proxy=x",
+    }  # fmt: skip
+
+
+def test_troubles_are_combined_with_the_gravest_first() -> None:
+    verdict = combined([warn("b", "step 2"), fail("a", "step 1"), warn("c", "step 2")], "fine")
+
+    assert (verdict.result, verdict.words, verdict.next_step) == ("fail", "a; b; c", "step 1; step 2")
+    assert combined([], "fine") == ok("fine")
+    assert worst([]) == "ok"
+    assert worst(["not here", "ok"]) == "ok"

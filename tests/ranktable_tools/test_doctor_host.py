@@ -1,0 +1,54 @@
+"""The doctor on docker and the forwarding of packets."""
+
+from pathlib import Path
+
+from ranktable_tools.doctor.host import check_docker, check_ip_forward
+from tests.ranktable_tools.bench import Bench
+
+FORWARD = "/proc/sys/net/ipv4/ip_forward"
+DOCKER = {"-v": "Docker version 24.0.7, build afdd53b\n"}
+
+
+def test_docker_tells_its_version(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.tool("docker", DOCKER)
+
+    verdict = check_docker(bench.case())
+
+    assert (verdict.result, verdict.words) == ("ok", "Docker version 24.0.7, build afdd53b")
+
+
+def test_a_docker_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.tool("docker", {}, other="docker: exec format error\n")
+
+    assert check_docker(bench.case()).words == "docker -v said: docker: exec format error"
+
+
+def test_without_docker_the_next_step_installs_it(tmp_path: Path) -> None:
+    verdict = check_docker(Bench(tmp_path).case())
+
+    assert (verdict.result, verdict.words) == ("not here", "docker is not installed")
+    assert verdict.next_step.startswith("yum install -y docker-engine")
+
+
+def test_in_a_container_docker_is_the_hosts_affair(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.file("/run/.containerenv", "")
+
+    assert check_docker(bench.case()).words == "this is a container"
+
+
+def test_ip_forward_is_1_or_to_be_set_where_docker_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.file(FORWARD, "0\n")
+    without_docker = check_ip_forward(bench.case())
+    bench.tool("docker", DOCKER)
+    off = check_ip_forward(bench.case())
+    bench.file(FORWARD, "1\n")
+    on = check_ip_forward(bench.case())
+
+    assert without_docker.result == "not here"
+    assert (off.result, off.words) == ("warn", "net.ipv4.ip_forward is 0")
+    assert off.next_step.startswith("sysctl -w net.ipv4.ip_forward=1")
+    assert (on.result, on.words) == ("ok", "net.ipv4.ip_forward is 1")

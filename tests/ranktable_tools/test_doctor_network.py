@@ -1,0 +1,194 @@
+"""The doctor on addresses, ports and proxies, against real sockets."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.doctor.case import Tables
+from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
+from ranktable_tools.doctor.tcp import ask_port, can_listen
+from tests.ranktable_tools.bench import ELSEWHERE, HERE, Bench, server, tables
+
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+@contextmanager
+def _listener(answer: bytes | None, host: str = HERE) -> Iterator[int]:
+    """Listen on a free port; give every caller `answer`, or, for None, nothing until it goes."""
+    with socket.create_server((host, 0)) as listening:
+        thread = threading.Thread(target=_answer, args=(listening, answer), daemon=True)
+        thread.start()
+        yield int(listening.getsockname()[1])
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def _answer(listening: socket.socket, answer: bytes | None) -> None:
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(64)
+            connection.sendall(answer) if answer is not None else connection.recv(64)
+
+
+def _free_port(host: str = HERE) -> int:
+    with socket.create_server((host, 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _given(ports: tuple[int, int], decode_host: str = HERE) -> Tables:
+    return tables([server(HERE, "0", ports[0])], [server(decode_host, "1", ports[1])])
+
+
+def test_grpc_is_told_from_other_speakers_and_from_nobody() -> None:
+    with _listener(SETTINGS) as grpc, _listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, _listener(b"") as short:
+        states = [ask_port(HERE, port, 2.0).state for port in (grpc, http, short)]
+
+    assert states == ["gRPC", "other", "other"]
+    assert ask_port(HERE, _free_port(), 2.0).state == "free"
+
+
+def test_a_port_that_says_nothing_is_asked_no_longer_than_its_deadline() -> None:
+    with _listener(None) as silent:
+        assert ask_port(HERE, silent, 0.05).state == "other"
+
+
+def test_an_unknown_host_is_told_in_words() -> None:
+    answer = ask_port("no-such-host.invalid", 1, 2.0)
+
+    assert answer.state == "unreachable"
+    assert answer.reason
+
+
+def test_a_port_in_use_cannot_be_listened_on() -> None:
+    with socket.create_server((HERE, 0)) as listening:
+        assert can_listen(HERE, listening.getsockname()[1]) == "in use"
+    assert can_listen(HERE, _free_port()) is None
+
+
+def test_ports_that_are_free_or_answered_by_grpc_are_ok(tmp_path: Path) -> None:
+    bench, free = Bench(tmp_path), _free_port()
+    with _listener(SETTINGS) as taken:
+        verdict = check_ports(bench.case(_given((taken, free))))
+
+    assert (verdict.result, verdict.words) == ("ok", f"{taken} answers, {free} is free")
+
+
+def test_a_port_taken_by_something_else_is_a_failure(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with _listener(b"HTTP/1.1 200 OK\r\n\r\n") as taken:
+        verdict = check_ports(bench.case(_given((taken, _free_port()))))
+
+    words = f"127.0.0.1:{taken} (prefill) is taken by something that speaks no gRPC"
+    assert (verdict.result, verdict.words) == ("fail", words)
+
+
+def test_node_ports_win_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = _free_port(), _free_port()
+    named = check_ports(bench.case(_given((1, 1)), {"NODE_PORTS": f"{first},{second}"}))
+    wrong = check_ports(bench.case(_given((1, 1)), {"NODE_PORTS": "8088"}))
+
+    assert named.words == f"{first} is free, {second} is free"
+    assert wrong.result == "fail"
+    assert 'NODE_PORTS is "8088": 1 ports, but the global table has 2 instances' in wrong.words
+
+
+def test_without_ports_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    unknown = tables([server(HERE, "0")], [server(HERE, "1")])
+
+    assert check_ports(bench.case()).result == "not here"
+    assert check_ports(bench.case(unknown)).words == "the table has no server_port and NODE_PORTS is not set"
+    assert check_reach(bench.case(unknown)).result == "not here"
+
+
+def test_instances_elsewhere_answer_or_are_to_be_started(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with _listener(SETTINGS, ELSEWHERE) as port:
+        answering = check_reach(bench.case(_given((1, port), ELSEWHERE)))
+    silent = _free_port(ELSEWHERE)
+    absent = check_reach(bench.case(_given((1, silent), ELSEWHERE)))
+
+    assert (answering.result, answering.words) == ("ok", "1 instance on other hosts can be reached")
+    assert (absent.result, absent.words) == ("warn", f"nothing listens at {ELSEWHERE}:{silent} (decode)")
+    assert absent.next_step == "start that instance"
+
+
+def test_a_host_that_cannot_be_reached_is_a_failure(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    verdict = check_reach(bench.case(_given((1, 8089), "no-such-host.invalid")))
+
+    assert verdict.result == "fail"
+    assert verdict.words.startswith("no-such-host.invalid:8089 (decode): ")
+    assert "no-such-host.invalid (docs/ports.md)" in verdict.next_step
+
+
+def test_the_local_table_has_to_be_this_hosts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    here, away = server(HERE, "0"), server(ELSEWHERE, "1")
+
+    mine = check_address(bench.case(tables([here], [server(HERE, "1")], local=here)))
+    theirs = check_address(bench.case(tables([here], [away], local=away)))
+
+    assert mine.result == "ok"
+    assert theirs.result == "fail"
+    assert theirs.words.startswith(f"the local table says {ELSEWHERE}, this machine has ")
+
+
+def test_loopback_in_a_table_of_several_hosts_is_a_failure(tmp_path: Path) -> None:
+    own = server(HERE, "0")
+
+    verdict = check_address(Bench(tmp_path).case(tables([own], [server("10.9.9.9", "1")], local=own)))
+
+    assert (verdict.result, verdict.words) == ("fail", "the local table says 127.0.0.1, which 10.9.9.9 cannot reach")
+
+
+def test_a_table_without_this_host_is_a_warning(tmp_path: Path) -> None:
+    away = tables([server(ELSEWHERE, "0")], [server("127.0.0.3", "1")], scheduler=ELSEWHERE)
+
+    verdict = check_address(Bench(tmp_path).case(away))
+
+    assert (verdict.result, verdict.words) == ("warn", "none of the table's hosts is this one: 127.0.0.2, 127.0.0.3")
+
+
+def test_a_proxy_has_to_leave_the_tables_hosts_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    two_hosts = tables([server(HERE, "0")], [server("10.0.0.19", "1")])
+    proxy = {"http_proxy": "http://user:pa55word@proxy:3128"}
+
+    assert check_proxy(bench.case(two_hosts)).words == "no proxy is set"
+    lacking = check_proxy(bench.case(two_hosts, {**proxy, "no_proxy": "localhost,127.0.0.1"}))
+    whole = check_proxy(bench.case(two_hosts, {**proxy, "NO_PROXY": "localhost,127.0.0.1,10.0.0.0/24"}))
+
+    words = "http_proxy set, and no_proxy lacks 10.0.0.19: clients there would ask the proxy"
+    assert (lacking.result, lacking.words) == ("warn", words)
+    assert lacking.next_step == "export no_proxy=${no_proxy:+$no_proxy,}10.0.0.19"
+    assert whole.result == "ok"
+    assert "pa55word" not in f"{lacking} {whole}"
+
+
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "covered"),
+    [
+        ("10.0.0.18", "10.0.0.18", True),
+        ("10.0.0.18", "10.0.0.1", False),
+        ("10.0.0.18", " 10.0.0.0/24 ", True),
+        ("npu-7.example", ".example", True),
+        ("npu-7.example", "example", True),
+        ("npu-7.example", "7.example", False),
+        ("anything", "*", True),
+        ("10.0.0.18", "", False),
+        ("npu-7", "10.0.0.0/8", False),
+    ],
+)
+def test_no_proxy_is_read_as_clients_read_it(host: str, no_proxy: str, covered: bool) -> None:
+    assert bypasses(host, no_proxy) is covered
