@@ -10,14 +10,14 @@ import argparse
 import ctypes
 import functools
 import mmap
-import os
 import random
 import statistics
 import threading
 import time
 from collections.abc import Callable
 
-from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag, make_mover
+from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag
+from native.library import build
 
 MIB = 1 << 20
 SLOT_BYTES, BLOCK_SLOTS = 384, 16  # a block of 6 KiB
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="rounds")
     parser.add_argument("--no-native", action="store_true", help="measure the stand-in in Python")
     options = parser.parse_args()
-    mover: Mover = PythonMover() if options.no_native else make_mover(os.environ)
+    mover: Mover = PythonMover() if options.no_native else build()
     print(f"mover: {mover.name}, kernel {getattr(mover, 'kernel', None)}")
     for size_mib in options.mib:
         rates(mover, size_mib, options.repeats)

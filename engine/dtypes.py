@@ -21,7 +21,8 @@ class DtypeChoice:
 def choose_dtype(asked: str, checkpoint: str, *, cpu_flags: frozenset[str], is_native: bool = False) -> DtypeChoice:
     """Return `asked`, or for `auto` the checkpoint's dtype where the CPU is fast at it, else float32.
 
-    `is_native`: our own kernels will run the whole model, and they are fast at bfloat16 on every CPU that has them.
+    `is_native`: our own kernels run the whole model, or will at the next start, and they are fast at bfloat16 on every
+    CPU that has them.
     """
     if asked != "auto":
         if asked not in ITEM_BYTES:
@@ -31,7 +32,7 @@ def choose_dtype(asked: str, checkpoint: str, *, cpu_flags: frozenset[str], is_n
     if checkpoint == "bfloat16" and fast:
         return DtypeChoice("bfloat16", f"dtype bfloat16, the checkpoint's: the CPU has {fast[0]}")
     if checkpoint == "bfloat16" and is_native:
-        return DtypeChoice("bfloat16", "dtype bfloat16, the checkpoint's: native kernels run this model")
+        return DtypeChoice("bfloat16", "dtype bfloat16, the checkpoint's, which native kernels are fast at")
     if checkpoint == "float32":
         return DtypeChoice("float32", "dtype float32, the checkpoint's")
     return DtypeChoice("float32", f"dtype float32: the checkpoint is {checkpoint}, which this CPU is slow at")

@@ -15,17 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.dtypes import read_cpu_flags
 from engine.fuse_check import Disagreement, LayerCheck
 from engine.fused_decoder import FusedWeights
 from engine.fused_memory import RowSizes
 from engine.fused_structs import FORMATS, PANEL, Decoder, Finish, Layer, Linear, address, declare, padded
 from engine.fused_weights import PackedMemory, free, num_panels, packed_bytes
+from engine.kernels import Kernels
 from engine.linear_layout import lay_out
 from engine.rope_table import RopeTable
 from native.engine_library import Threads
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+_NATIVE_FLAGS = frozenset({"avx2", "fma"})  # the least of native/isa.h that is not plain
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles follow the position alone
 
 _log = logging.getLogger("pdserve.engine")
@@ -52,9 +55,16 @@ def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
     return None
 
 
-def will_fuse(config: Any, threads: Threads | None) -> bool:
-    """Tell before weights are read whether `fuse` is to be expected."""
-    return config.model_type in _MODEL_TYPES and threads is not None and threads.isa != "plain"
+def will_fuse(config: Any, kernels: Kernels) -> bool:
+    """Tell before weights are read whether `fuse` is to be expected: of this load, or of the next, once they are built.
+
+    Both have to choose the same dtype: an instance that starts later has to understand this one's KV.
+    """
+    if config.model_type not in _MODEL_TYPES:
+        return False
+    if kernels.threads is None:
+        return kernels.is_awaited and read_cpu_flags() >= _NATIVE_FLAGS
+    return kernels.threads.isa != "plain"
 
 
 def why_not(network: Any) -> str | None:

@@ -14,12 +14,13 @@ from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
+from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder, read_network
 from engine.rope import rotate_by_sequence
 from engine.torch_model import TorchModel
-from native.engine_library import Threads, load_engine
+from native.engine_library import Threads
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
 
@@ -51,12 +52,12 @@ def load_model(
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Sets
     torch's thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
-    threads = engine_threads(num_threads)
-    backend = make_backend(attention_backend, threads)
+    kernels = find_kernels(num_threads)
+    backend = make_backend(attention_backend, kernels.threads)
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
-    is_native = will_fuse(checkpoint.config, threads)
+    is_native = will_fuse(checkpoint.config, kernels)
     choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
     torch.set_num_threads(num_threads)
     register()
@@ -64,7 +65,7 @@ def load_model(
     read = read_network(folder, choice.name)
     network = read.loaded.network
     tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
-    fused = fuse(network, threads=threads)
+    fused = fuse(network, threads=kernels.threads)
     budget = cpu_budget(kv_cache_memory, available_bytes())
     plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
@@ -80,13 +81,7 @@ def load_model(
         rope=rotate_by_sequence(network),
         fused=fused,
     )
-    return LoadedModel(model, (choice.reason, plan.describe(), *read.notes))
-
-
-def engine_threads(count: int) -> Threads | None:
-    """Return a team of threads for the native kernels, or None where there are none."""
-    library = load_engine()
-    return None if library is None else library.threads(count)
+    return LoadedModel(model, (choice.reason, plan.describe(), kernels.note, *read.notes))
 
 
 def make_backend(name: str, threads: Threads | None = None) -> AttentionBackend:

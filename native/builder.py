@@ -2,9 +2,13 @@
 
     native/*.c, *.h --compiler--> <cache>/native/<name>-<key>-<compiler's stamp>.so --dlopen, self-check--> T
 
+    find_library     takes what is there, and has a child build what is not (native/background.py): it never waits
+    build_library    builds here and now
+
 Instructions beyond the platform's least are chosen when a function runs. Without a compiler a library that one built
 earlier from the same sources is taken. PDSERVE_NATIVE=off, no compiler, a failed build: there is no library, and
-callers do the work in Python.
+callers do the work in Python. A library that was built meanwhile is taken at the next start: within one run the
+arithmetic stays what it was.
 """
 
 import json
@@ -12,10 +16,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from native.cache import NoNative, building, is_ours, library_folder, replace_whole
+from native.background import Build, start_build
+from native.cache import BuildFailed, NoNative, building, draft_folder, is_ours, library_folder, replace_whole, try_lock
 from native.compiler import Compiler, find_compiler
 from native.recipe import Recipe
 
@@ -26,64 +32,162 @@ T = TypeVar("T")
 _log = logging.getLogger("pdserve.native")
 
 
-def load_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float = BUILD_TIMEOUT_S) -> T | None:
-    """Return the opened library, built if need be; None, with one warning, where that fails.
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """A library, or why there is none for now.
 
-    None without a word under PDSERVE_NATIVE=off. Raises ValueError for other values than on and off.
+    `is_awaited`: it is being built, by this process's child (`build`) or another's, and the next start will have it.
+    """
+
+    library: T | None
+    reason: str = ""
+    is_awaited: bool = False
+    build: Build | None = None
+
+
+def find_library(recipe: Recipe[T], environ: Mapping[str, str]) -> Found[T]:
+    """Return the library if it is there; otherwise let it be built in the background. One line in the log says so.
+
+    Nothing is said under PDSERVE_NATIVE=off. Raises ValueError for other values than on and off.
     """
     wanted = environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):
         raise ValueError(f"{VARIABLE}={wanted}: choose on or off")
     if wanted == "off":
-        return None
+        return Found(None, f"{VARIABLE}=off")
     try:
-        return build_library(recipe, environ, timeout_s=timeout_s)
+        found = _find(_Place.of(recipe, environ), environ)
     except NoNative as error:
-        reason = json.dumps(" ".join(str(error).split()), ensure_ascii=True)
-        _log.warning("native_unavailable library=%s reason=%s", recipe.name, reason)
-        return None
+        _warn(recipe.name, str(error))
+        return Found(None, str(error))
+    if found.is_awaited:
+        _log.info("native_building library=%s used_from=next_start reason=%s", recipe.name, json.dumps(found.reason))
+    return found
 
 
 def build_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float = BUILD_TIMEOUT_S) -> T:
-    """Return the opened library, from the cache if it is there. Raises NoNative."""
-    folder, compiler = library_folder(environ), find_compiler(environ)
-    path = _path(recipe, folder, compiler)
+    """Return the opened library, from the cache if it is there; a build that failed before is tried again.
+
+    Raises NoNative.
+    """
+    place, deadline = _Place.of(recipe, environ), time.monotonic() + timeout_s
+    library = place.open()
+    if library is not None:
+        return library
     try:
-        if path is not None and is_ours(folder) and is_ours(path):
-            return recipe.open(path)
-    except NoNative:
-        if compiler is None or not is_ours(folder):
-            raise  # else the file alone is bad: it is built anew
-    if compiler is None or path is None:
-        raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
-    try:
-        return _build(recipe, path, compiler, environ, time.monotonic() + timeout_s)
+        with building(place.folder, recipe.name, deadline):
+            return place.build(environ, deadline)
     except OSError as error:
-        raise NoNative(f"{folder} cannot be written: {error}") from error
+        raise NoNative(f"{place.folder} cannot be written: {error}") from error
 
 
-def _build(recipe: Recipe[T], path: Path, compiler: Compiler, environ: Mapping[str, str], deadline: float) -> T:
-    with building(path.parent, recipe.name, deadline):
+def build_locked(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float, stop_fd: int) -> T:
+    """Do what build_library does for a caller that holds the lock, until `stop_fd` speaks. Raises NoNative, OSError."""
+    return _Place.of(recipe, environ).build(environ, time.monotonic() + timeout_s, stop_fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place(Generic[T]):
+    """Where a recipe's library lies once it is built, and who builds it."""
+
+    recipe: Recipe[T]
+    folder: Path
+    compiler: Compiler | None
+    path: Path | None  # None: no compiler, and nothing built by one earlier
+
+    @classmethod
+    def of(cls, recipe: Recipe[T], environ: Mapping[str, str]) -> "_Place[T]":
+        """Raises NoNative for a compiler that was named and is not there."""
+        folder, compiler = library_folder(environ), find_compiler(environ)
+        stem = f"{recipe.name}-{recipe.key()}"
+        if compiler is not None:
+            return cls(recipe, folder, compiler, folder / f"{stem}-{compiler.stamp}.so")
+        return cls(recipe, folder, None, next(iter(sorted(folder.glob(f"{stem}-*.so"))), None))
+
+    def open(self) -> T | None:
+        """Return the library; None where it can be built. Raises NoNative where it cannot, nor be taken."""
         try:
-            if is_ours(path):  # another process was faster
-                return recipe.open(path)
+            if self.path is not None and is_ours(self.folder) and is_ours(self.path):
+                return self.recipe.open(self.path)
         except NoNative:
-            path.unlink()
-        for left_over in path.parent.glob(f"draft-{recipe.name}-*"):  # of builds that were killed: the lock is ours
-            left_over.unlink()
-        draft = path.parent / f"draft-{recipe.name}-{os.getpid()}.so"
+            if self.compiler is None or not is_ours(self.folder):
+                raise  # else the file alone is bad: it is built anew
+        if self.compiler is None:
+            raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
+        return None
+
+    def build(self, environ: Mapping[str, str], deadline: float, stop_fd: int | None = None) -> T:
+        """Build and open it; the lock is ours. Raises NoNative, OSError."""
+        assert self.compiler is not None
+        assert self.path is not None
         try:
-            compiler.build(recipe, draft, environ=environ, deadline=deadline)
-            draft.chmod(0o700)
-            recipe.open(draft)
-            replace_whole(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-        return recipe.open(path)
+            if is_ours(self.path):  # another process was faster
+                return self.recipe.open(self.path)
+        except NoNative:
+            self.path.unlink()
+        with draft_folder(self.folder, self.recipe.name) as folder:
+            draft = folder / self.path.name
+            try:
+                self.compiler.build(self.recipe, draft, environ=environ, deadline=deadline, stop_fd=stop_fd)
+                draft.chmod(0o700)
+                self._check(draft)
+            except BuildFailed as error:
+                self._failed.write_text(f"{error}\n", encoding="utf-8")
+                raise
+            replace_whole(draft, self.path)
+        self._failed.unlink(missing_ok=True)
+        return self.recipe.open(self.path)
+
+    def why_failed(self) -> str | None:
+        """Return why the last build failed, where one did with these sources and this compiler."""
+        try:
+            return self._failed.read_text(encoding="utf-8", errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    @property
+    def _failed(self) -> Path:
+        assert self.path is not None
+        return self.path.with_suffix(".failed")
+
+    def _check(self, draft: Path) -> None:
+        try:
+            self.recipe.open(draft)
+        except NoNative as error:
+            raise BuildFailed(str(error)) from error
 
 
-def _path(recipe: Recipe[T], folder: Path, compiler: Compiler | None) -> Path | None:
-    stem = f"{recipe.name}-{recipe.key()}"
-    if compiler is not None:
-        return folder / f"{stem}-{compiler.stamp}.so"
-    return next(iter(sorted(folder.glob(f"{stem}-*.so"))), None)
+def _find(place: _Place[T], environ: Mapping[str, str]) -> Found[T]:
+    library = place.open()
+    if library is not None:
+        return Found(library)
+    failed = place.why_failed()
+    if failed is not None:
+        raise NoNative(f"the build failed before, `python -m native.build` tries again: {failed}")
+    try:
+        lock = try_lock(place.folder, place.recipe.name)
+        return _start(place, environ, lock) if lock is not None else Found(None, "another process builds it", True)
+    except OSError as error:
+        raise NoNative(f"{place.folder} cannot be written: {error}") from error
+
+
+def _start(place: _Place[T], environ: Mapping[str, str], lock: int) -> Found[T]:
+    try:
+        library = place.open()  # whoever had the lock may have built it
+        if library is not None:
+            return Found(library)
+        build = start_build(place.recipe.name, lock, environ, lambda reason: _tell(place.recipe.name, reason))
+    finally:
+        os.close(lock)  # the child has its own
+    return Found(None, "it was not built yet", is_awaited=True, build=build)
+
+
+def _tell(name: str, reason: str | None) -> None:
+    if reason is None:
+        _log.info("native_built library=%s used_from=next_start", name)
+    else:
+        _warn(name, reason)
+
+
+def _warn(name: str, reason: str) -> None:
+    _log.warning("native_unavailable library=%s reason=%s", name, json.dumps(" ".join(reason.split())))

@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +15,20 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NoNative(Exception):
-    """Why there are no native functions; Python does the work."""
+    """Why there are no native functions; Python does the work.
+
+    NoNative
+      +- BuildFailed     the compiler refuses the sources, or what it made does not work: it would again
+      +- BuildStopped    whoever wanted the library is gone
+    """
+
+
+class BuildFailed(NoNative):
+    """The compiler refuses the sources, or what it made does not work."""
+
+
+class BuildStopped(NoNative):
+    """The build was called off."""
 
 
 def library_folder(environ: Mapping[str, str]) -> Path:
@@ -48,19 +63,43 @@ def building(folder: Path, name: str, deadline: float) -> Iterator[None]:
 
     Raises NoNative, and OSError where nothing can be written. `deadline` is of time.monotonic().
     """
+    while (lock := try_lock(folder, name)) is None:
+        if time.monotonic() > deadline:
+            raise NoNative(f"another process builds {name} in {folder} for too long")
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def try_lock(folder: Path, name: str) -> int | None:
+    """Make the folder and return a descriptor that holds the lock of library `name`; None while another has it.
+
+    The lock is free once the descriptor and those a child inherited are closed. Raises NoNative, OSError.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     is_ours(folder)
-    with (folder / f"{name}.lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise NoNative(f"another process builds {name} in {folder} for too long") from None
-                time.sleep(_POLL_S)
-        yield
+    lock = os.open(folder / f"{name}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+@contextmanager
+def draft_folder(folder: Path, name: str) -> Iterator[Path]:
+    """Make a folder to build library `name` in, whose lock is the caller's, and take it away again with all in it."""
+    for left_over in folder.glob(f"draft-{name}-*"):  # of builds that were killed
+        shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+    path = Path(tempfile.mkdtemp(prefix=f"draft-{name}-", dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 def replace_whole(draft: Path, path: Path) -> None:

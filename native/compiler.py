@@ -1,22 +1,18 @@
-"""Find the C compiler and run it with a deadline."""
+"""Find the C compiler, and have it compile a library's sources side by side."""
 
-import contextlib
 import hashlib
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from native.cache import NoNative
+from native.cache import BuildFailed, NoNative
+from native.jobs import run_jobs
 
-FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC")  # never -march=native: a cache may be shared by unlike machines
-_SAID_MAX = 300
+FLAGS = ("-std=c11", "-O3", "-fPIC")  # never -march=native: a cache may be shared by unlike machines
 
 
 class Parts(Protocol):
@@ -40,17 +36,26 @@ class Compiler:
     command: tuple[str, ...]
     stamp: str
 
-    def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], deadline: float) -> None:
-        """Compile the sources into one shared library. Raises NoNative, with what the compiler said."""
-        command = [*self.command, *parts.flags, "-o", str(target), *map(str, parts.paths()), *parts.libraries]
+    def build(
+        self, parts: Parts, target: Path, *, environ: Mapping[str, str], deadline: float, stop_fd: int | None = None
+    ) -> None:
+        """Compile the sources, one process a core, and link them into `target`; other files lie beside it.
+
+        Raises BuildFailed, with what the compiler said, NoNative and BuildStopped as run_jobs does.
+        """
+        folder = target.parent
         # Its temporary files go beside the target: /tmp may be read-only where the cache is not.
-        child_environ = {**environ, "TMPDIR": str(target.parent), "LC_ALL": "C"}
-        try:
-            code, said = _run(command, child_environ, deadline - time.monotonic())
-        except OSError as error:
-            raise NoNative(f"{self.command[0]} cannot be run: {error}") from error
-        if code != 0 or not target.exists():
-            raise NoNative(f"{shlex.join(self.command)} ended with {code}: {' '.join(said.split())[:_SAID_MAX]}")
+        child_environ = {**environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+        start, sources = [*self.command, *parts.flags], parts.paths()
+        objects = [str(folder / f"{source.stem}.o") for source in sources]
+        for commands in (
+            [[*start, "-c", "-o", made, str(source)] for made, source in zip(objects, sources, strict=True)],
+            [[*start, "-shared", "-o", str(target), *objects, *parts.libraries]],
+        ):
+            cores = len(os.sched_getaffinity(0))
+            run_jobs(commands, child_environ, at_once=cores, deadline=deadline, stop_fd=stop_fd)
+        if not target.exists():
+            raise BuildFailed(f"{shlex.join(self.command)} ended with 0 and made nothing")
 
 
 def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
@@ -78,21 +83,3 @@ def _stamp(path: str, arguments: Sequence[str]) -> str:
     found = os.stat(real)
     facts = repr((real, found.st_size, found.st_mtime_ns, *arguments))
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
-
-
-def _run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
-    child = subprocess.Popen(  # noqa: S603  the user's own compiler on our own source
-        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    with child:
-        try:
-            said, _ = child.communicate(timeout=max(0.0, timeout_s))
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # a compiler is several processes
-            child.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise NoNative(f"{shlex.join(command)} did not end within its time") from error
-            raise
-    return child.returncode, said

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from native.builder import BUILD_TIMEOUT_S, build_library, load_library
+from native.builder import BUILD_TIMEOUT_S, Found, build_library, find_library
 from native.cache import NoNative
 from native.compiler import FLAGS
 from native.recipe import Recipe
@@ -85,9 +85,9 @@ class Threads:
         self.close()
 
 
-def load_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary | None:
-    """Return the engine's kernels, built if need be; None where that fails. See builder.load_library."""
-    return load_library(ENGINE, environ, timeout_s=timeout_s)
+def find_engine(environ: Mapping[str, str] = os.environ) -> Found[EngineLibrary]:
+    """Return the engine's kernels, or why there are none for now. See builder.find_library."""
+    return find_library(ENGINE, environ)
 
 
 def build_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from native.builder import BUILD_TIMEOUT_S, VARIABLE, build_library, load_library
+from native.builder import BUILD_TIMEOUT_S, VARIABLE, build_library, find_library
 from native.cache import NoNative
 from native.memory import Place, Region, Runs, StopFlag, check_move, check_place
 from native.recipe import Recipe
@@ -77,9 +77,9 @@ class Library:
         return digest
 
 
-def load(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> Library | None:
-    """Return the native functions, built if need be; None where that fails. See builder.load_library."""
-    return load_library(RECIPE, environ, timeout_s=timeout_s)
+def load(environ: Mapping[str, str] = os.environ) -> Library | None:
+    """Return the native functions, or None where they are not built yet or cannot be. See builder.find_library."""
+    return find_library(RECIPE, environ).library
 
 
 def build(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> Library:

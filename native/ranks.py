@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 
-from native.builder import BUILD_TIMEOUT_S, load_library
+from native.builder import find_library
 from native.cache import NoNative
 from native.recipe import Recipe
 
@@ -50,9 +50,9 @@ class RanksLibrary:
         return Outcome(self._sum(shared, rank, num_ranks, slot_bytes, data, count, timeout_s))
 
 
-def load(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> RanksLibrary | None:
-    """Return the native sum, built if need be; None where that fails. See builder.load_library."""
-    return load_library(RECIPE, environ, timeout_s=timeout_s)
+def load(environ: Mapping[str, str] = os.environ) -> RanksLibrary | None:
+    """Return the native sum, or None where it is not built yet or cannot be. See builder.find_library."""
+    return find_library(RECIPE, environ).library
 
 
 def _checked(path: Path) -> RanksLibrary:

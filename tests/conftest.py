@@ -1,10 +1,14 @@
 """What holds for all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
 
+import contextlib
 import os
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from native.build import build_all
+from native.cache import NoNative
 
 # A busy machine is no defect.
 settings.register_profile("no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,6 +16,13 @@ settings.load_profile("no deadlines")
 
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native_libraries() -> None:
+    """Build what is not there yet, as an installation does: a start would not wait for it."""
+    with contextlib.suppress(NoNative):
+        build_all()
 
 
 @pytest.hookimpl(wrapper=True)

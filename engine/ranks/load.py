@@ -15,8 +15,9 @@ from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import will_fuse
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
+from engine.kernels import find_kernels
 from engine.kv_probe import rehearse
-from engine.loader import engine_threads, make_backend
+from engine.loader import make_backend
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
@@ -79,7 +80,8 @@ def load_ranks(
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
-    is_native = will_fuse(checkpoint.config, engine_threads(1))
+    kernels = find_kernels(1)
+    is_native = will_fuse(checkpoint.config, kernels)
     choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
     check_shards(
         build_network(checkpoint, dtype=choice.name, attention=None), checkpoint.text_config, ranks.num_ranks
@@ -88,7 +90,8 @@ def load_ranks(
         RankSetup(
             path=str(path), dtype=choice.name, number=number, of=ranks.num_ranks, block_size=block_size,
             attention_backend=attention_backend, quantization=quantization, cores=cores,
-            num_threads=ranks.num_threads, step_s=ranks.step_s, log_level=ranks.log_level,
+            num_threads=ranks.num_threads, step_s=ranks.step_s, is_native=kernels.threads is not None,
+            log_level=ranks.log_level,
         )
         for number, cores in enumerate(ranks.cores)
     ]  # fmt: skip
@@ -116,7 +119,7 @@ def load_ranks(
         )  # fmt: skip
         team.serve()
         undo.pop_all()
-    return LoadedRanks(model, (choice.reason, plan.describe(), *_describe(loaded, way), *part.notes))
+    return LoadedRanks(model, (choice.reason, plan.describe(), kernels.note, *_describe(loaded, way), *part.notes))
 
 
 def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:

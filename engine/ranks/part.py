@@ -13,8 +13,9 @@ from engine.fuse import fuse
 from engine.fused_decoder import FusedWeights
 from engine.host_pool import HostPool
 from engine.interface import EngineInfo
+from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors
-from engine.loader import engine_threads, make_backend
+from engine.loader import make_backend
 from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
@@ -96,7 +97,7 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     held = find_kv_tensors(loaded.network, checkpoint, setup.dtype)
     num_sums = num_reductions(loaded.network)
     weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
-    threads = engine_threads(setup.num_threads)
+    threads = find_kernels(setup.num_threads).threads if setup.is_native else None
     fused = fuse(loaded.network, threads=threads)
     library = load_sum()
     took = RankLoaded(

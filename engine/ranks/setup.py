@@ -13,7 +13,7 @@ class RankSetup:
     """One rank of a tensor-parallel instance.
 
     `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
-    long it waits for the others within a step.
+    long it waits for the others within a step. `is_native`: it uses native kernels, as rank 0 found them there.
     """
 
     path: str
@@ -26,6 +26,7 @@ class RankSetup:
     cores: tuple[int, ...]
     num_threads: int
     step_s: float
+    is_native: bool = True
     log_level: str = "INFO"
 
     @property

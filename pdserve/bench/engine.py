@@ -9,6 +9,7 @@ takes longer. JSON lines, then the table as Markdown.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.torch_start import prepare_torch
+from native.cache import NoNative
+from native.engine_library import build_engine
 from pdserve import model
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
 from pdserve.bench.floors import Floors, measure_floors
@@ -66,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
     unwind_on_sigterm()
     threads = options.threads or len(os.sched_getaffinity(0))
     prepare_torch(threads)
+    with contextlib.suppress(NoNative):  # then the notes say that torch is what was measured
+        build_engine()
     from engine.loader import load_model
     from pdserve.bench.ours import Ours
     from pdserve.bench.step_profile import profile

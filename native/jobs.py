@@ -1,0 +1,96 @@
+"""Run commands side by side, with one deadline for all; when one fails, none runs on."""
+
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from native.cache import BuildFailed, BuildStopped, NoNative
+
+_READ_BYTES = 4096
+_SAID_MAX = 300
+
+
+def run_jobs(
+    commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, at_once: int, deadline: float,
+    stop_fd: int | None = None,
+) -> None:  # fmt: skip
+    """Run the commands, `at_once` at a time; they read nothing. `deadline` is of time.monotonic().
+
+    Raises BuildFailed with what the first that failed had said, NoNative for one that is late or cannot be run, and
+    BuildStopped once `stop_fd` can be read or is at its end. Their processes are killed before.
+    """
+    waiting, running = list(reversed(list(commands))), set[_Job]()
+    with selectors.DefaultSelector() as selector:
+        if stop_fd is not None:
+            selector.register(stop_fd, selectors.EVENT_READ)
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = _Job(waiting.pop(), environ)
+                    running.add(job)
+                    selector.register(job.output, selectors.EVENT_READ, job)
+                for job in _ready(selector, running, deadline):
+                    selector.unregister(job.output)
+                    job.finish(deadline)
+                    running.remove(job)
+        finally:
+            for job in running:
+                job.kill()
+
+
+def _ready(selector: selectors.BaseSelector, running: "set[_Job]", deadline: float) -> "list[_Job]":
+    """Wait until something is said; return the jobs that will say no more."""
+    found = selector.select(max(0.0, deadline - time.monotonic()))
+    if not found:
+        late = ", ".join(sorted({job.program for job in running}))
+        raise NoNative(f"{late} did not end within its time")
+    if any(key.data is None for key, _ in found):
+        raise BuildStopped("the build was stopped")
+    jobs: list[_Job] = [key.data for key, _ in found]
+    return [job for job in jobs if not job.read()]
+
+
+class _Job:
+    """One process, in a group of its own: a compiler is several."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.program, self._said = shlex.join(command[:1]), b""
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  the user's own compiler on our own source
+                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise NoNative(f"{command[0]} cannot be run: {error}") from error
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+
+    def read(self) -> bool:
+        """Take what it said; False once it can say no more."""
+        said = os.read(self.output.fileno(), _READ_BYTES)
+        self._said = (self._said + said)[:_READ_BYTES]
+        return bool(said)
+
+    def finish(self, deadline: float) -> None:
+        """Wait for its end, which is near. Raises BuildFailed, NoNative."""
+        try:
+            code = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            raise NoNative(f"{self.program} did not end within its time") from error
+        self.output.close()
+        if code != 0:
+            said = " ".join(self._said.decode(errors="replace").split())
+            raise BuildFailed(f"{self.program} ended with {code}: {said[:_SAID_MAX]}")
+
+    def kill(self) -> None:
+        """End it with all its processes."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self.output.close()

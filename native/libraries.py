@@ -1,0 +1,10 @@
+"""The libraries there are, by name."""
+
+from typing import Any
+
+from native.engine_library import ENGINE
+from native.library import RECIPE as MOVE
+from native.ranks import RECIPE as RANKS
+from native.recipe import Recipe
+
+RECIPES: dict[str, Recipe[Any]] = {recipe.name: recipe for recipe in (MOVE, RANKS, ENGINE)}

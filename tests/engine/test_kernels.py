@@ -1,0 +1,77 @@
+"""A load without built kernels: it does not wait for them, says so, and chooses the dtype of the loads that follow."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.dtypes import read_cpu_flags
+from engine.loader import LoadedModel, load_model
+from native.cache import NoNative, building, library_folder
+from native.engine_library import build_engine
+from tests.engine.tiny_models import make_tiny_model
+from tests.native.test_library import script
+
+_WAIT_S = 90.0
+
+pytestmark = pytest.mark.skipif(read_cpu_flags() < {"avx2", "fma"}, reason="missing instructions: AVX2")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of a family that the kernels know, in bfloat16."""
+    path = make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def held_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a compiler that makes good kernels once there is a line to read here."""
+    try:
+        made = build_engine().path
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native functions here: {error}")
+    os.mkfifo(tmp_path / "go")
+    step = f'case "$*" in *" -shared "*) read line <"{tmp_path}/go";; esac'
+    compiler = script(tmp_path, "held-cc", f'{step}; while [ "$1" != -o ]; do shift; done; cp "{made}" "$2"')
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("PDSERVE_NATIVE", raising=False)
+    return tmp_path / "go"
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(path, dtype="auto", block_size=16, kv_cache_memory=1 << 20, num_threads=1)
+
+
+def test_a_load_does_not_wait_for_its_kernels_and_the_next_one_has_them(llama: Path, held_cc: Path) -> None:
+    first = load(llama)  # the compiler waits for us meanwhile
+    assert "torch instead of native kernels: they are being built for the next start" in first.notes
+    assert first.model._fused is None
+
+    held_cc.write_text("go\n")
+    with building(library_folder(os.environ), "engine", time.monotonic() + _WAIT_S):
+        pass
+    second = load(llama)
+
+    assert second.model._fused is not None
+    assert any(note.startswith("native kernels with avx") for note in second.notes)
+    assert first.model.info.dtype == second.model.info.dtype == "bfloat16"  # either can read the other's KV
+    for loaded in (first, second):
+        loaded.model.close()
+
+
+def test_a_load_without_a_compiler_says_so(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-cc"))
+    monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "cache"))
+
+    loaded = load(llama)
+
+    note = f"torch instead of native kernels: CC={tmp_path / 'no-cc'} is not on the path"
+    assert note in loaded.notes
+    assert not (tmp_path / "cache").exists()
+    loaded.model.close()
