@@ -1,9 +1,10 @@
 """What the scheduler has given one instance and the instance's own figures do not show yet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.loads import Held
+from scheduler.prefixes import Chain, Prefixes
 from wire.types import LoadSnapshot
 
 _LOADS_UNTIL_SEEN = 2
@@ -18,6 +19,14 @@ class _Given:
     blocks: int
     sequences: int
     is_held: bool = False
+
+
+@dataclass(slots=True)
+class _Booked:
+    """Blocks that a reservation will take, of the `whole` that the prompt needs: the others are shared."""
+
+    blocks: int
+    whole: int
 
 
 class Books:
@@ -36,7 +45,9 @@ class Books:
         self._tokens: dict[str, int] = {}
         self._unsent: set[str] = set()
         self._fresh: dict[str, int] = {}
-        self._blocks: dict[str, int] = {}
+        self._blocks: dict[str, _Booked] = {}
+        self._chains: dict[str, Chain] = {}
+        self._prefixes = Prefixes(load.blocks_total * block_size)
         self._sequences: dict[str, int] = {}
         self._reserved: set[str] = set()
         self._full = False
@@ -54,7 +65,7 @@ class Books:
             return 0
         given = sum(prompt.blocks for prompt in self._given.values())
         used = max(self.load.blocks_used - self._freed_blocks, given)
-        return self.load.blocks_total - used - sum(self._blocks.values())
+        return self.load.blocks_total - used - sum(booked.blocks for booked in self._blocks.values())
 
     @property
     def held_for(self) -> Mapping[int, Held]:
@@ -71,6 +82,24 @@ class Books:
     def sequences(self) -> int:
         """Sequences that run, wait or are on their way."""
         return self.load.running + self.load.waiting + sum(self._sequences.values())
+
+    def tokens_known(self, chain: Chain) -> int:
+        """Return how many leading tokens of a prompt the instance is likely to hold."""
+        return self._prefixes.tokens_known(chain) if self._caches else 0
+
+    def tokens_shared(self, chain: Chain) -> int:
+        """Return how many leading tokens lie in blocks of prompts that generate there: they take no free block."""
+        return self._prefixes.tokens_running(chain) if self._caches else 0
+
+    def carry(self, prompt_id: str, chain: Chain) -> None:
+        """A prompt of these links will come."""
+        self._chains[prompt_id] = chain
+
+    def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
+        """The prompt ended well. If it generated here, the KV of all this is here, its outputs' too."""
+        if self._prefixes.runs(prompt_id):
+            for chain in chains:
+                self._prefixes.note(chain)
 
     def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """A prompt will be sent for prefill."""
@@ -89,26 +118,32 @@ class Books:
             self._fresh[prompt_id] = 0
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
-        """A reservation will be asked for, and its sequences will come."""
-        self._blocks[prompt_id] = blocks
+        """A reservation will be asked for, and its sequences will come; what runs there already is shared."""
+        shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
+        self._blocks[prompt_id] = _Booked(blocks - shared, blocks)
         self._sequences[prompt_id] = sequences
 
-    def reserved(self, prompt_id: str) -> None:
-        """The reservation stands: the next snapshot holds it."""
+    def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
+        """The reservation stands: the next snapshot holds it. The instance said that it held so many tokens."""
         self._reserved.add(prompt_id)
+        booked = self._blocks.get(prompt_id)
+        if booked is not None and held_tokens is not None:
+            booked.blocks = max(booked.blocks, booked.whole - held_tokens // self._block_size)
 
     def refused(self) -> None:
         """The instance had no room after all: give it nothing until its next snapshot."""
         self._full = True
 
     def decoding(self, prompt_id: str) -> None:
-        """The prompt's sequences run: the instance counts them."""
+        """The prompt's sequences run: the instance counts them, and others may share its blocks."""
+        self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
         self._sequences.pop(prompt_id, None)
 
     def prefilled(self, prompt_id: str) -> None:
         """The prompt's first tokens are in."""
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
+            self._prefixes.note(self._chains.get(prompt_id, ()))
             if prompt_id in self._given:
                 self._given[prompt_id].is_held = True
             self._changed()
@@ -125,6 +160,8 @@ class Books:
         self._drop_given(prompt_id)
         self._drop_blocks(prompt_id)
         self._sequences.pop(prompt_id, None)
+        self._chains.pop(prompt_id, None)
+        self._prefixes.end(prompt_id)
         self._changed()
 
     def update(self, load: LoadSnapshot) -> None:
@@ -136,6 +173,11 @@ class Books:
             self._drop_blocks(prompt_id)
         self._fresh = {p: seen + 1 for p, seen in self._fresh.items() if seen + 1 < _LOADS_UNTIL_SEEN}
         self._changed()
+
+    @property
+    def _caches(self) -> bool:
+        """Whether it ever looked for a prefix: where its cache is off it never does."""
+        return self.load.prefix_tokens_sought > 0
 
     def _drop_tokens(self, prompt_id: str) -> None:
         self._tokens.pop(prompt_id, None)

@@ -1,10 +1,13 @@
 """Turn a plan into a grant: the instances it names, and what is booked on them until their own figures show it."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from scheduler.instances import Instance
 from scheduler.loads import PromptFacts
 from scheduler.placement import Plan, place, why_waiting
+from scheduler.prefixes import Chain
 from scheduler.registry import Registry
 
 
@@ -19,6 +22,9 @@ class Grant(AbstractContextManager["Grant"]):
 
     def book(self, facts: PromptFacts) -> None:
         """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
+        for instance in (self.prefill, self.decode):
+            if instance is not None:
+                instance.books.carry(self._prompt_id, facts.chain)
         if self.prefill is None:
             self.decode.books.give_prefill(self._prompt_id, facts.num_tokens)
         else:
@@ -27,6 +33,10 @@ class Grant(AbstractContextManager["Grant"]):
             )
         blocks = -(-facts.num_tokens // self.decode.description.block_size)
         self.decode.books.book_blocks(self._prompt_id, blocks, facts.num_sequences)
+
+    def finished(self, chains: Iterable[Chain]) -> None:
+        """The prompt ended well; `chains` are its links with those of what was generated."""
+        self.decode.books.finished(self._prompt_id, chains)
 
     def release(self) -> None:
         """Drop the bookings. Idempotent."""
@@ -46,7 +56,7 @@ class Placer:
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
-        plan = place(self._registry.loads(), facts)
+        plan = place(self._registry.loads(), self._with_prefixes(facts))
         if plan is None:
             return None
         grant = self.grant(prompt_id, plan)
@@ -55,9 +65,18 @@ class Placer:
 
     def why_waiting(self, facts: PromptFacts) -> str:
         """Return in words what keeps the prompt from every pair now."""
-        return why_waiting(self._registry.loads(), facts)
+        return why_waiting(self._registry.loads(), self._with_prefixes(facts))
 
     def grant(self, prompt_id: str, plan: Plan) -> Grant:
         """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""
         prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
         return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))
+
+    def _with_prefixes(self, facts: PromptFacts) -> PromptFacts:
+        """Return the facts with what each instance holds of the prompt."""
+        if not facts.chain:
+            return facts
+        books = {instance.index: instance.books for instance in self._registry.living()}
+        known = {index: books.tokens_known(facts.chain) for index, books in books.items()}
+        shared = {index: books.tokens_shared(facts.chain) for index, books in books.items()}
+        return replace(facts, known=known, shared=shared)

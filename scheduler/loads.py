@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.prefixes import Chain
 from wire.hold import hold_limit
 from wire.types import Role
 
@@ -56,6 +57,10 @@ class InstanceLoad:
         """Return how many blocks of this instance hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def blocks_shared(self, prompt: "PromptFacts") -> int:
+        """Return how many blocks of the prompt are in use by others here: they need not be free."""
+        return prompt.shared.get(self.index, 0) // self.block_size
+
     def blocks_for_all(self, prompt: "PromptFacts") -> int:
         """Return the blocks of the prompt and all output it may have; full prompt blocks are shared.
 
@@ -73,6 +78,8 @@ class PromptFacts:
 
     `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
     may have been no more than the link between them. One that is `pooled` generates nothing: it needs one instance.
+    `chain` are the links of its tokens (prefixes.py). By the index of an instance, `known` is how many leading tokens
+    it is likely to hold, and `shared` how many lie in blocks that others use there.
     """
 
     num_tokens: int
@@ -80,6 +87,9 @@ class PromptFacts:
     num_sequences: int = 1
     avoid: frozenset[tuple[int | None, int]] = frozenset()
     pooled: bool = False
+    chain: Chain = ()
+    known: Mapping[int, int] = field(default_factory=dict)
+    shared: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

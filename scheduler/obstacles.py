@@ -43,7 +43,7 @@ def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Ite
 
 
 def _of_blocks(load: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
-    needed = load.blocks_for(prompt.num_tokens)
+    needed = load.blocks_for(prompt.num_tokens) - load.blocks_shared(prompt)
     if needed > load.blocks_free:
         free = max(0, load.blocks_free)
         yield f"{_name(load)} has {free} of {load.blocks_total} KV blocks free, {needed} are needed"

@@ -9,6 +9,8 @@ from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
 _MOST_TOLD = 4
+_WORTH_SEQUENCES = 4
+"""A prompt that decode holds whole is worth as much to it as having so many sequences fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,10 @@ def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: i
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     """Return the plan for now, or None when the prompt has to wait for room.
 
-    Starts on the prefill (or combined) instance with the least outstanding tokens; decodes where the whole sequence
-    has room, the fewest sequences first; ties go to the lower index. A pair that no KV transport joins is never chosen.
+    Starts on the prefill (or combined) instance with the least tokens to compute before the prompt's first token:
+    those outstanding, less what it holds of the prompt. Decodes where the whole sequence has room, the fewest sequences
+    first, an instance that holds the prompt's beginning before one with a few less; ties go to the lower index. A pair
+    that no KV transport joins is never chosen.
     Raises Unavailable without a path and NeverFits.
     """
     pairs = _pairs(loads, prompt)
@@ -83,13 +87,14 @@ def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int
 
 def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[InstanceLoad, InstanceLoad]]:
     starts: list[InstanceLoad] = sorted(
-        (load for load in loads if load.role is not Role.DECODE), key=lambda load: (load.outstanding_tokens, load.index)
+        (load for load in loads if load.role is not Role.DECODE),
+        key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
     )
     if prompt.pooled:
         return [(start, start) for start in starts]
     decodes = sorted(
         (load for load in loads if load.role is Role.DECODE),
-        key=lambda load: (not _has_whole_room(load, prompt), load.sequences, load.index),
+        key=lambda load: (not _has_whole_room(load, prompt), load.sequences - _worth(load, prompt), load.index),
     )
     return [
         (start, end)
@@ -134,7 +139,12 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
 
 
 def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
-    return load.blocks_for_all(prompt) <= load.blocks_free
+    return load.blocks_for_all(prompt) - load.blocks_shared(prompt) <= load.blocks_free
+
+
+def _worth(decode: InstanceLoad, prompt: PromptFacts) -> float:
+    """Return what holding its part of the prompt is worth, in sequences."""
+    return _WORTH_SEQUENCES * prompt.known.get(decode.index, 0) / prompt.num_tokens
 
 
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:
@@ -144,10 +154,15 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
     if start is decode:
         return Plan("local", None, decode.index, f"combined instance {decode.index}: {room}")
     reason = (
-        f"prefill {start.index}: {start.outstanding_tokens} tokens outstanding; "
-        f"decode {decode.index}: {decode.sequences} sequences, {room}"
+        f"prefill {start.index}: {start.outstanding_tokens} tokens outstanding{_held(start, prompt)}; "
+        f"decode {decode.index}: {decode.sequences} sequences, {room}{_held(decode, prompt)}"
     )
     return Plan("handoff", start.index, decode.index, reason)
+
+
+def _held(load: InstanceLoad, prompt: PromptFacts) -> str:
+    known = prompt.known.get(load.index, 0)
+    return f", {known} of {prompt.num_tokens} prompt tokens held" if known else ""
 
 
 def _shares(pair: tuple[int | None, int], failed: frozenset[tuple[int | None, int]]) -> bool:

@@ -9,6 +9,7 @@ from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
 from scheduler.loads import PromptFacts
 from scheduler.ordering import OrderedOutput, OrderedScores
+from scheduler.prefixes import Chain, chain_of
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptScored, Vector
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
@@ -27,6 +28,7 @@ class PromptRun:
         self.prompt = prompt
         self.output = OrderedOutput(request.params.num_sequences)
         self._scores = OrderedScores()
+        self._chain = self._chain_with(())
         self._searches = False
         self.times = StageTimes()
         self.avoid: frozenset[tuple[int | None, int]] = frozenset()
@@ -59,7 +61,13 @@ class PromptRun:
         """What placement needs to know."""
         params = self.request.params
         pooled = self.state.pooling is not None
-        return PromptFacts(len(self.state.token_ids), params.max_tokens, params.width, self.avoid, pooled)
+        length = len(self.state.token_ids)
+        return PromptFacts(length, params.max_tokens, params.width, self.avoid, pooled, self._chain)
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The links of the prompt with all that was generated, of each sequence."""
+        return [self._chain_with(output[:-1]) for output in self.output.so_far]
 
     @property
     def deadline(self) -> float:
@@ -111,6 +119,13 @@ class PromptRun:
                 continue
             self._stage_at = loop.time()
             return arrival
+
+    def _chain_with(self, output: tuple[int, ...]) -> Chain:
+        """Return the links of the prompt and `output`; none where instances look for none."""
+        request = self.request
+        if request.probe or request.params.prompt_logprobs is not None:
+            return ()
+        return chain_of((*request.prompts[self.prompt], *output), request.cache_salt)
 
     @property
     def _is_generating(self) -> bool:

@@ -61,6 +61,7 @@ class Tries:
                 try:
                     with grant:
                         await self.run_path(prompt, grant, retry)
+                        grant.finished(prompt.chains)
                     return _done(prompt, grant)
                 except NoCapacity as error:
                     log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)

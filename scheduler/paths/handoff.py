@@ -62,7 +62,7 @@ class HandoffPath:
         while True:
             match (await prompt.hear()).event:
                 case Reserved(ticket=ticket, seconds=seconds):
-                    self._decode.books.reserved(state.prompt_id)
+                    self._decode.books.reserved(state.prompt_id, ticket.first_token)
                     prompt.add_times(StageTimes(reserve_s=seconds))
                     return ticket
                 case Refused() | Failed() | Lost() as ending:

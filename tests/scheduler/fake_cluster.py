@@ -60,13 +60,14 @@ def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
 
 
 def control_over(
-    expected: Sequence[ExpectedInstance], connect: Connect, limits: ControlLimits, *, scheduler_id: str = "s"
-) -> Control:
+    expected: Sequence[ExpectedInstance], connect: Connect, limits: ControlLimits, *, scheduler_id: str = "s",
+    table_digest: str = TABLE_DIGEST,
+) -> Control:  # fmt: skip
     """Return a control half that dials with `connect`."""
     registry = Registry(
         expected,
         connect,
-        table_digest=TABLE_DIGEST,
+        table_digest=table_digest,
         scheduler_id=scheduler_id,
         epoch=1,
         limits=limits,

@@ -2,13 +2,16 @@
 
 from scheduler.books import Books
 from scheduler.loads import Held
+from scheduler.prefixes import chain_of
 from wire.types import LoadSnapshot
 
+CHAIN = chain_of(range(100), "")  # one link, of 64 tokens
 
-def load(*, used: int = 0, uncomputed: int = 0, running: int = 0) -> LoadSnapshot:
+
+def load(*, used: int = 0, uncomputed: int = 0, running: int = 0, sought: int = 0) -> LoadSnapshot:
     return LoadSnapshot(
         blocks_total=10, blocks_used=used, blocks_probe=0, blocks_cached=0, running=running, waiting=0,
-        uncomputed_tokens=uncomputed, held_prompts=0, progress_age_s=0.0,
+        uncomputed_tokens=uncomputed, held_prompts=0, progress_age_s=0.0, prefix_tokens_sought=sought,
     )  # fmt: skip
 
 
@@ -106,3 +109,72 @@ def test_what_is_held_is_counted_by_receiver_and_ends_with_the_prompt() -> None:
     books.handed_off("p2")
     books.handed_off("p2")
     assert books.held_for == {7: Held(1, 16)}
+
+
+def running_books(*, sought: int) -> Books:
+    """Return books of an instance where a prompt of CHAIN generates, in 7 blocks of 16 tokens."""
+    books = Books(load(), _Changes(), block_size=16)
+    books.carry("running", CHAIN)
+    books.book_blocks("running", 7, 1)
+    books.reserved("running", 0)
+    books.decoding("running")
+    books.update(load(used=7, running=1, sought=sought))
+    return books
+
+
+def test_blocks_of_a_prompt_that_generates_are_shared_by_the_next_one_of_the_same_beginning() -> None:
+    books = running_books(sought=96)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+
+    assert books.tokens_shared(CHAIN) == 64
+    assert books.blocks_free == 0  # 10, less 7 in use, less 3 that are not shared
+    books.reserved("p", 64)
+    assert books.blocks_free == 0
+    books.drop("p")
+    assert books.blocks_free == 3
+
+
+def test_what_the_reservation_says_is_held_counts_where_it_is_less() -> None:
+    books = running_books(sought=96)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+    books.reserved("p", 32)
+
+    assert books.blocks_free == -2
+
+
+def test_cached_blocks_that_nobody_uses_are_free_and_so_booked_whole() -> None:
+    books = running_books(sought=96)
+    books.drop("running")
+    books.update(load(sought=96))
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+    books.reserved("p", 64)
+
+    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (64, 0)
+    assert books.blocks_free == 3
+
+
+def test_an_instance_that_looks_for_no_prefix_holds_none_and_shares_none() -> None:
+    books = running_books(sought=0)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+
+    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (0, 0)
+    assert books.blocks_free == -4
+
+
+def test_a_prompt_is_held_where_it_was_prefilled_and_its_outputs_where_it_generated() -> None:
+    books, whole = Books(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
+    books.carry("prefilled", CHAIN)
+    books.give_to_hand_off("prefilled", 100, receiver=7, sequences=1)
+    books.prefilled("prefilled")
+    books.finished("prefilled", [whole])
+    assert books.tokens_known(whole) == 64
+
+    books.carry("generated", CHAIN)
+    books.decoding("generated")
+    books.finished("generated", [whole])
+    books.drop("generated")
+    assert (books.tokens_known(whole), books.tokens_shared(whole)) == (128, 0)

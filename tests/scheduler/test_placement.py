@@ -50,6 +50,46 @@ def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
     assert pair(prefill(0, outstanding_tokens=513), decode(1)) is None
 
 
+def test_prefill_goes_where_the_least_is_to_be_computed_before_the_first_token() -> None:
+    loads = [prefill(0), prefill(1, outstanding_tokens=60), decode(2)]
+
+    assert pair(*loads, known={1: 64}) == (1, 2)
+    assert pair(*loads, known={1: 32}) == (0, 2)
+    assert pair(prefill(0), prefill(1, outstanding_tokens=513), decode(2), num_tokens=900, known={1: 896}) == (0, 2)
+
+
+def test_decode_that_holds_the_beginning_is_preferred_to_one_with_a_few_sequences_less() -> None:
+    assert pair(prefill(0), decode(1), decode(2, sequences=3), known={2: 96}) == (0, 2)
+    assert pair(prefill(0), decode(1), decode(2, sequences=4), known={2: 96}) == (0, 1)
+    assert pair(prefill(0), decode(1), decode(2, sequences=2), known={2: 32}) == (0, 1)
+    assert pair(prefill(0), decode(1, sequences=1), decode(2, sequences=2), known={1: 64, 2: 64}) == (0, 1)
+
+
+def test_room_and_failures_come_before_what_is_held() -> None:
+    loads = [prefill(0), decode(1), decode(2, blocks_free=6)]
+
+    assert pair(*loads, known={2: 96}) == (0, 1)
+    assert pair(prefill(0), decode(1), decode(2), known={2: 96}, avoid=frozenset({(0, 2)})) == (0, 1)
+
+
+def test_blocks_in_use_there_that_are_the_prompts_too_need_not_be_free() -> None:
+    full = decode(1, blocks_free=3)
+
+    assert pair(prefill(0), full) is None
+    assert pair(prefill(0), full, shared={1: 64}) == (0, 1)
+    assert pair(prefill(0), decode(1, blocks_free=2), shared={1: 64}) is None
+    assert pair(load(0, Role.COMBINED, blocks_free=3), shared={0: 64}) == (None, 0)
+    assert pair(prefill(0, blocks_free=6), decode(1), shared={1: 64}) is None
+
+
+def test_the_reason_says_what_is_held() -> None:
+    plan = place([prefill(0), decode(1)], PromptFacts(100, 50, known={0: 64, 1: 96}))
+
+    assert plan is not None
+    assert "prefill 0: 0 tokens outstanding, 64 of 100 prompt tokens held;" in plan.reason
+    assert plan.reason.endswith("room for the whole sequence, 96 of 100 prompt tokens held")
+
+
 def test_room_for_the_whole_sequence_comes_before_fewer_sequences() -> None:
     assert pair(prefill(0), decode(1, blocks_free=8), decode(2, sequences=5)) == (0, 2)
 

@@ -1,0 +1,91 @@
+"""What an instance is thought to hold: the longest leading part of a prompt, by tenant, within bounds."""
+
+import hashlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
+
+LONG = tuple(range(1000))
+
+
+def test_a_chain_has_one_link_for_every_64_tokens_and_each_tells_all_before_it() -> None:
+    chain = chain_of(LONG[:200], "")
+
+    assert len(chain) == 3
+    for count, link in enumerate(chain, 1):
+        told = b"".join(token.to_bytes(4, "little") for token in LONG[: 64 * count])
+        assert link == hashlib.sha256(bytes(4) + told).digest()[:16]
+    assert chain_of(LONG[:63], "") == chain_of((), "") == ()
+
+
+def test_prompts_that_go_on_alike_share_links_and_no_others_do() -> None:
+    mine = chain_of(LONG[:200], "a")
+
+    assert chain_of(LONG[:500], "a")[:3] == mine
+    assert not set(chain_of(LONG[:200], "b")) & set(mine)
+    other = chain_of((*LONG[:100], 7, *LONG[101:200]), "a")
+    assert (other[0] == mine[0], other[1] == mine[1], other[2] == mine[2]) == (True, False, False)
+
+
+def test_a_salt_and_tokens_that_read_alike_are_told_apart() -> None:
+    assert chain_of(LONG[:64], "a")[0] != chain_of((ord("a"), *LONG[:63]), "")[0]
+
+
+def test_what_was_noted_is_found_up_to_where_prompts_differ() -> None:
+    it = Prefixes(100_000)
+    it.note(chain_of(LONG[:300], ""))
+
+    assert it.tokens_known(chain_of(LONG, "")) == 256
+    assert it.tokens_known(chain_of(LONG[:130], "")) == 128
+    assert it.tokens_known(chain_of((*LONG[:100], 7, *LONG), "")) == 64
+    assert it.tokens_known(chain_of(LONG, "another tenant")) == 0
+
+
+def test_tokens_are_shared_while_a_prompt_with_them_runs_and_known_after_it() -> None:
+    it, chain = Prefixes(100_000), chain_of(LONG, "")
+    it.run("a", chain[:4])
+    it.run("b", chain[:2])
+    assert it.tokens_running(chain) == 256
+
+    it.end("a")
+    it.end("a")
+    assert (it.tokens_running(chain), it.tokens_known(chain)) == (128, 256)
+    it.run("b", chain[:1])  # a second time, in place of the first
+    assert it.tokens_running(chain) == 64
+    it.end("b")
+    assert it.tokens_running(chain) == 0
+
+
+def test_no_more_links_are_kept_than_the_pool_has_and_the_ends_of_chains_go_first() -> None:
+    it = Prefixes(5 * LINK_TOKENS)
+    first, second = chain_of(LONG[:256], "first"), chain_of(LONG[:192], "second")
+    it.note(first)
+    it.note(second)
+
+    assert len(it) == 5
+    assert (it.tokens_known(first), it.tokens_known(second)) == (128, 192)
+    it.note(chain_of(LONG, "longer than all"))
+    assert len(it) == 5
+    assert it.tokens_known(chain_of(LONG, "longer than all")) == 320
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    """Prompts over two letters that begin alike often."""
+    letters = draw(st.lists(st.booleans(), max_size=6))
+    return chain_of([int(letter) for letter in letters for _ in range(64)], "")
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
+def test_what_is_known_is_what_a_walk_from_the_first_link_finds(most: int, noted: list[Chain], asked: Chain) -> None:
+    it = Prefixes(most * LINK_TOKENS)
+    for chain in noted:
+        it.note(chain)
+
+    known = [link in it._known for link in asked]
+    assert known == sorted(known, reverse=True), "a link is known without the ones before it"
+    assert it.tokens_known(asked) == 64 * sum(known)
+    assert len(it) == min(max(1, most), len({link for chain in noted for link in chain}))

@@ -1,0 +1,87 @@
+"""A prompt that begins like one which generates on decode shares its blocks there, and so needs fewer free ones."""
+
+import asyncio
+import dataclasses
+import itertools
+
+from tests.scheduler.fake_cluster import FakeCluster, collect, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.fake_instance import FakeInstance
+from wire.messages import Reserve
+from wire.types import LoadSnapshot, PromptState, Ticket
+
+LONG = tuple(range(7 * 16))
+ALIKE = (*LONG[:100], *range(500, 512))  # 6 blocks and 1 link alike, 7 blocks in all
+
+
+class Sharing(FakeInstance):
+    """Gives a reservation the blocks of its beginning that a prompt generates with here."""
+
+    _shared = 0
+
+    def load(self) -> LoadSnapshot:
+        return dataclasses.replace(super().load(), prefix_tokens_sought=1)
+
+    def _reserve(self, state: PromptState) -> None:
+        running = (prompt.state for prompt in self.prompts.values() if prompt.stage == "decoding")
+        alike = (_num_alike(state, other) for other in running if other is not None)
+        self._shared = max(alike, default=0) // self.description.block_size
+        super()._reserve(state)
+        self._shared = 0
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return super()._blocks_for(num_tokens) - self._shared
+
+    def _ticket(self, num_tokens: int) -> Ticket:
+        first_token = self._shared * self.description.block_size
+        return dataclasses.replace(super()._ticket(num_tokens), first_token=first_token)
+
+
+def _num_alike(one: PromptState, other: PromptState) -> int:
+    if one.cache_salt != other.cache_salt:
+        return 0
+    pairs = zip(one.token_ids, other.token_ids, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def sharing_cluster() -> FakeCluster:
+    """One pair; decode has blocks for one of the prompts and a half."""
+    cluster = FakeCluster("PD", prefill_chunk_size=512)
+    cluster.kind = Sharing
+    cluster.descriptions[1] = dataclasses.replace(cluster.descriptions[1], num_blocks=11)
+    return cluster
+
+
+@virtual
+async def test_a_prompt_of_the_same_beginning_starts_beside_the_one_that_generates() -> None:
+    cluster = sharing_cluster()
+    async with cluster.serving():
+        _, decode = cluster.instances
+        decode.behaviour.step_s = 1.0
+        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG, max_tokens=9))))
+        await until(lambda: bool(decode.steps))
+        second = asyncio.create_task(collect(cluster.control.dispatch.start(request(ALIKE, max_tokens=3))))
+        await until(lambda: [prompt.stage for prompt in decode.prompts.values()] == ["decoding"] * 2)
+
+        await second
+        assert not first.done()
+        await first
+        assert sum(isinstance(command, Reserve) for command in decode.commands) == 2  # none was refused
+        assert cluster.control.registry.loads()[1].blocks_free == 11
+
+
+@virtual
+async def test_another_tenants_prompt_of_the_same_tokens_waits_for_blocks_of_its_own() -> None:
+    cluster = sharing_cluster()
+    async with cluster.serving():
+        _, decode = cluster.instances
+        decode.behaviour.step_s = 1.0
+        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG, max_tokens=9))))
+        await until(lambda: bool(decode.steps))
+        other = dataclasses.replace(request(ALIKE, max_tokens=3), cache_salt="another")
+        second = asyncio.create_task(collect(cluster.control.dispatch.start(other)))
+        await first
+
+        assert not second.done()
+        await second
+        assert sum(isinstance(command, Reserve) for command in decode.commands) == 2
