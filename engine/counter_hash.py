@@ -3,6 +3,14 @@
 Constants: splitmix64's increment and finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators).
 """
 
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Word = TypeVar("Word", int, "npt.NDArray[Any]")
+
 _MASK = (1 << 64) - 1
 _INCREMENT = 0x9E3779B97F4A7C15
 _BITS = 24
@@ -13,15 +21,25 @@ def uniform(seed: int, sequence: int, position: int) -> float:
     return (hash64(seed, sequence, position) >> (64 - _BITS)) / (1 << _BITS)
 
 
-def hash64(*words: int) -> int:
-    """Return 64 bits that depend on every word and on their order; of each word, the low 64 bits count."""
-    state = 0
+def uniforms(
+    seeds: "npt.NDArray[np.uint64]", sequences: "npt.NDArray[np.uint64]", positions: "npt.NDArray[np.uint64]"
+) -> "npt.NDArray[np.float64]":
+    """Return `uniform` of each three."""
+    return (hash64(seeds, sequences, positions) >> (64 - _BITS)) / (1 << _BITS)
+
+
+def hash64(*words: Word) -> Word:
+    """Return 64 bits that depend on every word and on their order; of each word, the low 64 bits count.
+
+    Words may be arrays: their arithmetic wraps around, and the masks change nothing.
+    """
+    state: Any = 0
     for word in words:
         state = _finalise(((state ^ word) + _INCREMENT) & _MASK)
-    return state
+    return state  # type: ignore[no-any-return]
 
 
-def _finalise(value: int) -> int:
+def _finalise(value: Word) -> Word:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    return value ^ (value >> 31)  # type: ignore[no-any-return]

@@ -126,10 +126,10 @@ class FusedDecoder:
         """
         if rows.shape[0] == 0:
             return torch.empty(0, self._weights.vocab_size)
+        if len(set(rows.tolist())) == len(rows):
+            return self._distinct_logits(rows)
         distinct, places = torch.unique(rows, return_inverse=True)
-        if len(distinct) < len(rows):
-            return self._distinct_logits(distinct)[places]
-        return self._distinct_logits(rows)
+        return self._distinct_logits(distinct)[places]
 
     def _distinct_logits(self, rows: torch.Tensor) -> torch.Tensor:
         step = self._memory.step

@@ -48,18 +48,20 @@ class StepMemory:
     @contextmanager
     def telling(self, layer_done: Callable[[int], None] | None) -> Iterator[None]:
         """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
+        if layer_done is None:
+            yield
+            return
         errors: list[BaseException] = []
 
         def tell(layer: int) -> None:
-            if layer_done is None or errors:
+            if errors:
                 return
             try:
                 layer_done(layer)
             except BaseException as error:  # noqa: BLE001 - none may pass through C
                 errors.append(error)
 
-        notify = Notify() if layer_done is None else Notify(tell)
-        self.step.notify = notify
+        self.step.notify = Notify(tell)
         try:
             yield
         finally:

@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.counter_hash import uniform
+from engine.counter_hash import uniforms
 from engine.logits import is_shaped, shape
 from engine.step import SampleRow
 from wire.errors import InternalError, InvalidRequest, PdserveError
@@ -20,6 +22,10 @@ from wire.errors import InternalError, InvalidRequest, PdserveError
 _NUCLEUS_GUESS = 1024
 _COLDEST = 1e-30  # of temperatures above 0: what float32 can still divide by
 _OFF = float("-inf")
+_WORD = (1 << 64) - 1
+
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
     values = scores.gather(1, tokens[:, None]).squeeze(1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
-        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
+        tokens[drawn] = _draw(_pick(scores, drawn).float(), [rows[i] for i in drawn])
     return Sampled(tokens.tolist(), _failures(values.tolist(), rows))
 
 
@@ -109,7 +115,8 @@ def no_token(row: SampleRow) -> InvalidRequest:
 def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     cumulative = kept_weights(scores, rows).cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
-    draws = _column([uniform(row.params.seed, row.sequence, row.position) for row in rows], scores)
+    words = [(row.params.seed & _WORD, row.sequence, row.position) for row in rows]
+    draws = _column(uniforms(*np.array(words, np.uint64).T), scores)
     below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not lead past the last kept token
     target = torch.minimum(draws * total, below_total)
     chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
@@ -122,7 +129,7 @@ def _keep_top_k(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
     limited = [i for i, limit in enumerate(limits) if limit]
     if not limited:
         return scores
-    picked = scores[limited]
+    picked = _pick(scores, limited)
     best = picked.topk(max(limits), dim=-1).values
     last = torch.tensor([limits[i] - 1 for i in limited], device=scores.device)[:, None]
     return _replace(scores, limited, picked.masked_fill(picked < best.gather(1, last), _OFF))
@@ -132,7 +139,7 @@ def _keep_top_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
     limited = [i for i, row in enumerate(rows) if row.params.top_p < 1.0]
     if not limited:
         return scores
-    picked = scores[limited]
+    picked = _pick(scores, limited)
     top_p = _column([rows[i].params.top_p for i in limited], scores)
     return _replace(scores, limited, picked.masked_fill(picked < _nucleus_edge(picked, top_p), _OFF))
 
@@ -155,7 +162,7 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     edge = torch.empty_like(needed)
     todo, size = list(range(len(scores))), min(_NUCLEUS_GUESS, scores.shape[-1])
     while todo:
-        ordered = scores[todo].topk(size, dim=-1).values
+        ordered = _pick(scores, todo).topk(size, dim=-1).values
         reached = _weights(ordered).cumsum(dim=-1)
         members = 1 + (reached < needed[todo]).sum(dim=-1, keepdim=True)
         edge[todo] = ordered.gather(1, members.clamp(max=size) - 1)
@@ -170,8 +177,13 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
     return scores.double().exp().float()
 
 
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+def _column(values: Sequence[float] | Floats, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.float32)).to(like.device)[:, None]
+
+
+def _pick(scores: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Return these rows, ascending; all of them are not copied."""
+    return scores if len(rows) == len(scores) else scores[rows]
 
 
 def _replace(scores: torch.Tensor, rows: list[int], new: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,14 @@ from wire.types import TokenLogprobs
 _OFF = float("-inf")
 
 
-def make_output(logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = ()) -> StepOutput:
+def make_output(
+    logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = (), pooled: Sequence[Sequence[float]] = ()
+) -> StepOutput:
     """Return the step's output.
 
     `logits` [num_samples, vocab_size] are those of the sampled rows. `scored` yields those of the score rows in order,
     [any number of rows, vocab_size] at a time, so that no more of them than one slice is there at once.
+    `pooled` is handed through.
     """
     rows = batch.samples
     searching = [i for i, row in enumerate(rows) if row.candidates]
@@ -33,7 +36,7 @@ def make_output(logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.T
     except Exception as error:  # noqa: BLE001 - who asked for them is told; the others have their tokens
         scores, failure = [], InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
         failure.__cause__ = error
-    return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure)
+    return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure, pooled)
 
 
 def _search(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class TorchModel:
         with self._head.keeping(wanted=bool(batch.scores or batch.pools)):
             logits = self.logits(batch, layer_done)
         pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
-        return DoneStep(replace(make_output(logits, batch, self._scored(batch)), pooled=pooled))
+        return DoneStep(make_output(logits, batch, self._scored(batch), pooled))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -123,11 +123,12 @@ class TorchModel:
 
     def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
         """Return slices of the logits of the batch's score rows, computed as they are read."""
+        if not batch.scores:
+            return ()
         rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
         if self._fused is not None:
-            slices = torch.split(rows, rows_at_once(self._info.vocab_size))
-            return map(self._fused.logits, slices) if batch.scores else ()
-        return self._head.slices(rows, self._info.vocab_size) if batch.scores else ()
+            return map(self._fused.logits, torch.split(rows, rows_at_once(self._info.vocab_size)))
+        return self._head.slices(rows, self._info.vocab_size)
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks out of the pool."""

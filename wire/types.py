@@ -119,7 +119,7 @@ class Pooling:
     second_text: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as every token has one: to make it would take five times as long
 class TokenLogprobs:
     """Log probabilities (natural, of the raw logits in float32) at one position.
 
@@ -199,7 +199,7 @@ class Ticket:
     endpoints: tuple[KvEndpoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class TokenOutput:
     """One new token of one sequence. `index` is its output position, from 0.
 

@@ -2,10 +2,11 @@
 
 import struct
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.counter_hash import hash64, uniform
+from engine.counter_hash import hash64, uniform, uniforms
 
 words = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 
@@ -22,6 +23,13 @@ def test_uniform_is_below_one_and_exact_in_float32(seed: int, sequence: int, pos
 
     assert 0.0 <= number < 1.0
     assert struct.unpack("f", struct.pack("f", number))[0] == number
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.integers(0, 2**24)), min_size=1))
+def test_arrays_give_the_numbers_that_each_place_gives_alone(places: list[tuple[int, int, int]]) -> None:
+    seeds, sequences, positions = np.array(places, np.uint64).T
+
+    assert uniforms(seeds, sequences, positions).tolist() == [uniform(*place) for place in places]
 
 
 def test_every_coordinate_counts() -> None:

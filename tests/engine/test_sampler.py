@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -133,7 +134,7 @@ def test_banned_tokens_are_never_chosen(temperature: float) -> None:
 
 
 def test_the_largest_draw_stays_inside_the_kept_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "uniform", lambda seed, sequence, position: 1.0 - 2**-24)
+    monkeypatch.setattr(sampler, "uniforms", lambda seeds, *_: np.full(len(seeds), 1.0 - 2**-24))
     logits = torch.full((1, 64), -200.0)
     logits[0, :5] = 1.0
 
