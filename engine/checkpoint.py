@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from engine.refusals import refuse_unsupported
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
-from wire.model_identity import stored_tensors
+from wire.model_identity import read_json, stored_tensors
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -39,10 +40,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read and check everything but the weights. Raises ConfigError in words for what cannot be served."""
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} is not a model folder: it has no config.json")
-    tensors = stored_tensors(path)
     config = _read_config(path)
     network_class = _network_class(path, config)
     refuse_unsupported(path, config, network_class)
+    tensors = stored_tensors(path)
     stored = next((_STORED_DTYPES[t.dtype] for t in tensors if t.dtype in _STORED_DTYPES), None)
     if stored is None:
         raise ConfigError(f"{path}: its tensors are {tensors[0].dtype if tensors else 'none'}, not floats")
@@ -68,6 +69,12 @@ def eos_token_ids(network: Any) -> tuple[int, ...]:
 
 
 def _read_config(path: Path) -> Any:
+    kind = read_json(path / "config.json").get("model_type")
+    if isinstance(kind, str) and kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{path}: model type {kind} is not one that transformers {transformers.__version__} knows; "
+            "code that comes with a checkpoint is never run"
+        )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,5 +1,6 @@
 """Models that cannot be served are refused by name and in words, before any weight is read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,22 @@ def test_it_is_refused_by_name_before_weights_are_read(kind: str, tmp_path: Path
 
     with pytest.raises(ConfigError, match=rf"/config-alone: (model type )?{kind}:? .*{words}"):
         _load(_config_alone(kind, tmp_path / "config-alone", **settings))
+
+
+def test_it_is_refused_by_name_where_its_weights_are_of_another_kind_or_not_there(tmp_path: Path) -> None:
+    tiny_config("rwkv").save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+
+    with pytest.raises(ConfigError, match="rwkv is a state-space or recurrent model"):
+        _load(tmp_path)
+
+
+def test_a_model_of_code_of_its_own_is_refused_by_its_type(tmp_path: Path) -> None:
+    config = {"model_type": "rwkv5", "auto_map": {"AutoModelForCausalLM": "modeling_rwkv5.Rwkv5ForCausalLM"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ConfigError, match=r"model type rwkv5 is not one that transformers [\d.]+ knows; code"):
+        _load(tmp_path)
 
 
 def test_a_model_that_can_be_served_is_missed_only_its_weights(tmp_path: Path) -> None:
