@@ -78,7 +78,9 @@ class DecodeWorker:
             self._reservations[state.prompt_id] = reservation
             self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
         ticket = self._open(reservation, block_ids, first_token=num_held * layout.block_size)
-        self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
+        with self._lock:
+            if self._reservations.get(state.prompt_id) is reservation:  # else its ending was told meanwhile
+                self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
     def generate(self, state: PromptState, grammar: Grammar | None = None) -> None:
         """Run a whole prompt here. Raises InvalidRequest (and its kin) if it is here already or never can be run."""

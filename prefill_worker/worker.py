@@ -99,13 +99,15 @@ class PrefillWorker:
                 return
             handing.prefill_s, handing.committed_at = prefilled.seconds, self._clock()
             handing.cached_tokens = prefilled.cached_tokens
-        if prefilled.finished:
-            self._forget(prompt_id)
-            self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
-            times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
-            self._emit(HandedOff(prompt_id, times))
-        else:
-            self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
+        try:
+            if prefilled.finished:
+                self._end_early(prompt_id, prefilled)
+            else:
+                self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others of the step go on
+            log.error("commit_failed", error, request_id=handing.request_id, error=error)
+            if self.on_failed(prompt_id, error):
+                self._drop(prompt_id)
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """The engine gave a prompt up. Returns whether it was one of ours."""
@@ -167,6 +169,14 @@ class PrefillWorker:
     def no_endings(self) -> AbstractContextManager[object]:
         """While it is held no prompt of this half ends: what is told in it comes before the ending. Emit only."""
         return self._lock
+
+    def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
+        """Nothing is left to hand over, and the engine has freed the blocks."""
+        handing = self._forget(prompt_id)
+        if handing is not None:  # else it ended meanwhile, and that was told
+            self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
+            times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
+            self._emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
         """Finished KV is held under a lease each, and within one bound together. The lock is held."""

@@ -70,7 +70,8 @@ class Dispatch:
     async def probe(self, request: GenerationRequest, plan: Plan) -> None:
         """Run a one-prompt request over this very plan, past the queue and the ledger. Raises what failed it."""
         prompt = self._new_prompt(request, 0, Running())
-        await self._tries.run_path(prompt, self._placer.grant(prompt.prompt_id, plan))
+        with self._placer.grant(prompt.prompt_id, plan) as grant:
+            await self._tries.run_path(prompt, grant)
 
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give those under way `drain_s` to end, then cancel them."""

@@ -29,11 +29,14 @@ class ScriptedReceiver:
 
     ended: Callable[[str, tuple[int, ...], str], None]
     tickets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ends_at_once: bool = False
     bytes_received: int = 0
     endpoints: tuple[KvEndpoint, ...] = ()
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
         self.tickets[ticket_id] = tuple(block_ids)
+        if self.ends_at_once:
+            self.abort(ticket_id, "another rank is gone")
         return Ticket(ticket_id, 1, "decode-0", num_tokens, first_token, 10.0, ())
 
     def abort(self, ticket_id: str, reason: str) -> None:
@@ -121,6 +124,15 @@ def test_a_committed_prompt_generates_to_its_end_and_is_forgotten() -> None:
 
         it.assert_ended_once()
         assert it.finishes == [FinishReason.LENGTH]
+
+
+def test_a_ticket_that_ends_while_it_is_made_is_an_ending_and_no_reservation() -> None:
+    with half() as it:
+        it.receiver.ends_at_once = True
+        it.worker.reserve(RESERVE)
+
+        assert it.events == [Failed("d", "HandoffFailed", "another rank is gone")]
+        assert it.core.blocks.num_used == 0
 
 
 def test_a_cancel_between_commit_and_admission_ends_the_prompt() -> None:

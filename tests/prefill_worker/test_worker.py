@@ -29,6 +29,7 @@ class ScriptedSender:
     """A sender that does in `begin` what a test says, as a link that fails at once would."""
 
     on_begin: Callable[[Ticket], None] = lambda _: None
+    on_commit: Callable[[str], None] = lambda _: None
     said: list[tuple[str, str]] = field(default_factory=list)
     descriptions: list[bytes] = field(default_factory=list)
     bytes_sent: int = 0
@@ -41,6 +42,7 @@ class ScriptedSender:
         self.said.append(("put", ticket_id))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
+        self.on_commit(ticket_id)
         self.descriptions.append(description)
         self.said.append(("commit", ticket_id))
 
@@ -224,6 +226,47 @@ def test_prompts_still_to_be_computed_are_no_held_kv_and_a_probe_is_always_let_i
         assert it.core.load().held_prompts == 5
         it.worker.cancel_all("enough")
         it.turn_until_idle()
+
+
+@pytest.mark.parametrize("ending", ["cancel", "failed"])
+def test_a_prompt_that_ends_while_its_first_token_ends_it_is_told_once(ending: str) -> None:
+    with half() as it:
+        state = prompt("p", 9, max_tokens=1)
+        it.worker.accept(state, ticket_for(state))
+
+        def ends_first(prompt_id: str, forget: Callable[[str], object] = it.worker._forget) -> object:
+            it.worker._forget = forget  # type: ignore[assignment,method-assign]
+            if ending == "cancel":
+                it.worker.cancel("p", "enough")
+            else:
+                it.worker.failed(ticket_for(state).ticket_id, InstanceLost("gone"))
+            return forget(prompt_id)
+
+        it.worker._forget = ends_first  # type: ignore[assignment,method-assign]
+        it.turn_until_idle()
+
+        assert [type(event) for event in it.events] == [Failed]
+        assert it.core.blocks.num_used == 0
+
+
+def test_a_commit_that_raises_ends_its_own_prompt_and_no_other_of_that_step() -> None:
+    def break_down(ticket_id: str) -> None:
+        if ticket_id == f"{1:032x}":
+            raise RuntimeError("a defect")
+
+    with half() as it:
+        it.sender.on_commit = break_down
+        for number, name in ((1, "a"), (2, "b")):
+            it.worker.accept(prompt(name, 9), ticket_for(prompt(name, 9), number))
+        it.turn_until_idle()
+
+        assert it.events == [Failed("a", "InternalError", "a defect")]
+        assert ("abort", f"{1:032x}") in it.sender.said
+        assert ("commit", f"{2:032x}") in it.sender.said
+        assert it.core.load().held_prompts == 1
+        it.worker.acked(f"{2:032x}", STATS)
+        it.turn_until_idle()
+        assert it.core.blocks.num_used == 0
 
 
 def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too() -> None:

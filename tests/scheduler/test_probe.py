@@ -136,3 +136,15 @@ async def test_a_full_decode_pool_in_which_nothing_moves_is_not_ready() -> None:
         it.instances[1].get_unstuck()
         await until(it.control.ready, timeout_s=60.0)
         await reader
+
+
+@virtual
+async def test_probes_leave_nothing_in_the_books() -> None:
+    async with FakeCluster("PDC", probes=True).serving() as cluster:
+        registry = cluster.control.registry
+        await until(lambda: sum(isinstance(c, Reserve) for c in cluster.instances[1].commands) >= 3, timeout_s=60.0)
+        await until(lambda: cluster.blocks_used == [0, 0, 0])
+
+        for instance in registry.living():
+            assert instance.books._prefixes._running == {}
+            assert instance.books._chains == {}
