@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve one model from one process (the combined instance)",
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure one engine: rates beside the machine's floors, and beside vLLM",
+    "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",
     "model": "print the folder of the default model, making it if need be",
 }
 
@@ -78,7 +79,7 @@ def _in_one_line(name: str, action: Callable[[], int]) -> int:
 
 def _command(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+        commands = "\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items())
         print(HELP.format(commands=commands), end="")
         return 0
     if arguments[0] == "--version":
@@ -97,5 +98,5 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         advice = f"did you mean `pdserve {near[0]}`?" if near else "`pdserve --help` lists them"
         raise ConfigError(f"there is no such command; {advice}")
-    run: Callable[[Sequence[str]], int] = importlib.import_module(f"pdserve.{command}").main
+    run: Callable[[Sequence[str]], int] = importlib.import_module(f"pdserve.{command.replace('-', '_')}").main
     return run(arguments)

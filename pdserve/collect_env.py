@@ -1,0 +1,107 @@
+"""`pdserve collect-env`: facts for a bug report, the doctor's findings among them, without secrets."""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pdserve.env_facts import Section, machine_facts
+from pdserve.redaction import redacted, secret_values
+from pdserve.run_folder import RunFolder, default_run_dir
+from pdserve.text_table import printable
+from pdserve.where import add_where, base_url, find
+from ranktable_tools.devices.kinds import KINDS
+from ranktable_tools.doctor.case import Case, Tables, read_tables, table_folder
+from ranktable_tools.doctor.examination import TIMEOUT_S, examine
+from ranktable_tools.doctor.machine import Machine
+from ranktable_tools.doctor.verdict import Result
+from ranktable_tools.secret import SECRET_NAME
+from wire.errors import ConfigError
+from wire.options import Parser
+
+_Check = tuple[str, Result, str]
+EPILOG = """\
+What is shown: versions, hardware, limits, a closed list of variables, the tables' entries, and what `ranktable doctor`
+finds. Values of variables that are named like a secret, the cluster secret and passwords of proxies are taken out
+wherever they stand; other variables, command lines and logs are not read. Look it over first: it has hosts and paths.
+
+examples:
+  pdserve collect-env > report.txt
+  pdserve collect-env global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
+  pdserve collect-env --format json
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0 whatever it finds."""
+    parser = Parser(
+        prog="pdserve collect-env", description="Print facts about this machine and its cluster for a bug report.",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("files", nargs="*", metavar="FILE", help="global and local table (default: the variables')")
+    add_where(parser)
+    parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for all checks (default: 60)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    arguments = parser.parse_args(argv)
+    if not 0 < arguments.timeout <= 3600:
+        raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
+    machine = Machine(os.environ, kind=arguments.device_type)
+    tables, url = _cluster(arguments, machine)
+    case = Case(machine, tables, url)
+    print(report(case, arguments.timeout, as_json=arguments.format == "json"))
+    return 0
+
+
+def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[Tables, str | None]:
+    """Return the tables given, else those of the cluster that `pdserve up` runs, and where its scheduler serves."""
+    tables = read_tables(arguments.files, machine)
+    if tables.global_path is not None or tables.local_path is not None:
+        return tables, None if arguments.url is None else base_url(arguments.url)
+    where = find(arguments.url, arguments.run_dir)
+    if where.state is None:
+        return tables, None if arguments.url is None else where.base_url
+    folder = RunFolder(Path(arguments.run_dir or default_run_dir(machine.environ)).absolute()).tables
+    return read_tables([str(path) for path in sorted(folder.glob("global_ranktable_*.json"))], machine), where.base_url
+
+
+def report(case: Case, timeout_s: float, *, as_json: bool = False) -> str:
+    """Return the whole report, secrets taken out."""
+    secrets = secret_values(case.machine.environ, _secret_files(case))
+    facts = {**machine_facts(case.machine), "tables": dict(_entries(case.tables))}
+    sections = {
+        title: {name: redacted(value, secrets) for name, value in section.items()} for title, section in facts.items()
+    }
+    checks = [(one.name, one.verdict.result, redacted(one.verdict.words, secrets)) for one in examine(case, timeout_s)]
+    return _json(sections, checks) if as_json else "\n".join(_lines(sections, checks))
+
+
+def _entries(tables: Tables) -> list[tuple[str, str]]:
+    if tables.table is None:
+        return [("problem", tables.problem)] if tables.problem else []
+    entries = [("scheduler", tables.table.scheduler.server_ip)]
+    for one in tables.table.instances:
+        port = "" if one.server.server_port is None else f" port {one.server.server_port}"
+        entries.append((str(one), f"{one.server.server_ip} devices {','.join(one.server.device_ids)}{port}"))
+    return entries
+
+
+def _lines(sections: Mapping[str, Section], checks: Sequence[_Check]) -> list[str]:
+    found = {name: f"{result}: {words}" for name, result, words in checks}
+    lines: list[str] = []
+    for title, section in {**sections, "doctor": found}.items():
+        width = max(map(len, section), default=0)
+        lines += [f"[{title}]", *(f"{name.ljust(width)}  {printable(value)}" for name, value in section.items()), ""]
+    return lines[:-1]
+
+
+def _json(sections: Mapping[str, Section], checks: Sequence[_Check]) -> str:
+    found = [{"name": name, "result": result, "words": words} for name, result, words in checks]
+    return json.dumps({**sections, "doctor": found}, indent=2)
+
+
+def _secret_files(case: Case) -> list[Path]:
+    named = case.machine.environ.get("PDSERVE_SECRET_FILE")
+    beside = [] if case.tables.global_path is None else [Path(table_folder(case.tables)) / SECRET_NAME]
+    return [*([Path(named)] if named else []), *beside]

@@ -1,0 +1,47 @@
+"""Take secrets out of what is printed for others: by their values, wherever they stand."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|SIGNATURE", re.IGNORECASE)
+_FILE_NAME = re.compile(r"_(FILE|PATH|DIR)$", re.IGNORECASE)
+_PROXY_NAME = re.compile(r"proxy$", re.IGNORECASE)
+_MIN_CHARS = 6
+_MAX_FILE_BYTES = 4096
+HIDDEN = "(hidden)"
+
+
+def secret_values(environ: Mapping[str, str], files: Iterable[Path]) -> tuple[str, ...]:
+    """Return what must not be printed: values of variables named like a secret, proxies' passwords, secret files.
+
+    A variable that names a file is no secret, and values below six characters are none: hiding those would hide half
+    of every text.
+    """
+    named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _FILE_NAME.search(name)]
+    proxies = [value for name, value in environ.items() if _PROXY_NAME.search(name)]
+    found = [*named, *map(_password, proxies), *map(_content, files)]
+    return tuple(sorted({value for value in found if len(value) >= _MIN_CHARS}, key=len, reverse=True))
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` without these values; longer ones go first, so that none is left by a part of another."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _password(url: str) -> str:
+    try:
+        return urlsplit(url if "://" in url else f"http://{url}").password or ""
+    except ValueError:
+        return url
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_FILE_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
