@@ -47,7 +47,7 @@ def read_table(
 ) -> Opened:
     """Read one file without a mistake. Raises RanktableError naming file, place and value."""
     opened = open_table(path, dialect_name, options)
-    problems = [*opened.problems, *errors(opened.reading, rules)]
+    problems = [*opened.problems, *errors(opened.reading, rules, opened.problems)]
     if problems:
         raise refusal(path, problems)
     return opened

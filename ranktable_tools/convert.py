@@ -43,7 +43,7 @@ def convert(table: Table, wanted: Conversion) -> Converted:
     text = wanted.to.write(table)
     root = Node(parse_json(text, wanted.to.name), "", [])
     reading = wanted.to.read(root, ReadOptions())
-    problems = [*root.problems, *errors(reading, RuleOptions(wanted.share_devices))]
+    problems = [*root.problems, *errors(reading, RuleOptions(wanted.share_devices), root.problems)]
     if problems:
         raise RanktableError(f"as {wanted.to.name} the table would be wrong: {problems[0]}")
     return Converted(text, reading.table, tuple(_left_out(table, reading.table, wanted.to.name)))

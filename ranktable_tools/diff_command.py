@@ -10,6 +10,7 @@ from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import Table
 
 _SAYS = "Say what differs between two tables. Exit status 0: nothing, 1: something, 2: a table is wrong."
+_OF = {"cluster": "a cluster", "instance": "one member"}
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
@@ -28,7 +29,8 @@ def _diff(arguments: argparse.Namespace) -> int:
     old = _table(arguments, arguments.old, arguments.old_dialect)
     new = _table(arguments, arguments.new, arguments.new_dialect)
     if old.kind != new.kind:
-        raise RanktableError(f"{arguments.old} is the table of a {old.kind}, {arguments.new} that of a {new.kind}")
+        a, b = (f"the table of {_OF[table.kind]}" for table in (old, new))
+        raise RanktableError(f"{arguments.old} is {a}, {arguments.new} is {b}")
     sentences = diff(old, new)
     print("\n".join(sentences) if sentences else "Both tables say the same.")
     return 1 if sentences else 0

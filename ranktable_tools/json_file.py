@@ -67,7 +67,7 @@ def _read_text(path: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RanktableError(f"{path}: cannot be read: {reason}", code="unreadable") from error
     if len(content) > _MAX_BYTES:
-        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes: not a ranktable", code="too-large")
+        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes; no ranktable is", code="too-large")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -83,7 +83,7 @@ def _check_depth(path: str, text: str) -> None:
         elif match[0] in "]}":
             depth -= 1
         if depth > _MAX_DEPTH:
-            message = f"{path}: lists and objects are more than {_MAX_DEPTH} deep: not a ranktable"
+            message = f"{path}: lists and objects are more than {_MAX_DEPTH} deep; no ranktable is"
             raise RanktableError(message, code="too-deep")
 
 

@@ -1,7 +1,7 @@
 """Find everything that is wrong with table files, each alone and all of them together."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ranktable_tools.any_file import Opened, open_table
 from ranktable_tools.dialects import modelarts
@@ -15,11 +15,12 @@ from ranktable_tools.rules.rule import RuleOptions
 
 @dataclass(frozen=True, slots=True)
 class LintOptions:
-    """What was asked: the dialect where it is given, what is allowed, and the scheduler's NODE_PORTS to check."""
+    """What was asked: the dialect where it is given, what is allowed, the scheduler's NODE_PORTS, notes as errors."""
 
     dialect: str | None = None
     share_devices: bool = False
     node_ports: str | None = None
+    strict: bool = False
     read: ReadOptions = ReadOptions()  # noqa: RUF009 - frozen
 
 
@@ -37,12 +38,13 @@ def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Fin
         if not any(finding.severity == "error" for finding in found):
             clean.append(opened)
         findings += found
-    return findings + lint_across(clean, options.node_ports)
+    findings += lint_across(clean, options.node_ports)
+    return [replace(finding, severity="error") for finding in findings] if options.strict else findings
 
 
 def _lint_one(opened: Opened, options: LintOptions) -> Iterator[Finding]:
     if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster":
         modelarts.check_whole(opened.document)
     yield from (of_problem(opened.path, problem) for problem in opened.problems)
-    for severity, problem in broken(opened.reading, RuleOptions(options.share_devices)):
+    for severity, problem in broken(opened.reading, RuleOptions(options.share_devices), opened.problems):
         yield of_problem(opened.path, problem, severity)

@@ -90,7 +90,8 @@ def _lint_node_ports(value: str, tables: Sequence[_Global]) -> Iterator[Finding]
         try:
             ports = parse_node_ports(value, table)
         except RanktableError as error:
-            yield Finding(path, "error", "node-ports", "", value, str(error), "")
+            instead = "write one port per instance, in table order"
+            yield Finding(path, "error", "node-ports", "", value, str(error), instead)
             return
         for instance, port in zip(table.instances, ports, strict=True):
             own = instance.server.server_port
@@ -98,3 +99,4 @@ def _lint_node_ports(value: str, tables: Sequence[_Global]) -> Iterator[Finding]
                 message = f'{instance.place}.server_port is "{own}", and NODE_PORTS has {port} for {instance}: {value}'
                 instead = "write the ports in table order, all prefill instances and then all decode"
                 yield Finding(path, "error", "node-ports", f"{instance.place}.server_port", own, message, instead)
+                return

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ranktable_tools.arguments import OneLineParser, add_command, add_dialect
+from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options, read_options
 from ranktable_tools.finding import Finding
 from ranktable_tools.lint import LintOptions, lint
 
@@ -16,6 +16,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser = add_command(commands, "lint", "List everything wrong with these tables.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="global and local tables, compared with each other")
     add_dialect(parser)
+    add_read_options(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line each")
     parser.add_argument("--strict", action="store_true", help="notes, like unequal tensor-parallel sizes, are errors")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
@@ -24,9 +25,11 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    options = LintOptions(arguments.dialect, arguments.share_devices, arguments.node_ports)
+    options = LintOptions(
+        arguments.dialect, arguments.share_devices, arguments.node_ports, arguments.strict, read_options(arguments)
+    )
     findings = lint(arguments.files, options)
-    num_wrong = sum(arguments.strict or finding.severity == "error" for finding in findings)
+    num_wrong = sum(finding.severity == "error" for finding in findings)
     if arguments.format == "json":
         print(_json(arguments.files, findings))
     else:

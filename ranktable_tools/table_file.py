@@ -58,7 +58,7 @@ def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
         )
         Node(len(servers), "server_list", root.problems).report("instance-over-servers", _servers(servers), advice)
     else:
-        root.problems.extend(errors(reading))
+        root.problems.extend(errors(reading, known=root.problems))
     return root.problems, None if root.problems else LocalTable(servers[0])
 
 
@@ -96,5 +96,5 @@ def _servers(servers: Sequence[Server]) -> str:
 def _checked(root: Node, read: Callable[[Node], Reading], share_devices: bool) -> Reading | None:
     """Read and keep the rules; what is wrong goes to the node's problems, and then there is no reading."""
     reading = read(root)
-    root.problems.extend(errors(reading, RuleOptions(share_devices)))
+    root.problems.extend(errors(reading, RuleOptions(share_devices), root.problems))
     return None if root.problems else reading

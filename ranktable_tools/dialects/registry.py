@@ -2,6 +2,7 @@
 
 from ranktable_tools.dialects import hccl, kubeinfer, mindie, modelarts, vllm_ascend
 from ranktable_tools.dialects.dialect import Dialect, Document
+from ranktable_tools.document import shown
 from ranktable_tools.errors import RanktableError
 
 DIALECTS: tuple[Dialect, ...] = (
@@ -28,14 +29,14 @@ def named(name: str) -> Dialect:
 def detect(document: object) -> Dialect:
     """Return the dialect a document's structure shows. Raises RanktableError where none or more than one does."""
     if not isinstance(document, dict):
-        raise RanktableError("the file must be an object", code="wrong-type", value=document)
+        raise RanktableError(f"is {shown(document)}; must be an object", code="wrong-type", value=document)
     found = [dialect for dialect in DIALECTS if dialect.matches(document)]
     if len(found) == 1:
         return found[0]
     if found:
         names = " and ".join(dialect.name for dialect in found)
         raise RanktableError(
-            f"the table could be {names}: say which with --dialect", code="ambiguous-dialect", value=names
+            f"the table could be {names}; say which with --dialect", code="ambiguous-dialect", value=names
         )
     raise _unknown(document)
 

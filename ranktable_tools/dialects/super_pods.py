@@ -13,11 +13,16 @@ def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServe
     """Return the servers with the super pods that the list gives them; each server stands in exactly one."""
     pod_by_server: dict[str, str] = {}
     known = {placed.server.server_id for placed in servers}
+    # A server that could not be read is missing here, and its pod is not to blame.
+    above = f"{node.place}.server_list".lstrip(".")
+    has_all = not any(problem.place.startswith(above) for problem in node.problems)
     for pod in node.elements("super_pod_list") or []:
         pod_id = pod.text("super_pod_id", identity)
         for member in pod.elements("server_list") or []:
             server_id = member.text("server_id", identity)
             if server_id is None or pod_id is None:
+                continue
+            if server_id not in known and not has_all:
                 continue
             if server_id not in known:
                 unknown = Node(server_id, f"{member.place}.server_id", member.problems)

@@ -1,6 +1,6 @@
 """All rules: those checked over a table once it is read, and the sentences of those that reading itself keeps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ranktable_tools.document import Problem
 from ranktable_tools.reading import Reading
@@ -57,13 +57,25 @@ ACROSS_RULES: Mapping[str, str] = {
 """Code and sentence of the rules between files and variables."""
 
 
-def broken(reading: Reading, options: RuleOptions) -> Iterator[tuple[Severity, Problem]]:
-    """Yield what breaks a rule in a table that was read, with how severe that is."""
+def broken(reading: Reading, options: RuleOptions, known: Sequence[Problem] = ()) -> Iterator[tuple[Severity, Problem]]:
+    """Yield what breaks a rule in a table that was read, with how severe that is.
+
+    `known` is what reading found wrong: what only follows from it, at the same place or around it, is left out, and
+    so are notes.
+    """
     for rule in TABLE_RULES:
         for problem in rule.check(reading, options):
-            yield rule.severity, problem
+            if not known or (rule.severity == "error" and not any(_follows(problem, other) for other in known)):
+                yield rule.severity, problem
 
 
-def errors(reading: Reading, options: RuleOptions = RuleOptions()) -> list[Problem]:
-    """Return what keeps a table from being used."""
-    return [problem for severity, problem in broken(reading, options) if severity == "error"]
+def errors(reading: Reading, options: RuleOptions = RuleOptions(), known: Sequence[Problem] = ()) -> list[Problem]:
+    """Return what keeps a table from being used, beside what reading found."""
+    return [problem for severity, problem in broken(reading, options, known) if severity == "error"]
+
+
+def _follows(problem: Problem, known: Problem) -> bool:
+    longer, shorter = (
+        (problem.place, known.place) if len(problem.place) > len(known.place) else (known.place, problem.place)
+    )
+    return longer.startswith(shorter) and longer[len(shorter) : len(shorter) + 1] in ("", ".", "[")

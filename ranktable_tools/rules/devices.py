@@ -33,8 +33,8 @@ def _ranks(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         ranks = [device.rank_id for _, device in instance.placed_devices]
         wanted = [str(rank) for rank in range(len(ranks))]
         if sorted(ranks, key=int) != wanted:
-            one = len(instance.servers) == 1
-            place = f"{instance.servers[0].place}.device" if one else instance.place or "server_list"
+            alone = instance.place == instance.servers[0].place
+            place = f"{instance.place}.device" if alone else instance.place or "server_list"
             advice = f"must be {_list(wanted)}: from 0, without a gap, each once"
             yield Problem("rank-id", place, ranks, f"has the rank_ids {_list(ranks)}", advice)
 

@@ -61,7 +61,7 @@ def _loopback_device(reading: Reading, options: RuleOptions) -> Iterator[Problem
 def _unequal_sizes(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
     sizes = [len(list(instance.placed_devices)) for instance in reading.instances]
     for instance, size in zip(reading.instances, sizes, strict=True):
-        if size != sizes[0]:
+        if size and sizes[0] and size != sizes[0]:
             first = reading.instances[0].place
             found = f"has {size} device{'s' if size != 1 else ''}, and {first} has {sizes[0]}"
             yield Problem("unequal-tensor-parallel", instance.place, size, found, _size_advice(reading))

@@ -70,7 +70,7 @@ def mindie() -> Document:
         server(A, 0, 1, first_rank=0),
         server(B, 0, 1, first_rank=2),
     ]
-    singles = [server(C, 0, 1), server("192.0.2.4", 0, 1)]
+    singles = [server(C, 0, 1, 2, 3), server("192.0.2.4", 0, 1, 2, 3)]
     for number, entry in enumerate((*spread, *singles)):
         for position, listed in enumerate(entry["device"]):
             listed.update(device_logical_id=str(position), super_device_id=str(1000 * number + position))

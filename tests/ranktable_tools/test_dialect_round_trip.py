@@ -63,7 +63,7 @@ def _clusters(draw: st.DrawFn) -> Table:
     split = draw(st.integers(1, len(seats) - 1))
     servers = draw(_servers(seats, run_on=False))
     ports = draw(st.lists(st.none() | st.integers(1, 65535), min_size=len(seats), max_size=len(seats), unique=True))
-    roles: list[InstanceRole] = ["prefill"] * split + ["decode"] * (len(seats) - split)
+    roles: list[InstanceRole] = ["prefill" if number < split else "decode" for number in range(len(seats))]
     instances = tuple(
         TableInstance(role, (replace(server, server_port=port),))
         for role, server, port in zip(roles, servers, ports, strict=True)

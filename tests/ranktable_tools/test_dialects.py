@@ -101,7 +101,7 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
     with pytest.raises(RanktableError) as caught:
         open_table(path)
 
-    assert str(caught.value) == f"{path}: the table could be {names}: say which with --dialect"
+    assert str(caught.value) == f"{path}: the table could be {names}; say which with --dialect"
     for name in names.split(" and "):
         assert open_table(path, name).dialect.name == name
 
@@ -110,7 +110,7 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
     ("document", "message"),
     [
         ({}, "is no ranktable; a table has server_group_list, server_list, or prefill_device_list and decode_device_"),
-        ([], "the file must be an object"),
+        ([], "is []; must be an object"),
         ({"status": "initializing", "version": "1.0"}, 'the table is not written yet, wait for "completed"'),
         ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
     ],
