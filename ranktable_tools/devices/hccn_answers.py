@@ -5,8 +5,8 @@ import re
 from ranktable_tools.addresses import is_address
 
 _TLS = re.compile(r"tls switch\[([01])\]")
-_RECEIVED = re.compile(r"([0-9]+) packets transmitted, ([0-9]+) received")
-_SPEED = re.compile(r"Speed:\s*([0-9]+)\s*Mb/s")
+_RECEIVED = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received")
+_SPEED = re.compile(r"Speed:\s*([0-9]{1,9})\s*Mb/s")
 
 
 def parse_address(text: str) -> str | None:

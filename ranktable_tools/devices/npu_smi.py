@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _COLUMNS = re.compile(r"\s{2,}|\t+")
-_MEMORY = re.compile(r"([0-9]+)\s*/\s*([0-9]+)$")
-_BARS = re.compile(r"^[+\-=\s]*$")
+_NUMBER = re.compile(r"[0-9]{1,12}")
+_MEMORY = re.compile(r"\b([0-9]{1,12})\s*/\s*([0-9]{1,12})$")
+_FIRST = re.compile(r"[0-9]{1,12}\s+(?![0-9]+$)\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def parse_fields(text: str) -> list[tuple[str, str]]:
 
 def parse_npu_ids(text: str) -> list[int]:
     """Return the NPU ids of `npu-smi info -l`."""
-    return [int(value) for key, value in parse_fields(text) if key == "NPU ID" and value.isdigit()]
+    return [int(value) for key, value in parse_fields(text) if key == "NPU ID" and _NUMBER.fullmatch(value)]
 
 
 def parse_map(text: str) -> list[Chip]:
@@ -86,7 +88,7 @@ def parse_super_pod(text: str) -> SuperPod | None:
 def parse_states(text: str) -> list[NpuState]:
     """Return the devices of `npu-smi info`: two rows each, the first with the health, the second with the memory."""
     rows = list(_device_rows(text))
-    pairs = [(first, second) for first, second in zip(rows[::2], rows[1::2], strict=False)]
+    pairs = [(first, second) for first, second in pairwise(rows) if _FIRST.match(first[0])]
     num_chips = max((_numbers(second[0])[0] + 1 for _, second in pairs if _numbers(second[0])), default=1)
     return [_state(first, second, num_chips) for first, second in pairs]
 
@@ -101,50 +103,48 @@ def parse_processes(text: str) -> list[NpuProcess]:
 
 def _chip(row: Mapping[str, str]) -> list[Chip]:
     name = row.get("Chip Name", "")
-    ids = [row.get(key, "-") for key in ("NPU ID", "Chip ID")]
     physical = row.get("Chip Phy-ID", row.get("Chip Logic ID", "-"))
-    if name == "Mcu" or not all(text.isdigit() for text in (*ids, physical)):
-        return []
-    return [Chip(int(ids[0]), int(ids[1]), str(int(physical)), name)]
+    ids = _numbers(f"{row.get('NPU ID', '-')} {row.get('Chip ID', '-')} {physical}")
+    return [] if name == "Mcu" or len(ids) != 3 else [Chip(ids[0], ids[1], str(ids[2]), name)]
 
 
 def _device_rows(text: str) -> Iterator[list[str]]:
-    """Yield the rows between the headers and the process table."""
-    upper = text.partition("Process id")[0]
-    past_header = False
-    for line in upper.splitlines():
-        if line.startswith("+="):
-            past_header = True
-        cells = _cells(line)
-        if past_header and len(cells) >= 3 and not _BARS.match(line) and not cells[0].startswith("NPU"):
-            yield cells
+    """Yield the rows between the headers and the process table, three cells each: place, health or bus, figures.
+
+    A2 and A3 have id and name in one cell; the 950 has a cell for each.
+    """
+    upper = text.partition("Process id")[0].partition("Bus-Id")[2]
+    for cells in map(_cells, upper.splitlines()):
+        if len(cells) >= 3:
+            yield cells if len(cells) == 3 else [f"{cells[0]} {cells[1]}".strip(), *cells[2:]]
 
 
 def _state(first: Sequence[str], second: Sequence[str], num_chips: int) -> NpuState:
-    # A2 and A3 put id and name into one cell; the 950 has a cell for each, and leaves the second row's first one empty.
-    words = first[0].split()
-    name, health = (" ".join(words[1:]), first[1]) if len(words) > 1 else (first[1], first[2])
-    npu_id, places = int(words[0]), _numbers(second[0])
+    npu, _, name = first[0].partition(" ")
+    npu_id, places = int(npu), _numbers(second[0])
     chip_id = places[0] if places else 0
     device_id = places[1] if len(places) > 1 else npu_id * num_chips + chip_id
     memory = _MEMORY.search(second[-1])
     used, total = (int(memory[1]), int(memory[2])) if memory else (None, None)
-    return NpuState(str(device_id), npu_id, chip_id, name, health, used, total)
+    return NpuState(str(device_id), npu_id, chip_id, name.strip(), first[1], used, total)
 
 
 def _process(cells: Sequence[str], known: Mapping[tuple[int, int], str]) -> NpuProcess | None:
-    places = _numbers(cells[0])
-    if not places or not cells[1].isdigit():
+    places, pid = _numbers(cells[0]), _numbers(cells[1])
+    if not places or len(pid) != 1:
         return None
     device_id = known.get((places[0], places[1] if len(places) > 1 else 0), str(places[0]))
-    inside = int(cells[4]) if len(cells) > 4 and cells[4].isdigit() else None
-    return NpuProcess(device_id, int(cells[1]), cells[2], int(cells[3]) if cells[3].isdigit() else None, inside)
+    memory = _numbers(cells[3])
+    inside = _numbers(cells[4]) if len(cells) > 4 else []
+    return NpuProcess(device_id, pid[0], cells[2], memory[0] if memory else None, inside[0] if inside else None)
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+    row = line.strip()
+    return [cell.strip() for cell in row.strip("|").split("|")] if row.startswith("|") else []
 
 
 def _numbers(cell: str) -> list[int]:
+    """Return the numbers of a cell that has nothing else."""
     words = cell.split()
-    return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+    return [int(word) for word in words] if all(_NUMBER.fullmatch(word) for word in words) else []

@@ -1,8 +1,10 @@
 """Read what nvidia-smi answers to its CSV queries. Pure."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+_NUMBER = re.compile(r"[0-9]{1,12}")
 GPU_QUERY = ("--query-gpu=index,uuid,name,driver_version,memory.used,memory.total", "--format=csv,noheader,nounits")
 PROCESS_QUERY = ("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
 
@@ -34,16 +36,16 @@ def parse_gpus(text: str) -> list[Gpu]:
     return [
         Gpu(index, uuid, name, driver, _number(used), _number(total))
         for index, uuid, name, driver, used, total in _rows(text, 6)
-        if index.isdigit()
+        if _number(index) is not None
     ]
 
 
 def parse_gpu_processes(text: str) -> list[GpuProcess]:
     """Return the processes in the answer to `PROCESS_QUERY`."""
     return [
-        GpuProcess(uuid, int(pid), _number(used), name)
-        for uuid, pid, used, name in _rows(text, 4)
-        if uuid.startswith("GPU-") and pid.isdigit()
+        GpuProcess(uuid, pid, _number(used), name)
+        for uuid, pid_text, used, name in _rows(text, 4)
+        if uuid.startswith("GPU-") and (pid := _number(pid_text)) is not None
     ]
 
 
@@ -55,4 +57,4 @@ def _rows(text: str, num_columns: int) -> Iterator[list[str]]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None  # [N/A] where memory is shared
+    return int(text) if _NUMBER.fullmatch(text) else None  # [N/A] where memory is shared

@@ -1,7 +1,18 @@
 """npu-smi's recorded answers on A2, A3 and Ascend 950."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ranktable_tools.devices.hccn_answers import (
+    parse_address,
+    parse_link,
+    parse_net_health,
+    parse_ping,
+    parse_speed_mbps,
+    parse_tls_switch,
+)
+from ranktable_tools.devices.hccn_conf import parse_conf
 from ranktable_tools.devices.npu_smi import (
     Chip,
     NpuProcess,
@@ -14,6 +25,7 @@ from ranktable_tools.devices.npu_smi import (
     parse_states,
     parse_super_pod,
 )
+from ranktable_tools.devices.nvidia_smi import parse_gpus
 from tests.ranktable_tools import recorded
 
 
@@ -73,13 +85,36 @@ def test_processes_are_told_by_device() -> None:
         NpuProcess("0", 3224097, "VLLMWorker_DP", 34309),
         NpuProcess("3", 3224101, "VLLMWorker_DP", 34311, 412),
     ]
-    assert parse_processes(recorded.INFO_950) == []
+    assert parse_processes(recorded.INFO_950) == [NpuProcess("1", 1002, "python", 512, 101)]
 
 
 @pytest.mark.parametrize("answer", ["", "npu-smi: command not found", "dcmi model initialized failed. ret is -8020"])
 def test_an_answer_without_a_table_has_no_device(answer: str) -> None:
     assert parse_states(answer) == []
     assert parse_processes(answer) == []
+
+
+def test_the_rows_are_read_without_the_lines_between_them() -> None:
+    for text in (recorded.INFO_A2, recorded.INFO_A3, recorded.INFO_950):
+        bare = "\n".join(f"  {line}  " for line in text.splitlines() if line.startswith("|"))
+
+        assert parse_states(bare) == parse_states(text)
+        assert parse_processes(bare) == parse_processes(text)
+
+
+ANSWERS = [value for name, value in vars(recorded).items() if name.isupper() and isinstance(value, str)]
+
+
+@given(st.sampled_from(ANSWERS), st.data())
+def test_no_damaged_answer_breaks_a_parser(answer: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(answer)))
+    end = data.draw(st.integers(start, len(answer)))
+    damaged = answer[:start] + data.draw(st.text(max_size=20)) + answer[end:]
+
+    for parse in (parse_states, parse_processes, parse_map, parse_npu_ids, parse_super_pod, parse_conf, parse_gpus):
+        parse(damaged)
+    for parse_one in (parse_address, parse_link, parse_net_health, parse_speed_mbps, parse_tls_switch, parse_ping):
+        parse_one(damaged)
 
 
 def test_the_super_pod_is_there_on_an_a3_alone() -> None:
