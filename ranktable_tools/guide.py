@@ -8,6 +8,7 @@ from datetime import datetime
 from ranktable_tools.arguments import OneLineParser, add_device_lists, add_ip, add_save_dir
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.gen_command import add_device_flags
 from ranktable_tools.merge_files import merge_files, merge_local_files
 
 _EXAMPLES = """\
@@ -18,7 +19,7 @@ Write this host's tables, or make one global table of several hosts' ones.
   python pd_ranktable_tools.py --mode merge-local --local-ranktable-list A.json B.json --save-dir ./save_dir
 """
 _FLAGS = {
-    "gen": ("api_server", "prefill_server_list", "decode_server_list", "ip"),
+    "gen": ("api_server", "prefill_server_list", "decode_server_list", "ip", "device_type", "device_ip_from"),
     "merge": ("global_ranktable_list",),
     "merge-local": ("local_ranktable_list",),
 }
@@ -45,6 +46,7 @@ def _parser() -> OneLineParser:
     parser.add_argument("--local-ranktable-list", nargs="+", default=[], metavar="FILE", help="merge-local: the tables")
     add_save_dir(parser)
     add_ip(parser)
+    add_device_flags(parser)
     return parser
 
 
@@ -55,7 +57,8 @@ def _run(arguments: argparse.Namespace) -> None:
         merge_local_files(arguments.local_ranktable_list, arguments.save_dir, _say)
     else:
         lists = (arguments.prefill_server_list, arguments.decode_server_list)
-        gen(GenArguments(*lists, arguments.api_server, arguments.save_dir, arguments.ip), _say)
+        devices = (arguments.device_type, arguments.device_ip_from)
+        gen(GenArguments(*lists, arguments.api_server, arguments.save_dir, arguments.ip, None, *devices), _say)
 
 
 def _refuse_flags_of_other_modes(arguments: argparse.Namespace) -> None:

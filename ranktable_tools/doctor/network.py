@@ -48,13 +48,14 @@ def check_ports(case: Case) -> Verdict:
 
 
 def check_reach(case: Case) -> Verdict:
-    """The instances on other hosts can be reached from here: each pair's two ends run this."""
+    """The instances on other hosts that this host's parts talk to can be reached from here."""
     found = _addresses(case)
     if isinstance(found, Verdict):
         return found
-    away = [one for one in found if not case.is_here(one.server.server_ip)]
+    wanted = _roles_to_reach(case)
+    away = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
     if not away:
-        return not_here("all instances of the table are on this host")
+        return not_here("nothing of the table that this host talks to is on another one")
     answers = _asked(away, case.connect_s)
     troubles = [trouble for one, answer in zip(away, answers, strict=True) if (trouble := _lost(one, answer))]
     return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
@@ -109,6 +110,20 @@ def _addresses(case: Case) -> Sequence[InstanceAddress] | Verdict:
             return fail(str(error), "set NODE_PORTS to each instance's --port in the table's order")
         step = "set NODE_PORTS, or generate the tables with --ports"
         return not_here("the table has no server_port and NODE_PORTS is not set", step)
+
+
+def _roles_to_reach(case: Case) -> set[str]:
+    """The scheduler talks to all instances; an instance to those of the other role, either of which may open a link."""
+    table, local = case.tables.table, case.tables.local
+    if local is None:
+        own = {one.role for one in case.here}
+        scheduler = table is not None and case.is_here(table.scheduler.server_ip)
+    else:
+        own = set() if case.tables.own is None else {case.tables.own.role}
+        scheduler = case.tables.own is None
+    if scheduler or not own:
+        return {"prefill", "decode"}
+    return {"decode" if role == "prefill" else "prefill" for role in own}
 
 
 def _asked(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswer]:

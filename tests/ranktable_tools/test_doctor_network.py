@@ -122,6 +122,28 @@ def test_instances_elsewhere_answer_or_are_to_be_started(tmp_path: Path) -> None
     assert absent.next_step == "start that instance"
 
 
+def test_an_instance_reaches_the_other_role_and_the_scheduler_all(tmp_path: Path) -> None:
+    bench, unknown = Bench(tmp_path), "no-such-host.invalid"
+    prefill, decode = server(HERE, "0", 1), server(HERE, "1", 2)
+    others = ([prefill, server(unknown, "0", 3)], [decode, server(unknown, "1", 4)])
+    lost = {
+        name: check_reach(bench.case(tables(*others, local=local, scheduler=scheduler))).words
+        for name, local, scheduler in (
+            ("prefill", prefill, unknown), ("decode", decode, unknown), ("scheduler", server(HERE), HERE),
+            ("scheduler's host", None, HERE), ("instances' host", None, unknown),
+        )
+    }  # fmt: skip
+
+    asked = {name: [role for role in ("prefill", "decode") if f"({role})" in words] for name, words in lost.items()}
+    assert asked == {
+        "prefill": ["decode"],
+        "decode": ["prefill"],
+        "scheduler": ["prefill", "decode"],
+        "scheduler's host": ["prefill", "decode"],
+        "instances' host": ["prefill", "decode"],
+    }
+
+
 def test_a_host_that_cannot_be_reached_is_a_failure(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 

@@ -6,6 +6,7 @@ import pytest
 
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.guide import main
 from tests.ranktable_tools import recorded
 from tests.ranktable_tools.stub_tools import calls, write_stub
 
@@ -90,6 +91,19 @@ def test_gpus_that_are_not_here_are_a_note(tmp_path: Path) -> None:
 
     note = "Note: this machine shows the cuda devices 0, not 1: start the instances where they are"
     assert note in host.said
+
+
+def test_the_guides_tool_takes_the_device_flags_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_stub(tmp_path, "hccn_tool", {"-i 0 -vnic -g": recorded.VNIC})
+    monkeypatch.setenv("HCCN_TOOL_PATH", str(tmp_path / "hccn_tool"))
+    line = ["--mode", "gen", "--prefill-server-list", "0", "--ip", IP, "--save-dir", str(tmp_path / "t")]
+
+    assert main([*line, "--device-type", "npu", "--device-ip-from", "vnic"]) == 0
+    assert "192.168.2.199" in (tmp_path / "t" / f"local_ranktable_{IP}_0.json").read_text()
+    assert main(["--mode", "merge", "--device-type", "npu"]) == 2
+    assert "--device-type belongs to --mode gen, not to --mode merge" in capsys.readouterr().err
 
 
 def test_a_source_of_device_addresses_is_for_npus(tmp_path: Path) -> None:
