@@ -1,6 +1,7 @@
 """The command `ranktable`, from what is typed to files, words and exit status."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -147,6 +148,85 @@ def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: py
     assert _files(tmp_path / "whole") == ["cluster_secret", "global_ranktable_merge.json"]
     assert "Merge 2 global ranktable successful." in capsys.readouterr().out
     assert main(["lint", "whole/global_ranktable_merge.json", *map(str, tmp_path.glob("local*"))]) == 0
+
+
+def test_merge_gives_table_and_secret_to_their_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uid = 1000 if os.geteuid() == 0 else os.geteuid()
+    main(["gen", "--prefill-server-list", "0", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
+    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
+    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole", "--owner", str(uid)]) == 0
+
+    assert {path.name: path.stat().st_uid for path in (tmp_path / "whole").iterdir()} == {
+        "cluster_secret": uid,
+        "global_ranktable_merge.json": uid,
+    }
+    out = capsys.readouterr().out
+    assert f"Both belong to uid {uid}." in out
+    assert "Next: copy whole/global_ranktable_merge.json and whole/cluster_secret to every host, side by side" in out
+
+
+def test_merge_writes_nothing_beside_a_secret_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["gen", "--prefill-server-list", "0", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
+    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
+    (tmp_path / "whole" / "cluster_secret").mkdir(parents=True)
+    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]) == 2
+
+    assert _files(tmp_path / "whole") == ["cluster_secret"]
+    assert f"it belongs to uid {os.getuid()}, and this process is uid {os.geteuid()}" in capsys.readouterr().err
+
+
+def test_lint_as_json_has_path_value_and_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*GEN, "--decode-server-list", "8"])
+    capsys.readouterr()
+    name = f"global_ranktable_{IP}.json"
+    Path(name).write_text(Path(name).read_text().replace('"device_id": "4"', '"device_id": 4'))
+
+    assert main(["lint", name, "--format", "json"]) == 2
+
+    assert json.loads(capsys.readouterr().out) == {
+        "files": [name],
+        "findings": [
+            {
+                "file": name,
+                "severity": "error",
+                "code": "wrong-type",
+                "path": "server_group_list[1].server_list[0].device[0].device_id",
+                "value": 4,
+                "message": "server_group_list[1].server_list[0].device[0].device_id is 4",
+                "instead": "must be a string",
+            }
+        ],
+    }
+
+
+def test_a_note_is_told_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*GEN[:-4], "--ip", IP, "--device-type", "cpu", "--decode-server-list", "8"])
+    capsys.readouterr()
+
+    assert main(["lint", f"global_ranktable_{IP}.json"]) == 0
+    note, last = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"global_ranktable_{IP}.json: note: server_group_list[2].server_list[1] has 1 device, and ")
+    assert last == "1 checked, nothing wrong"
+    assert main(["lint", f"global_ranktable_{IP}.json", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"][0]["severity"] == "note"
+
+
+def test_thousands_of_mistakes_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    servers = [{"server_id": " ", "server_ip": "10.0.0.1"} for _ in range(1000)]
+    groups = [{"group_id": "1", "server_count": "1000", "server_list": servers}]
+    Path("t.json").write_text(json.dumps({"version": "1.0", "status": "completed", "server_group_list": groups}))
+
+    assert main(["lint", "t.json"]) == 2
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 201
+    assert lines[-1] == "and 801 more (--format json lists all)"
 
 
 def test_merging_two_schedulers_fails_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

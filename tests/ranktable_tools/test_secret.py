@@ -1,12 +1,15 @@
 """The cluster secret beside the table."""
 
+import contextlib
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.secret import ensure_secret
+from ranktable_tools.secret import ensure_secret, give
 
 
 def test_a_new_secret_is_private_and_random(tmp_path: Path) -> None:
@@ -33,3 +36,68 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(RanktableError, match=r"file/cluster_secret: cannot be written: "):
         ensure_secret(tmp_path / "file")
+
+
+def test_an_unreadable_secret_names_path_owner_and_uid(tmp_path: Path) -> None:
+    (tmp_path / "cluster_secret").mkdir()
+
+    with pytest.raises(RanktableError) as caught:
+        ensure_secret(tmp_path)
+
+    assert str(caught.value) == (
+        f"{tmp_path}/cluster_secret: cannot be read: Is a directory; it belongs to uid {os.getuid()}, and this process "
+        f"is uid {os.geteuid()}: run as that user, or as root with --owner UID"
+    )
+
+
+def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "cluster_secret"
+    path.write_text("mine")
+
+    with _as_a_stranger(tmp_path), pytest.raises(RanktableError, match="cannot be read: Permission denied; it belongs"):
+        ensure_secret(tmp_path)
+
+    assert path.read_text() == "mine"
+
+
+def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:
+    path, _ = ensure_secret(tmp_path)
+    uid = 1000 if os.geteuid() == 0 else os.geteuid()
+
+    give(path, uid)
+
+    assert path.stat().st_uid == uid
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("uid", [-1, 2**40])
+def test_a_uid_that_cannot_be_is_refused(tmp_path: Path, uid: int) -> None:
+    path, _ = ensure_secret(tmp_path)
+
+    with pytest.raises(RanktableError, match=f"{uid}"):
+        give(path, uid)
+
+
+@contextlib.contextmanager
+def _as_a_stranger(folder: Path) -> Iterator[None]:
+    """Lose the right to read what is in the folder: root becomes nobody, others close the files."""
+    secret = folder / "cluster_secret"
+    if os.geteuid() != 0:
+        secret.chmod(0)
+        yield
+        secret.chmod(0o600)
+        return
+    secret.chmod(0o600)
+    # The stranger is still of root's group.
+    through = stat.S_IXGRP | stat.S_IXOTH
+    parents = [parent for parent in (folder, *folder.parents) if parent.stat().st_mode & through != through]
+    modes = [parent.stat().st_mode for parent in parents]
+    for parent, mode in zip(parents, modes, strict=True):
+        parent.chmod(mode | through)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for parent, mode in zip(parents, modes, strict=True):
+            parent.chmod(mode)

@@ -1,0 +1,101 @@
+"""A table drawn: who is in it and who talks to whom."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ranktable_tools.cli import main
+from tests.ranktable_tools.documents import (
+    Document,
+    group,
+    grouped,
+    hccl,
+    hccl_1_2,
+    kubeinfer,
+    local,
+    mindie,
+    modelarts,
+    server,
+    vllm_ascend,
+)
+
+Save = Callable[[str, object], str]
+Say = pytest.CaptureFixture[str]
+
+
+def _shown(save: Save, capsys: Say, document: Document, *flags: str) -> list[str]:
+    path = save("t.json", document)
+
+    assert main(["show", path, *flags]) == 0
+    return [line.removeprefix(f"{path}: ") for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_guides_cluster_has_clients_a_scheduler_instances_and_kv(save: Save, capsys: Say) -> None:
+    two = [server("192.0.2.2", 6, server_port="8089"), server("192.0.2.3", 0, 1)]
+    head, *lines = _shown(save, capsys, modelarts(decode=two))
+
+    assert head.startswith("modelarts, 1 prefill, 2 decode, digest ")
+    assert lines == [
+        "  clients",
+        "   | HTTP",
+        "  scheduler  192.0.2.1",
+        "   |-- prefill 0   192.0.2.1  devices 4,5",
+        "   |-- decode 0    192.0.2.2 port 8089  devices 6",
+        "   |-- decode 1    192.0.2.3  devices 0,1",
+        "  KV: prefill 0 ==> decode 0..1",
+    ]
+
+
+def test_one_hosts_part_has_no_clients_yet(save: Save, capsys: Say) -> None:
+    assert _shown(save, capsys, grouped(group(2, server("192.0.2.2", 6)))) == [
+        "modelarts, 0 prefill, 1 decode, one host's part, to be merged",
+        "    -- decode 0    192.0.2.2  devices 6",
+    ]
+
+
+def test_roles_that_are_not_said_are_not_drawn(save: Save, capsys: Say) -> None:
+    assert _shown(save, capsys, kubeinfer()) == [
+        "kubeinfer, 3 instances, roles not said, ranktable convert makes it one that pdserve starts",
+        "  clients",
+        "   | HTTP",
+        "  scheduler  192.0.2.1",
+        "   |-- instance 0  192.0.2.1  devices 0,1",
+        "   |-- instance 1  192.0.2.2  devices 0,1 + 192.0.2.3  devices 0,1",
+        "   |-- instance 2  192.0.2.1  devices 2,3",
+    ]
+    assert _shown(save, capsys, kubeinfer(), "--num-prefill", "2")[-1] == "  KV: prefill 0..1 ==> decode 0"
+
+
+def test_super_pods_and_notes_are_told(save: Save, capsys: Say) -> None:
+    lines = _shown(save, capsys, mindie(), "--num-prefill", "1")
+
+    assert "   |-- prefill 0   192.0.2.1  devices 0,1  super pod 0 + 192.0.2.2  devices 0,1  super pod 0" in lines
+    assert lines[-1] == "note: server_group_list[1].server_list[0]: the controller 192.0.2.3 is left out"
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        (local(), ["modelarts, the table of one instance", "  192.0.2.2  devices 6,7"]),
+        (local(server("192.0.2.1")), ["modelarts, the table of the scheduler", "  192.0.2.1"]),
+        (hccl(server("192.0.2.1", 0)), ["hccl-1.0, the table of one instance", "  192.0.2.1  devices 0"]),
+        (
+            hccl_1_2(),
+            [
+                "hccl-1.2, the table of one instance",
+                "  203.0.113.1  devices 0,1  super pod 1",
+                "  203.0.113.2  devices 0,1  super pod 1",
+            ],
+        ),
+    ],
+)
+def test_a_members_own_table_is_drawn_alone(save: Save, capsys: Say, document: Document, lines: list[str]) -> None:
+    assert _shown(save, capsys, document) == lines
+
+
+def test_devices_without_instances_say_how_they_were_cut(save: Save, capsys: Say) -> None:
+    lines = _shown(save, capsys, vllm_ascend())
+
+    assert lines[0] == "vllm-ascend, 1 prefill, 2 decode, ranktable convert makes it one that pdserve starts"
+    assert "(--devices-per-instance says otherwise)" in lines[-1]
+    assert "note" not in _shown(save, capsys, vllm_ascend(), "--devices-per-instance", "1")[-1]
