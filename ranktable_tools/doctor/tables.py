@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ranktable_tools.doctor.case import GLOBAL_VARIABLE, Case, table_folder
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here, ok, warn
+from ranktable_tools.lint import LintOptions, lint
 from ranktable_tools.secret import SECRET_NAME
 
 _SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - a variable's name
@@ -13,13 +14,18 @@ _SECRET_BYTES = range(32, 4097)
 
 
 def check_tables(case: Case) -> Verdict:
-    """The tables can be read, and the local one is an entry of the global one."""
+    """The tables can be read, lint finds nothing, and the local one is an entry of the global one."""
     tables = case.tables
-    files = " ".join(path for path in (tables.global_path, tables.local_path) if path is not None)
+    files = [path for path in (tables.global_path, tables.local_path) if path is not None]
+    step = f"ranktable lint {' '.join(files)}"
     if tables.problem:
-        return fail(tables.problem, f"ranktable lint {files}" if files else "")
+        return fail(tables.problem, step if files else "")
     if tables.table is None:
         return not_here("no global table was given", f"name it, or set {GLOBAL_VARIABLE}")
+    options = LintOptions(node_ports=case.machine.environ.get("NODE_PORTS") or None)
+    wrong = [str(found) for found in lint(files, options) if found.severity == "error"]
+    if wrong:
+        return fail(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""), step)
     counts = f"{len(tables.table.prefill)} prefill, {len(tables.table.decode)} decode"
     if tables.local is None:
         return ok(f"{counts}; {len(case.here)} of the instances on this host")

@@ -62,6 +62,17 @@ def test_a_table_that_cannot_be_read_is_a_failure_with_lint_as_the_next_step(tmp
     assert verdict.next_step == f"ranktable lint {global_path} {local_path}"
 
 
+def test_what_lint_finds_across_tables_and_ports_is_a_failure(tmp_path: Path, folder: Path) -> None:
+    bench = Bench(tmp_path)
+    environ = {"NODE_PORTS": "8088"}
+
+    verdict = check_tables(bench.case(read_tables(_paths(folder), bench.machine()), environ))
+
+    assert verdict.result == "fail"
+    assert 'NODE_PORTS is "8088"' in verdict.words
+    assert verdict.next_step.startswith("ranktable lint ")
+
+
 def test_without_a_table_there_is_nothing_to_check(tmp_path: Path) -> None:
     verdict = check_tables(Bench(tmp_path).case())
 
