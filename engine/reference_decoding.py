@@ -102,11 +102,13 @@ class ReferenceDecoder:
             num_beams=params.num_beams, num_return_sequences=params.n, do_sample=False,
             max_new_tokens=min(params.max_tokens, self._longest - len(prompt)), length_penalty=options.length_penalty,
             early_stopping=options.early_stopping, eos_token_id=list(params.stop_token_ids) or None, pad_token_id=0,
-            repetition_penalty=params.repetition_penalty,
         )  # fmt: skip
+        shaping = processors.LogitsProcessorList(_shaping(params, len(prompt)))
         ids = torch.tensor([list(prompt)])
         self._network.generation_config = config
-        rows = self._network.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        rows = self._network.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, logits_processor=shaping
+        )
         return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
 
 
@@ -130,13 +132,7 @@ def _choose(
     """
     ids = torch.tensor([[*prompt, *outputs]])
     scores = logits[None].clone()  # [1, vocab_size]
-    if params.repetition_penalty != 1.0:
-        scores = processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
-    for token, count in Counter(outputs).items():
-        scores[0, token] -= params.presence_penalty + params.frequency_penalty * count
-    for token, bias in params.logit_bias:
-        scores[0, token] += bias
-    for processor in _bans(params, len(outputs)):
+    for processor in _shaping(params, len(prompt)):
         scores = processor(ids, scores)
     if params.temperature == 0:
         return int(scores[0].argmax()), math.inf
@@ -148,16 +144,24 @@ def _choose(
     return token, min(draw - below, float(cumulative[token]) - draw)
 
 
-def _bans(params: SamplingParams, position: int) -> list[Any]:
-    bans: list[Any] = []
+def _shaping(params: SamplingParams, prompt_length: int) -> list[Any]:
+    """Return what changes scores and bans tokens, in transformers' order; behind its own penalties those it lacks."""
+    shaping: list[Any] = []
+    if params.logit_bias:
+        shaping.append(processors.SequenceBiasLogitsProcessor([[[token], float(b)] for token, b in params.logit_bias]))
+    if params.repetition_penalty != 1.0:
+        shaping.append(processors.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        shaping.append(_Counted(params.presence_penalty, params.frequency_penalty, prompt_length))
     if params.bad_words:
         words = [list(word) for word in params.bad_words]
-        bans.append(processors.NoBadWordsLogitsProcessor(words, eos_token_id=None))
+        shaping.append(processors.NoBadWordsLogitsProcessor(words, eos_token_id=None))
     if params.allowed_token_ids:
-        bans.append(_Allow(params.allowed_token_ids))
-    if position < params.min_tokens and params.stop_token_ids:
-        bans.append(processors.SuppressTokensLogitsProcessor(list(params.stop_token_ids)))
-    return bans
+        shaping.append(_Allow(params.allowed_token_ids))
+    if params.min_tokens and params.stop_token_ids:
+        stops = list(params.stop_token_ids)
+        shaping.append(processors.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, stops, "cpu"))
+    return shaping
 
 
 def _warpers(params: SamplingParams) -> list[Any]:
@@ -170,6 +174,22 @@ def _warpers(params: SamplingParams) -> list[Any]:
     if params.min_p > 0.0:
         warpers.append(processors.MinPLogitsWarper(params.min_p))
     return warpers
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Presence and frequency penalties, by plain counting of each row's outputs."""
+
+    presence: float
+    frequency: float
+    prompt_length: int
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, ids in enumerate(input_ids[:, self.prompt_length :].tolist()):
+            for token, count in Counter(ids).items():
+                scores[row, token] -= self.presence + self.frequency * count
+        return scores
 
 
 @dataclass(frozen=True, slots=True)

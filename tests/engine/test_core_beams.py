@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,8 +139,20 @@ def test_a_cancelled_search_frees_every_beam() -> None:
         assert not core.has_work()
 
 
-def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDecoder) -> None:
-    asked = [replace(state, params=replace(state.params, repetition_penalty=1.4)) for state in states()]
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        {"repetition_penalty": 1.4},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.7},
+        {"logit_bias": ((9, 5.0), (221, 2.0), (149, -3.0)), "repetition_penalty": 0.8, "min_tokens": 4},
+        {"bad_words": tuple((first, last) for first in range(0, VOCAB_SIZE, 2) for last in range(3, 8))[:1000]},
+    ],
+    ids=["repetition", "presence, frequency", "bias, repetition, min_tokens", "bad_words"],
+)
+def test_what_shapes_logits_counts_each_beams_own_tokens(
+    path: Path, decoder: ReferenceDecoder, shaping: dict[str, Any]
+) -> None:
+    asked = [replace(state, params=replace(state.params, **shaping)) for state in states()]
     with core_of(path) as core:
         for state in asked:
             core.add(state)

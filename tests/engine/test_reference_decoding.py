@@ -1,0 +1,63 @@
+"""The reference of `pdserve verify --features` and of the core's tests gives what `generate` itself gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from engine.oracle import load_plain
+from engine.reference_decoding import ReferenceDecoder
+from tests.engine.fake_engines import run
+from tests.engine.test_core_beams import PROMPTS, core_of
+from tests.engine.tiny_models import make_tiny_model
+from wire.types import PromptState, SamplingParams
+
+_BIAS = ((PROMPTS[3][0], 6.0), (PROMPTS[3][5], -4.0), (200, 3.0))
+_WORDS = tuple((first, last) for first in range(0, 320, 3) for last in (7, 149, 200, 221))
+_STOPS = tuple(range(3, 300, 2))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+def _by_generate(path: Path, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+    """Ask transformers by the settings of its own."""
+    settings: dict[str, Any] = {
+        "sequence_bias": [[[token], bias] for token, bias in params.logit_bias] or None,
+        "repetition_penalty": params.repetition_penalty,
+        "bad_words_ids": [list(word) for word in params.bad_words] or None,
+        "min_new_tokens": params.min_tokens or None,
+        "eos_token_id": list(params.stop_token_ids) or None,
+    }
+    network = load_plain(path, "float32")
+    network.generation_config = GenerationConfig(
+        max_new_tokens=params.max_tokens, do_sample=False, pad_token_id=0, **settings
+    )
+    ids = torch.tensor([prompt])
+    return tuple(network.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        {"logit_bias": _BIAS, "repetition_penalty": 1.8},
+        {"bad_words": _WORDS, "repetition_penalty": 0.7},
+        {"min_tokens": 9, "stop_token_ids": _STOPS},
+    ],
+    ids=["bias before repetition", "bad_words", "min_tokens"],
+)
+def test_tokens_are_those_of_generate_and_the_engines_are_too(path: Path, shaping: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=16, temperature=0.0, **shaping)
+    wanted = _by_generate(path, PROMPTS[3], params)
+
+    [decoded] = ReferenceDecoder(load_plain(path, "float32")).decode(PROMPTS[3], params)
+    with core_of(path) as core:
+        core.add(PromptState("a", "r", PROMPTS[3], params))
+        answers = run(core)
+
+    assert decoded.token_ids == wanted
+    assert tuple(answers.tokens["a", 0]) == wanted
