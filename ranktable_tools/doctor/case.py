@@ -32,7 +32,10 @@ class Tables:
 
 @dataclass(frozen=True)
 class Case:
-    """All that a check may ask for. Connecting ends after `connect_s`, a command of pdserve's after `command_s`."""
+    """All that a check may ask for.
+
+    Connecting ends after `connect_s`, a command of pdserve's after `command_s`; no further ping starts after `pings_s`.
+    """
 
     machine: Machine
     tables: Tables
@@ -40,6 +43,7 @@ class Case:
     mib: int = 16
     connect_s: float = 3.0
     command_s: float = 45.0
+    pings_s: float = 30.0
 
     @cached_property
     def here(self) -> tuple[Instance, ...]:

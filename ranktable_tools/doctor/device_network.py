@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from ranktable_tools.devices.hccn_answers import parse_link, parse_net_health, parse_ping, parse_tls_switch
 from ranktable_tools.devices.npu_smi import parse_states, parse_super_pod
@@ -73,10 +74,10 @@ def check_device_pairs(case: Case) -> Verdict:
     if case.machine.tool("hccn_tool") is None:
         return not_here(_NO_TOOL)
     flags = ("-hccs_ping", "-ping") if is_super_pod(case.machine) else ("-ping",)
-    tried = pairs[:MAX_PINGS]
-    troubles = [trouble for pair in tried if (trouble := _ping(case.machine, pair, flags))]
-    of = f" (of {len(pairs)})" if len(pairs) > MAX_PINGS else ""
-    return combined(troubles, f"{counted(len(tried), 'device pair')}{of} can talk")
+    verdicts = _pinged(case, pairs, flags)
+    of = f" (of {len(pairs)})" if len(pairs) > len(verdicts) else ""
+    troubles = [verdict for verdict in verdicts if verdict is not None]
+    return combined(troubles, f"{counted(len(verdicts), 'device pair')}{of} can talk")
 
 
 def device_pairs(case: Case) -> Iterator[DevicePair]:
@@ -115,6 +116,17 @@ def _each(case: Case, flag: str) -> Sequence[tuple[str, str]] | Verdict:
     if not answers:
         return not_here("no device is in question here")
     return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
+
+
+def _pinged(case: Case, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
+    """Ping pairs until there are `MAX_PINGS` or the time for them is over, one at least; None for one that answers."""
+    deadline = monotonic() + case.pings_s
+    verdicts: list[Verdict | None] = []
+    for pair in pairs[:MAX_PINGS]:
+        verdicts.append(_ping(case.machine, pair, flags))
+        if monotonic() >= deadline:
+            break
+    return verdicts
 
 
 def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict | None:

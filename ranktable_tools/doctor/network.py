@@ -135,12 +135,12 @@ def _asked(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswe
 def _taken(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
     if answer.state == "other":
-        step = "end what listens there (ss -ltnp), or give the instance another --port; with --tls-cert it is ours"
+        step = "end what listens there (ss -ltnp), or give the instance another --port"
         return fail(f"{where} is taken by something that speaks no gRPC", step)
     if answer.state == "free":
         reason = can_listen(dial_host(one.server.server_ip), one.port)
         return None if reason is None else fail(f"{where} cannot be listened on: {reason}", "choose another --port")
-    if answer.state == "gRPC":
+    if answer.state in ("gRPC", "TLS"):
         return None
     return fail(f"{where}: {answer.reason}", "look at this host's firewall")
 
@@ -153,9 +153,9 @@ def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
         step = f"look at firewalls and routes between here and {one.server.server_ip} (docs/ports.md)"
         return fail(f"{where}: {answer.reason}", step)
     if answer.state == "other":
-        return warn(f"{where} answers, but speaks no gRPC", "with --tls-cert that is right, else look at its --port")
+        return warn(f"{where} answers, but speaks no gRPC", "look at the --port of that instance")
     return None
 
 
 def _told(answer: PortAnswer) -> str:
-    return "is free" if answer.state == "free" else "answers"
+    return {"free": "is free", "TLS": "answers by TLS"}.get(answer.state, "answers")

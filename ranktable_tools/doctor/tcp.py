@@ -1,11 +1,12 @@
-"""Ask a TCP port what is behind it: nothing, gRPC, or something else. Each question has a deadline."""
+"""Ask a TCP port what is behind it: nothing, gRPC, TLS, or something else. Each question has a deadline."""
 
 import errno
 import socket
+import ssl
 from dataclasses import dataclass
 from typing import Literal
 
-PortState = Literal["gRPC", "other", "free", "silent", "unreachable"]
+PortState = Literal["gRPC", "TLS", "other", "free", "silent", "unreachable"]
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4: empty SETTINGS
 _FRAME_HEADER_BYTES = 9
 _SETTINGS = 4
@@ -23,7 +24,9 @@ def ask_port(host: str, port: int, timeout_s: float) -> PortAnswer:
     """Connect to host:port and see whether HTTP/2, and so gRPC, is spoken there."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
-            return PortAnswer("gRPC" if _speaks_http2(connection) else "other")
+            if _speaks_http2(connection):
+                return PortAnswer("gRPC")
+        return PortAnswer("TLS" if _speaks_tls(host, port, timeout_s) else "other")
     except ConnectionRefusedError:
         return PortAnswer("free")
     except TimeoutError:
@@ -42,6 +45,21 @@ def can_listen(host: str, port: int) -> str | None:
         except OSError as error:
             return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
     return None
+
+
+def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
+    """Tell whether a TLS server answers; whose it is does not matter here, and it may ask for a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain) as connection:
+            return connection.version() is not None
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
 
 
 def _speaks_http2(connection: socket.socket) -> bool:

@@ -1,5 +1,6 @@
 """The doctor on the network between NPUs: links, TLS switches and pairs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,14 @@ def test_no_more_pairs_are_pinged_than_the_limit_and_it_is_said(tmp_path: Path) 
     verdict = check_device_pairs(bench.case(tables([server(HERE, "0")], many)))
 
     assert (verdict.result, verdict.words) == ("ok", "64 device pairs (of 65) can talk")
+
+
+def test_when_the_time_for_pings_is_over_it_is_said_how_many_were_asked(tmp_path: Path) -> None:
+    bench = _bench(tmp_path, {"-i 0 -ping -g address 10.20.0.6": recorded.PING})
+
+    verdict = check_device_pairs(replace(bench.case(TWO_HOSTS), pings_s=0.0))
+
+    assert (verdict.result, verdict.words) == ("ok", "1 device pair (of 2) can talk")
 
 
 def test_without_npus_or_hccn_tool_there_is_nothing_to_ask(tmp_path: Path) -> None:

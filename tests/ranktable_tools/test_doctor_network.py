@@ -1,9 +1,10 @@
 """The doctor on addresses, ports and proxies, against real sockets."""
 
+import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,28 +13,30 @@ from ranktable_tools.doctor.case import Tables
 from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
 from ranktable_tools.doctor.tcp import ask_port, can_listen
 from tests.ranktable_tools.bench import ELSEWHERE, HERE, Bench, server, tables
+from tests.wire.certificates import Authority
 
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
-@contextmanager
-def _listener(answer: bytes | None, host: str = HERE) -> Iterator[int]:
-    """Listen on a free port; give every caller `answer`, or, for None, nothing until it goes."""
+@contextlib.contextmanager
+def _listener(answer: bytes | None, host: str = HERE, context: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Listen on a free port; give every caller `answer`, or, for None, nothing until it goes; by TLS with `context`."""
     with socket.create_server((host, 0)) as listening:
-        thread = threading.Thread(target=_answer, args=(listening, answer), daemon=True)
+        thread = threading.Thread(target=_answer, args=(listening, answer, context), daemon=True)
         thread.start()
         yield int(listening.getsockname()[1])
         listening.shutdown(socket.SHUT_RDWR)
     thread.join(10)
 
 
-def _answer(listening: socket.socket, answer: bytes | None) -> None:
+def _answer(listening: socket.socket, answer: bytes | None, context: ssl.SSLContext | None) -> None:
     while True:
         try:
-            connection, _ = listening.accept()
+            plain, _ = listening.accept()
         except OSError:
             return
-        with connection:
+        with contextlib.suppress(OSError), plain:
+            connection = plain if context is None else context.wrap_socket(plain, server_side=True)
             connection.recv(64)
             connection.sendall(answer) if answer is not None else connection.recv(64)
 
@@ -58,6 +61,21 @@ def test_grpc_is_told_from_other_speakers_and_from_nobody() -> None:
 def test_a_port_that_says_nothing_is_asked_no_longer_than_its_deadline() -> None:
     with _listener(None) as silent:
         assert ask_port(HERE, silent, 0.05).state == "other"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_mutual_tls_is_told_from_other_speakers(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    files = Authority(tmp_path).sign("instance")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    context.load_verify_locations(files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.maximum_version = version
+
+    with _listener(SETTINGS, context=context) as port:
+        answer = ask_port(HERE, port, 5.0)
+
+    assert answer.state == "TLS"
 
 
 def test_an_unknown_host_is_told_in_words() -> None:
