@@ -5,6 +5,7 @@ import queue
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from ranktable_tools.interfaces import interface_addresses, route_source
@@ -51,11 +52,22 @@ def same_host(a: str, b: str) -> bool:
 
 
 class HostComparer:
-    """Compares many hosts, each looked up once and only when needed. Owns what the lookups said."""
+    """Compares many hosts, each looked up once and only when needed. Owns what the lookups said.
 
-    def __init__(self) -> None:
+    All lookups together take `lookups_s` and one last lookup; after that a name means itself alone.
+    """
+
+    def __init__(
+        self,
+        lookups_s: float = 10.0,
+        look_up: Callable[[str], frozenset[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._own = own_hosts()
         self._meanings: dict[str, frozenset[str]] = {}
+        self._left_s = lookups_s
+        self._look_up = look_up or resolve
+        self._clock = clock
 
     def same(self, a: str, b: str) -> bool:
         """Tell whether two addresses or names mean one machine."""
@@ -64,8 +76,16 @@ class HostComparer:
     def meaning(self, host: str) -> frozenset[str]:
         """Return every canonical name and address of the machine that `host` means, as far as they are known."""
         if host not in self._meanings:
-            self._meanings[host] = _meaning(host, self._own)
+            self._meanings[host] = _meaning(host, self._own, self._timed_look_up)
         return self._meanings[host]
+
+    def _timed_look_up(self, name: str) -> frozenset[str]:
+        if self._left_s <= 0:
+            return frozenset()
+        began = self._clock()
+        found = self._look_up(name)
+        self._left_s -= self._clock() - began
+        return found
 
 
 def own_hosts() -> frozenset[str]:
@@ -96,13 +116,13 @@ def resolve(name: str, timeout_s: float = 5.0) -> frozenset[str]:
         return frozenset()
 
 
-def _meaning(host: str, own: frozenset[str]) -> frozenset[str]:
+def _meaning(host: str, own: frozenset[str], look_up: Callable[[str], frozenset[str]]) -> frozenset[str]:
     spelled = canonical(host)
     if spelled in own:
         return own
     if _literal(spelled) is not None:
         return frozenset({spelled})
-    addresses = resolve(spelled)
+    addresses = look_up(spelled)
     # Debian's /etc/hosts names the machine itself 127.0.1.1.
     if not addresses.isdisjoint(own) or any(address.startswith("127.") for address in addresses):
         return own

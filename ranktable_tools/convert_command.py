@@ -12,6 +12,7 @@ from ranktable_tools.dialects import modelarts
 from ranktable_tools.dialects.registry import named
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, MERGED_LOCAL, global_name, local_name
+from ranktable_tools.left_out import unread_keys
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.save_tables import check_inputs, check_names, save
 from ranktable_tools.tables import LocalTable, Table
@@ -105,6 +106,7 @@ def _local_files(table: Table) -> Iterator[tuple[str, str, Converted]]:
 
 
 def _tell(opened: Opened, converted: Sequence[Converted]) -> None:
-    notes = [*opened.reading.notes, *(note for one in converted for note in one.notes)]
+    unread = unread_keys(opened.document.value)
+    notes = [*opened.reading.notes, *unread, *(note for one in converted for note in one.notes)]
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)

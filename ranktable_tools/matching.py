@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ranktable_tools.addresses import same_host
+from ranktable_tools.addresses import HostComparer, same_host
 from ranktable_tools.document import shown
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server
@@ -29,16 +29,17 @@ def find_own_entry(local: LocalTable, table: GlobalTable) -> Instance | None:
     if not local.server.devices:
         _require_scheduler(local.server, table.scheduler)
         return None
-    found = [(list(differences(local.server, instance.server)), instance) for instance in table.instances]
+    hosts = HostComparer()
+    found = [(list(differences(local.server, instance.server, hosts)), instance) for instance in table.instances]
     gaps, nearest = min(found, key=lambda pair: _distance(local.server, pair[1].server, pair[0]))
     if gaps:
         raise RanktableError(f"is not in the global table; the nearest entry is {nearest} ({nearest.place}): {gaps[0]}")
     return nearest
 
 
-def differences(local: Server, entry: Server) -> Iterator[Difference]:
+def differences(local: Server, entry: Server, hosts: HostComparer) -> Iterator[Difference]:
     """Yield what differs: the host (resolved), the device ids, the device addresses, the ranks."""
-    if not same_host(local.server_ip, entry.server_ip):
+    if not hosts.same(local.server_ip, entry.server_ip):
         yield Difference("server_list[0].server_ip", local.server_ip, entry.server_ip)
     if local.device_ids != entry.device_ids:
         yield Difference("the device_id list", local.device_ids, entry.device_ids)
@@ -60,8 +61,11 @@ def _require_scheduler(local: Server, scheduler: Server) -> None:
         )
 
 
-def _distance(local: Server, entry: Server, gaps: list[Difference]) -> tuple[int, bool, int]:
-    """Order entries by fewest devices not shared, then by host, then by number of differing fields."""
+def _distance(local: Server, entry: Server, gaps: list[Difference]) -> tuple[int, bool, int, bool]:
+    """Order entries by fewest devices not shared, then by host, then by number of differing fields, then by port.
+
+    The port is asked only to tell apart two instances that share all their devices.
+    """
     apart = len(set(local.device_ids) ^ set(entry.device_ids))
     other_host = any(gap.place.endswith("server_ip") for gap in gaps)
-    return apart, other_host, len(gaps)
+    return apart, other_host, len(gaps), local.server_port != entry.server_port

@@ -86,7 +86,8 @@ def part_of(table: Table) -> TablePart:
 def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
     """Return the error of a file with these problems: the first, and how many more there are."""
     more = f" (and {len(problems) - 1} more: ranktable lint {path})" if len(problems) > 1 else ""
-    return RanktableError(f"{path}: {problems[0]}{more}")
+    first = problems[0]
+    return RanktableError(f"{path}: {first}{more}", code=first.code, place=first.place, value=first.value)
 
 
 def _servers(servers: Sequence[Server]) -> str:

@@ -53,6 +53,18 @@ def _device_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("device-twice", claim.place, claim.value, found, _ONCE)
 
 
+def _twins(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    """Only shared devices lead here: without them the same device in two instances is refused already."""
+    seats = [
+        Claim(f"{placed.server.device_ids} {placed.server.server_port}", placed.server.server_ip, placed.place)
+        for placed in reading.instance_servers
+    ]
+    for claim, first in clashes(seats) if options.share_devices and reading.kind == "cluster" else ():
+        found = f"has the host, devices and port of {first.place}"
+        advice = "give both a server_port, so that their local tables differ"
+        yield Problem("same-entry", claim.place, None, found, advice)
+
+
 def _device_ip_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
     hosts = HostComparer()
     seen: dict[str, tuple[str, str, str]] = {}
@@ -99,6 +111,7 @@ DEVICE_RULES = (
     Rule("no-device", "each server entry of an instance lists its devices", _no_device),
     Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
     Rule("device-twice", "a device of a host is in one instance, once", _device_twice),
+    Rule("same-entry", "instances that share all their devices differ in server_port", _twins),
     Rule("device-ip-twice", "no two devices have one address, unless it is their host's own", _device_ip_twice),
     Rule("device-ip-family", "the device addresses of an instance are of one IP family", _mixed_families),
 )

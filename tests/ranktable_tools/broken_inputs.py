@@ -156,6 +156,12 @@ CLUSTERS = (
         modelarts(prefill=[server(A, 4, 5)], decode=[server(A, 5, 6)]),
     ),
     _lint("one device twice in an instance", "device-twice", modelarts(prefill=[server(A, 4, 4)]), "--share-devices"),
+    _lint(
+        "two instances with one GPU and no ports to tell them apart",
+        "same-entry",
+        modelarts(prefill=[server(A, 4)], decode=[server(A, 4)]),
+        "--share-devices",
+    ),
     _guide("one address for two devices", "device-ip-twice", f"{_G2}.device.1.device_ip", "198.51.100.14"),
     _guide("IPv4 and IPv6 in one instance", "device-ip-family", f"{_G1}.device.1.device_ip", "2001:db8::5"),
     _lint(

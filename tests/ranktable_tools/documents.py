@@ -1,6 +1,6 @@
 """Tables of every dialect as documents, built by plain dictionaries alone: nothing of the product writes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Document = dict[str, Any]
@@ -118,3 +118,14 @@ def hccl_1_2() -> Document:
         for position, listed in enumerate(entry["device"]):
             listed["super_device_id"] = str(113246208 + 16 * number + position)
     return table
+
+
+SAMPLES: dict[str, Callable[[], Document]] = {
+    "modelarts": modelarts,
+    "hccl-1.0": hccl,
+    "hccl-1.2": hccl_1_2,
+    "kubeinfer": kubeinfer,
+    "omni-merged": omni_merged,
+    "mindie": mindie,
+    "vllm-ascend": vllm_ascend,
+}

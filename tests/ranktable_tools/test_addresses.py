@@ -6,7 +6,16 @@ import threading
 import pytest
 
 from ranktable_tools import addresses
-from ranktable_tools.addresses import canonical, dial_host, host_problem, own_address, own_hosts, resolve, same_host
+from ranktable_tools.addresses import (
+    HostComparer,
+    canonical,
+    dial_host,
+    host_problem,
+    own_address,
+    own_hosts,
+    resolve,
+    same_host,
+)
 
 
 @pytest.fixture
@@ -121,3 +130,19 @@ def test_what_is_no_host_is_told(text: str, problem: str) -> None:
 
 def test_localhost_is_dialled_over_ipv4() -> None:
     assert [dial_host(host) for host in ("localhost", "::1", "10.0.0.5")] == ["127.0.0.1", "::1", "10.0.0.5"]
+
+
+def test_lookups_end_when_their_time_is_spent() -> None:
+    asked: list[str] = []
+    now = iter(range(0, 100, 4))
+
+    def slow(name: str) -> frozenset[str]:
+        asked.append(name)
+        return frozenset({"192.0.2.1"})
+
+    hosts = HostComparer(lookups_s=10.0, look_up=slow, clock=lambda: float(next(now)))
+    first = [hosts.same("192.0.2.1", f"node-{number}") for number in range(5)]
+
+    assert asked == ["node-0", "node-1", "node-2"]
+    assert first == [True, True, True, False, False]
+    assert hosts.same("node-4", "node-4")

@@ -117,7 +117,8 @@ def test_a7_91_a_device_in_two_instances_is_refused_unless_shared(save: Save, ca
     line = _linted(save, capsys, document)
 
     assert line.endswith("A device_id can be used only once in prefill server and decode server. [device-twice]")
-    assert cli.main(["lint", save("t.json", document), "--share-devices"]) == 0
+    ported = modelarts([server(A, 4, server_port="8088")], [server(A, 4, server_port="8089")])
+    assert cli.main(["lint", save("t.json", ported), "--share-devices"]) == 0
 
 
 @pytest.mark.parametrize(

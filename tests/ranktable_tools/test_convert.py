@@ -88,6 +88,19 @@ def test_mindies_instance_over_two_hosts_becomes_hccls_table(save: Save, capsys:
     assert "note: device_logical_id (4x) is left out: hccl-1.2 has no place for it" in notes
 
 
+def test_keys_that_nobody_reads_are_named(save: Save, capsys: Say) -> None:
+    document = {**modelarts(), "hardware_type": "800I-A2-32G"}
+    for entry in document["server_group_list"][1:]:
+        entry["server_list"][0]["predict_port"] = "1025"
+
+    _, notes = _converted(save, capsys, document, "--to", "modelarts")
+
+    assert notes.splitlines() == [
+        "note: hardware_type (1x) is left out: it is not read",
+        "note: predict_port (2x) is left out: it is not read",
+    ]
+
+
 def test_one_instance_of_the_guides_table_becomes_hccls(save: Save, capsys: Say) -> None:
     table, notes = _converted(save, capsys, modelarts(), "--to", "hccl-1.0", "--instance", "decode-0")
 

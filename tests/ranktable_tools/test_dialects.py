@@ -12,6 +12,7 @@ from ranktable_tools.dialects.registry import DIALECTS, detect, named
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.tables import Device, Server, Table, TableInstance
 from tests.ranktable_tools.documents import (
+    SAMPLES,
     A,
     B,
     C,
@@ -31,16 +32,6 @@ from tests.ranktable_tools.documents import (
 )
 
 Save = Callable[[str, object], str]
-
-SAMPLES: dict[str, Callable[[], Document]] = {
-    "modelarts": modelarts,
-    "hccl-1.0": hccl,
-    "hccl-1.2": hccl_1_2,
-    "kubeinfer": kubeinfer,
-    "omni-merged": omni_merged,
-    "mindie": mindie,
-    "vllm-ascend": vllm_ascend,
-}
 
 
 def _device(device_id: int, address: int, rank: int, **more: Any) -> Device:

@@ -1,6 +1,8 @@
 """Whatever a file holds, lint answers in lines and never falls."""
 
+import contextlib
 import copy
+import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -11,11 +13,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranktable_tools.cli import main
 from ranktable_tools.dialects.modelarts import global_text
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import lint
 from ranktable_tools.table_file import read_global, read_local, read_part
 from ranktable_tools.tables import Device, GlobalTable, Server
+from tests.ranktable_tools.documents import SAMPLES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -70,6 +74,42 @@ def test_a_table_with_anything_anywhere_is_refused_in_one_line_each_or_reads(
             assert lines
         else:
             assert bool(lines) == bool(refusals[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), value=JSON | st.sampled_from(["0", "1", "2", "1.2", "10.**.**.1", "completed"]))
+def test_every_command_answers_any_table_of_any_dialect(data: st.DataObject, value: Any) -> None:
+    name = data.draw(st.sampled_from(sorted(SAMPLES)))
+    document = SAMPLES[name]()
+    place = data.draw(st.sampled_from(_places(document)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "t.json"))
+        Path(path).write_text(json.dumps(_replaced(document, place, value)))
+        commands = [
+            ["lint", path],
+            ["lint", path, "--dialect", name, "--strict", "--share-devices"],
+            ["show", path, "--dialect", name],
+            [
+                "convert",
+                path,
+                "--dialect",
+                name,
+                "--to",
+                "modelarts",
+                "--num-prefill",
+                "1",
+                "--api-server",
+                "192.0.2.1",
+            ],
+            ["convert", path, "--dialect", name, "--to", "hccl-1.2", "--instance", "instance-0"],
+            ["diff", path, path, "--dialect", name],
+        ]
+
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+            statuses = [main(command) for command in commands]
+
+        assert set(statuses) <= {0, 2}
+        assert all(line.startswith(("ranktable: ", "note: ")) for line in errors.getvalue().splitlines())
 
 
 @given(content=st.binary(max_size=60))
