@@ -86,7 +86,7 @@ class XgrammarBackend:
             check_repetitions(text, self._limits)
             return compiler.compile_regex(text)
         if source.kind is Kind.CHOICE:
-            texts = " | ".join(json.dumps(choice) for choice in sorted(set(json.loads(text))))
+            texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in sorted(set(json.loads(text))))
             return compiler.compile_grammar_from_strings(f"root ::= {texts}", "root")
         if source.kind is Kind.GRAMMAR:
             check_repetitions(text, self._limits)

@@ -88,12 +88,14 @@ def test_a_regex_matches_in_full(folder: Path, backend: str, pattern: str) -> No
 
 
 def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path, backend: str) -> None:
-    choices = ["a", "ab", "abc(", 'q"\\\n.*', "日本"]
+    choices = ["a", "ab", "abc(", 'q"\\\n.*', "日本", "😀", "\t\b\f\x1f\x7f\x85"]
 
-    texts = _texts(folder, "choice", json.dumps(choices), backend)
+    grammar = compiled(tokenizer_of(folder), StructuredOutput("choice", json.dumps(choices), backend=backend))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    assert set(texts) <= set(choices)
-    assert {"a", "ab"} <= set(texts)
+    assert set(random_texts(folder, grammar)) <= set(choices)
+    assert [choice for choice in choices if not takes(grammar, tokenizer, choice)] == []
+    assert not takes(grammar, tokenizer, "aba")
 
 
 @pytest.mark.parametrize(
