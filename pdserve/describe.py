@@ -21,6 +21,7 @@ from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, 
 from wire.errors import ConfigError, Incompatible, PdserveError
 from wire.grpc_connection import GrpcConnection
 from wire.options import Parser
+from wire.tls import TlsFiles, tls_files
 from wire.trust import Trust, find_trust
 from wire.types import InstanceDescription, Role
 
@@ -33,14 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="pdserve.describe", description="Ask the instances of a global table what they are.")
     parser.add_argument("table", help="the global ranktable; NODE_PORTS wins over its server_port")
     parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds each instance has (default: 3)")
+    for flag in ("--tls-cert", "--tls-key", "--tls-ca"):
+        parser.add_argument(flag, help="as the instances have it, where gRPC is by TLS")
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not 0 < arguments.timeout <= 600:
         raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..600 seconds")
-    print(json.dumps(describe(arguments.table, os.environ, arguments.timeout), indent=2))
+    tls = tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    print(json.dumps(asyncio.run(describe(arguments.table, os.environ, arguments.timeout, tls)), indent=2))
     return 0
 
 
-def describe(path: str, environ: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+async def describe(
+    path: str, environ: Mapping[str, str], timeout_s: float, tls: TlsFiles | None = None
+) -> dict[str, Any]:
     """Return what the instances of the global table in `path` say of themselves. Raises RanktableError, ConfigError."""
     table = read_global(path)
     addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
@@ -49,17 +55,13 @@ def describe(path: str, environ: Mapping[str, str], timeout_s: float) -> dict[st
                          one.server.device_ids)
         for one in addresses
     ]  # fmt: skip
-    trust = find_trust(environ, path, peer_addresses(table))
-    answers = asyncio.run(_ask_all([one.address for one in expected], trust, timeout_s))
+    trust = find_trust(environ, path, peer_addresses(table), tls)
+    answers = await asyncio.gather(*(_ask(one.address, trust, timeout_s) for one in expected))
     told = list(zip(expected, answers, strict=True))
     return {
         "instances": [_said(one, answer) for one, answer in told],
         "differences": _differences(told, table_digest(table), HostComparer().same),
     }
-
-
-async def _ask_all(addresses: Sequence[str], trust: Trust, timeout_s: float) -> list[Answer]:
-    return await asyncio.gather(*(_ask(address, trust, timeout_s) for address in addresses))
 
 
 async def _ask(address: str, trust: Trust, timeout_s: float) -> Answer:

@@ -15,6 +15,7 @@ from ranktable_tools.doctor.verdict import worst
 from ranktable_tools.errors import RanktableError
 
 _MAX_MIB = 1024
+_TLS = ("tls-cert", "tls-key", "tls-ca")
 EPILOG = f"""\
 Run it on each host, with the environment that start_servers.sh gets: it reads {GLOBAL_VARIABLE},
 {LOCAL_VARIABLE} and NODE_PORTS. It changes nothing. `-` means there is nothing to check here, or not yet.
@@ -36,6 +37,8 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         f"{LOCAL_VARIABLE})",
     )  # fmt: skip
     parser.add_argument("--url", help="where the scheduler serves (default: port 9000 of the table's)")
+    for name in _TLS:
+        parser.add_argument(f"--{name}", metavar="FILE", help="as the instances have it, where gRPC is by TLS")
     parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
     parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds that all checks have (default: 60)")
@@ -49,7 +52,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.timeout <= 3600:
         raise RanktableError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
     machine = Machine(os.environ, kind=arguments.device_type)
-    case = Case(machine, read_tables(arguments.files, machine), arguments.url, arguments.mib)
+    given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}
+    tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
+    case = Case(machine, read_tables(arguments.files, machine), arguments.url, arguments.mib, tls)
     findings = examine(case, arguments.timeout)
     title = f"ranktable doctor on {socket.gethostname()} ({machine.kind})"
     if arguments.format == "json":

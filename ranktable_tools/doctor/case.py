@@ -32,7 +32,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Case:
-    """All that a check may ask for.
+    """All that a check may ask for; `tls` are flags for a command of pdserve's that calls instances.
 
     Connecting ends after `connect_s`, a command of pdserve's after `command_s`; no further ping starts after `pings_s`.
     """
@@ -41,6 +41,7 @@ class Case:
     tables: Tables
     url: str | None = None
     mib: int = 16
+    tls: tuple[str, ...] = ()
     connect_s: float = 3.0
     command_s: float = 45.0
     pings_s: float = 30.0

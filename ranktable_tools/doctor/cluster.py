@@ -40,7 +40,8 @@ def check_model(case: Case) -> Verdict:
     """The instances that answer have the same model and layout, and are those that the table names."""
     if case.tables.global_path is None or case.tables.table is None:
         return not_here("no global table was given")
-    told = _ask_pdserve(case, "pdserve.describe", case.tables.global_path, "--timeout", f"{case.connect_s:g}")
+    flags = ("--timeout", f"{case.connect_s:g}", *case.tls)
+    told = _ask_pdserve(case, "pdserve.describe", case.tables.global_path, *flags)
     if isinstance(told, Verdict):
         return told
     instances = told["instances"]

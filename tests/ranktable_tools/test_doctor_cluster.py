@@ -97,6 +97,13 @@ def test_one_model_on_all_instances_is_ok(tmp_path: Path) -> None:
     assert verdict.result == "ok"
 
 
+def test_tls_flags_are_passed_on(tmp_path: Path) -> None:
+    told = {"instances": [_instance()], "differences": []}
+    case = _case(Bench(tmp_path), {f"{DESCRIBE} --tls-cert=a.pem": json.dumps(told)})
+
+    assert check_model(replace(case, tls=("--tls-cert=a.pem",))).result == "ok"
+
+
 def test_two_models_are_a_failure_in_pdserves_words(tmp_path: Path) -> None:
     told = {"instances": [_instance(), _instance(model="Qwen3")], "differences": ["model weights differ: a, b"]}
 
