@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.owner import whose
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_DEPTH = 32
@@ -65,7 +66,8 @@ def _read_text(path: str) -> str:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RanktableError(f"{path}: cannot be read: {reason}", code="unreadable") from error
+        owner = f"; {whose(Path(path))}" if isinstance(error, PermissionError) else ""
+        raise RanktableError(f"{path}: cannot be read: {reason}{owner}", code="unreadable") from error
     if len(content) > _MAX_BYTES:
         raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes; no ranktable is", code="too-large")
     try:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import write_private
+from ranktable_tools.owner import whose
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
+_CURE = "run as that user, or as root with --owner UID"
 
 
 def ensure_secret(directory: Path) -> tuple[Path, bool]:
@@ -31,7 +33,7 @@ def check_secret(directory: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise RanktableError(f"{path}: cannot be read: {error.strerror}; {_whose(path)}") from error
+        raise RanktableError(f"{path}: cannot be read: {error.strerror}; {whose(path)}: {_CURE}") from error
     return True
 
 
@@ -43,12 +45,4 @@ def give(path: Path, owner: int) -> None:
         os.chown(path, owner, -1)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RanktableError(f"{path}: cannot be given to uid {owner}: {reason}; {_whose(path)}") from error
-
-
-def _whose(path: Path) -> str:
-    try:
-        owner = f"it belongs to uid {path.stat().st_uid}"
-    except OSError:
-        owner = "its owner cannot be told"
-    return f"{owner}, and this process is uid {os.geteuid()}: run as that user, or as root with --owner UID"
+        raise RanktableError(f"{path}: cannot be given to uid {owner}: {reason}; {whose(path)}: {_CURE}") from error

@@ -99,7 +99,7 @@ def read_secret(path: Path, what: str = "the cluster secret") -> Secret:
             _check_file(os.fstat(file.fileno()), path, what)
             text = file.read(MAX_SECRET_BYTES + 2).strip()
     except OSError as error:
-        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}{_whose(path, error)}") from error
     try:
         return Secret(text)
     except ConfigError as error:
@@ -127,6 +127,16 @@ def readable(fingerprint: str) -> str:
         return ""
     fit = len(fingerprint) == FINGERPRINT_CHARS and set(fingerprint) <= set("0123456789abcdef")
     return fingerprint if fit else "unreadable"
+
+
+def _whose(path: Path, error: OSError) -> str:
+    """Name owner and user where a file is closed to us; `ranktable merge --owner UID` gives it to another."""
+    if not isinstance(error, PermissionError):
+        return ""
+    try:
+        return f"; it belongs to user {path.stat().st_uid}, this process is user {os.geteuid()}"
+    except OSError:
+        return f"; this process is user {os.geteuid()}"
 
 
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:

@@ -1,5 +1,6 @@
 """Strict JSON in, whole private files out."""
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
+from tests.ranktable_tools.stranger import as_a_stranger
 
 Save = Callable[[str, object], str]
 
@@ -94,3 +96,16 @@ def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> Non
         write_private(path, "text")
 
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_table_of_another_user_names_owner_and_uid(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("{}")
+    owner = path.stat().st_uid
+
+    with as_a_stranger(path):
+        message, uid = _message(str(path)), os.geteuid()
+
+    assert message == (
+        f"{path}: cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid {uid}"
+    )

@@ -1,15 +1,14 @@
 """The cluster secret beside the table."""
 
-import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import ensure_secret, give
+from tests.ranktable_tools.stranger import as_a_stranger
 
 
 def test_a_new_secret_is_private_and_random(tmp_path: Path) -> None:
@@ -54,7 +53,10 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "cluster_secret"
     path.write_text("mine")
 
-    with _as_a_stranger(tmp_path), pytest.raises(RanktableError, match="cannot be read: Permission denied; it belongs"):
+    with (
+        as_a_stranger(tmp_path / "cluster_secret"),
+        pytest.raises(RanktableError, match="cannot be read: Permission denied; it belongs"),
+    ):
         ensure_secret(tmp_path)
 
     assert path.read_text() == "mine"
@@ -76,28 +78,3 @@ def test_a_uid_that_cannot_be_is_refused(tmp_path: Path, uid: int) -> None:
 
     with pytest.raises(RanktableError, match=f"{uid}"):
         give(path, uid)
-
-
-@contextlib.contextmanager
-def _as_a_stranger(folder: Path) -> Iterator[None]:
-    """Lose the right to read what is in the folder: root becomes nobody, others close the files."""
-    secret = folder / "cluster_secret"
-    if os.geteuid() != 0:
-        secret.chmod(0)
-        yield
-        secret.chmod(0o600)
-        return
-    secret.chmod(0o600)
-    # The stranger is still of root's group.
-    through = stat.S_IXGRP | stat.S_IXOTH
-    parents = [parent for parent in (folder, *folder.parents) if parent.stat().st_mode & through != through]
-    modes = [parent.stat().st_mode for parent in parents]
-    for parent, mode in zip(parents, modes, strict=True):
-        parent.chmod(mode | through)
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        for parent, mode in zip(parents, modes, strict=True):
-            parent.chmod(mode)

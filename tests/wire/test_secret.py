@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranktable_tools.stranger import as_a_stranger
 from wire.errors import ConfigError
 from wire.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
 
@@ -73,6 +74,19 @@ def test_a_file_of_another_user_is_refused_with_both(tmp_path: Path, monkeypatch
 
     with pytest.raises(ConfigError, match=f"belongs to user {owner + 4242}, not to {os.geteuid()}"):
         read_secret(path)
+
+
+def test_a_file_that_is_closed_to_us_names_its_owner_and_us(tmp_path: Path) -> None:
+    path = tmp_path / "cluster_secret"
+    path.write_text("s" * 32)
+    owner = path.stat().st_uid
+
+    with as_a_stranger(path), pytest.raises(ConfigError) as caught:
+        read_secret(path)
+
+    assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, this process is user " in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(("length", "words"), [(31, "of 31 bytes: 32 to 4096"), (5000, "32 to 4096 are allowed")])
