@@ -30,6 +30,8 @@ Two hosts: gen on each, then merge the two global tables on one of them:
 Look at a table, and check it with the local ones:
   ranktable show global_ranktable_10.0.0.18.json
   ranktable lint global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_*.json
+Check a host and its way to the others:
+  ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
 """
 
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import socket
 import sys
+from urllib.parse import urlsplit
 
 from ranktable_tools.arguments import OneLineParser, add_command
 from ranktable_tools.devices.kinds import KINDS
@@ -51,6 +52,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         raise RanktableError(f"--mib {arguments.mib} is not in 0..{_MAX_MIB}")
     if not 0 < arguments.timeout <= 3600:
         raise RanktableError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
+    _check_url(arguments.url)
     machine = Machine(os.environ, kind=arguments.device_type)
     given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}
     tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
@@ -63,3 +65,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         print("\n".join(text_lines(title, findings, colour=colour)))
     return 1 if worst([finding.verdict.result for finding in findings]) == "fail" else 0
+
+
+def _check_url(url: str | None) -> None:
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        good = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:
+        good = False
+    if not good:
+        raise RanktableError(f"--url {url!r} is not the address of a scheduler: write http://HOST:PORT")

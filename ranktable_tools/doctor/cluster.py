@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not
 
 _PYTHON_VARIABLE = "PDSERVE_PYTHON"
 _MAX_BYTES = 1 << 20
+_OBJECT = re.compile(r"^\{", re.MULTILINE)
 _NO_SCHEDULER = "no scheduler answers at"
 
 
@@ -41,7 +43,7 @@ def check_model(case: Case) -> Verdict:
     if case.tables.global_path is None or case.tables.table is None:
         return not_here("no global table was given")
     flags = ("--timeout", f"{case.connect_s:g}", *case.tls)
-    told = _ask_pdserve(case, "pdserve.describe", case.tables.global_path, *flags)
+    told = _ask_pdserve(case, "instances", "pdserve.describe", case.tables.global_path, *flags)
     if isinstance(told, Verdict):
         return told
     instances = told["instances"]
@@ -64,7 +66,7 @@ def check_links(case: Case) -> Verdict:
     """Every prefill-decode pair has a link, measured now."""
     if case.base_url is None:
         return not_here("no scheduler is known", "give --url, or a global table")
-    told = _ask_pdserve(case, "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
+    told = _ask_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
     if isinstance(told, Verdict):
         return told
     links = told.get("links", [])
@@ -95,28 +97,29 @@ def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
         return answer.status, None
 
 
-def _ask_pdserve(case: Case, module: str, *arguments: str) -> dict[str, Any] | Verdict:
-    """Return the JSON that one of our commands prints; a verdict where it prints none."""
+def _ask_pdserve(case: Case, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
+    """Return the JSON object with `key` that one of our commands prints; a verdict where it prints none."""
     environ = {**case.machine.environ, "PYTHONPATH": _python_path(case.machine.environ.get("PYTHONPATH"))}
     python = environ.get(_PYTHON_VARIABLE) or sys.executable
     answer = run_tool((python, "-P", "-m", module, *arguments), timeout_s=case.command_s, environ=environ)
-    told = _last_object(answer.text)
+    told = _object_with(key, answer.text)
     if told is not None:
         return told
     last = next((line for line in reversed(answer.text.splitlines()) if line.strip()), "nothing")
     return not_here(last.partition(": ")[2] or last)
 
 
-def _last_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a command's output ends with: progress and warnings come before it."""
-    start = 0 if text.startswith("{") else text.find("\n{") + 1
-    if not text[start:].startswith("{"):
-        return None
-    try:
-        told, _ = json.JSONDecoder().raw_decode(text[start:])
-    except ValueError:
-        return None
-    return told if isinstance(told, dict) else None
+def _object_with(key: str, text: str) -> dict[str, Any] | None:
+    """Return the first JSON object that begins a line and has `key`: progress and logs may stand around it."""
+    decoder = json.JSONDecoder()
+    for match in _OBJECT.finditer(text):
+        try:
+            told, _ = decoder.raw_decode(text, match.start())
+        except ValueError:
+            continue
+        if isinstance(told, dict) and key in told:
+            return told
+    return None
 
 
 def _python_path(known: str | None) -> str:

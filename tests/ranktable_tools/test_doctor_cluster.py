@@ -90,8 +90,9 @@ def test_the_schedulers_address_is_the_tables_unless_it_is_given(tmp_path: Path)
 
 def test_one_model_on_all_instances_is_ok(tmp_path: Path) -> None:
     told = {"instances": [_instance(), _instance(), _instance(error="gone")], "differences": []}
+    before = 'a warning\n{not JSON\n{"level": "warning", "event": "a log line"}\n'
 
-    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: "a warning comes first\n" + json.dumps(told, indent=2)}))
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: before + json.dumps(told, indent=2) + "\nafter\n"}))
 
     assert verdict.words == "2 instances with SmolLM2, bfloat16; 1 more do not answer"
     assert verdict.result == "ok"

@@ -70,6 +70,11 @@ def test_json_names_every_check(files: list[str], capsys: pytest.CaptureFixture[
     [
         (["--mib", "9999"], "--mib 9999 is not in 0..1024"),
         (["--timeout", "0"], "--timeout 0 is not in 0..3600 seconds"),
+        (
+            ["--url", "http://a:99999"],
+            "--url 'http://a:99999' is not the address of a scheduler: write http://HOST:PORT",
+        ),
+        (["--url", "https://a:1"], "--url 'https://a:1' is not the address of a scheduler: write http://HOST:PORT"),
         (["--format", "xml"], "argument --format: invalid choice: 'xml'"),
         (["none.json"], "none.json: cannot be read: No such file or directory"),
     ],
