@@ -51,7 +51,7 @@ def gen(
     generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
     _save(generated, arguments.save_dir, say)
     absent = absent_note(kind, request.device_ids, present_devices(kind, root / "dev"))
-    for note in (tensor_parallel_note(request), absent):
+    for note in (_address_note(arguments, request), tensor_parallel_note(request), absent):
         if note is not None:
             say(f"Note: {note}")
     say(f"Generate global ranktable successful, host ip is {request.ip}")
@@ -65,6 +65,12 @@ def _request(arguments: GenArguments) -> GenRequest:
     num_instances = len(prefill) + len(decode)
     ports = () if arguments.ports is None else parse_ports(arguments.ports, num_instances)
     return GenRequest(prefill, decode, arguments.api_server, arguments.ip or own_address(), ports)
+
+
+def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
+    if arguments.ip is not None or request.ip != "127.0.0.1":
+        return None
+    return "no address but loopback was found, which no other host can reach. Please provide it via --ip argument."
 
 
 def _device_ips(

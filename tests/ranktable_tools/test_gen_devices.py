@@ -1,9 +1,11 @@
 """gen with nothing but the two lists, on machines with and without accelerators: device kind and addresses found."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ranktable_tools import commands
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.guide import main
@@ -104,6 +106,22 @@ def test_the_guides_tool_takes_the_device_flags_too(
     assert "192.168.2.199" in (tmp_path / "t" / f"local_ranktable_{IP}_0.json").read_text()
     assert main(["--mode", "merge", "--device-type", "npu"]) == 2
     assert "--device-type belongs to --mode gen, not to --mode merge" in capsys.readouterr().err
+
+
+def test_a_host_with_nothing_but_loopback_is_told_how_to_name_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "own_address", lambda: "127.0.0.1")
+    said: list[str] = []
+    arguments = GenArguments(["0"], ["1"], True, str(tmp_path), device_type="cpu")
+
+    gen(arguments, said.append)
+    gen(replace(arguments, ip="127.0.0.1"), said.append)
+
+    note = (
+        "Note: no address but loopback was found, which no other host can reach. Please provide it via --ip argument."
+    )
+    assert said.count(note) == 1
 
 
 def test_a_source_of_device_addresses_is_for_npus(tmp_path: Path) -> None:
