@@ -5,7 +5,8 @@ round; a figure is the median of the rounds, a ratio that of the medians. The ra
 off the whole run's: the difference of two long times, which means little on a disturbed machine, so
 `median_full_step_ms` times each step that decodes the whole batch and nothing else. `fraction` is the floor's time over
 the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here, whichever
-takes longer. JSON lines, then the table as Markdown.
+takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
+table as Markdown.
 """
 
 import argparse
@@ -13,15 +14,16 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.torch_start import prepare_torch
 from native.cache import NoNative
 from native.engine_library import build_engine
 from pdserve import model
+from pdserve.bench import python_time
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
 from pdserve.bench.floors import Floors, measure_floors
 from pdserve.bench.vllm import Missing, Vllm
@@ -36,6 +38,7 @@ examples:
   pdserve bench engine                       the default model, all cores of this process
   pdserve bench engine --peer vllm           in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
   pdserve bench engine --only 'batch 8' 512  some rows alone
+  pdserve bench engine --only Python         what of a step is neither native nor a kernel of torch, in ms
   pdserve bench engine --profile --threads 1 where steps spend their time, on native kernels
 """
 
@@ -95,7 +98,11 @@ def main(argv: Sequence[str]) -> int:
         times = [Times(), Times()]
         for _ in range(options.repeats):
             one_round(cases, [ours] if peer is None else [ours, peer], times)
-        report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
+        python = list(time_python(loaded.model, options))
+        if cases:
+            report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
+        for line in python:
+            print(line)
     finally:
         if peer is not None:
             peer.close()
@@ -114,8 +121,8 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     options = from_namespace(BenchOptions, parser.parse_args(argv))
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
         raise ConfigError(f"--repeats {options.repeats} --chunk {options.chunk}: at least 1 of each, and of --threads")
-    if not chosen(options.only):
-        names = "; ".join(case.measure for case in all_cases())
+    if not chosen(options.only) and not python_time.chosen(options.only):
+        names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.ASKED)])
         raise ConfigError(f"--only {' '.join(options.only)} is in none of: {names}")
     return options
 
@@ -123,6 +130,16 @@ def parse(argv: Sequence[str]) -> BenchOptions:
 def chosen(only: Sequence[str]) -> list[Case]:
     """Return the rows whose name has one of `only` in it; all where that is empty."""
     return [case for case in all_cases() if not only or any(part in case.measure for part in only)]
+
+
+def time_python(model: Any, options: BenchOptions) -> Iterator[str]:
+    """Measure what is asked of python_time.py; yield the lines of a table, none where native kernels do not run."""
+    for name in python_time.chosen(options.only) if model._fused is not None else ():
+        spent_ms = statistics.median(
+            python_time.python_ms(model, python_time.ASKED[name]) for _ in range(options.repeats)
+        )
+        say(measure=python_time.measure(name), unit="ms", median_ms=spent_ms)
+        yield f"| {python_time.measure(name)} | {spent_ms:.3g} ms |"
 
 
 def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:

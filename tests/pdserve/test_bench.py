@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench import main
+from engine.loader import load_model
+from pdserve.bench import main, python_time
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
 from pdserve.bench.engine import chosen, parse, table
+from pdserve.bench.python_time import ASKED, python_ms
 from pdserve.bench.vllm import Missing, Vllm
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
@@ -33,6 +35,19 @@ def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
     assert lines[0]["cpu"]
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path / "tiny")
+    model = load_model(path, dtype="float32", block_size=16, kv_cache_memory=1 << 24, num_threads=1).model
+    if model._fused is None:
+        pytest.skip("there are no native kernels")
+    weights = model._fused._weights
+
+    assert python_ms(model, ASKED[name], batch=4) > 0
+    assert model._fused._weights is weights
+    model.close()
+
+
 def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
     case = Case("decode, batch 2", Run(2, 256, 64), Run(2, 256, 1))
     times = Times()
@@ -46,6 +61,9 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
 def test_rows_are_chosen_by_parts_of_their_names() -> None:
     assert [case.measure for case in chosen(("batch 1", "4 x"))] == ["prefill 4 x 512", "decode, batch 1"]
     assert chosen(()) == list(all_cases())
+    assert chosen(("Python",)) == []
+    assert python_time.chosen(("batch 64, greedy",)) == ["greedy"]
+    assert parse(["--only", "Python"]).only == ("Python",)
     assert parse(["--only", "batch 8", "512"]).only == ("batch 8", "512")
 
 

@@ -1,0 +1,89 @@
+"""Milliseconds of Python a step: what the engine's thread does outside the native calls, by that thread's own CPU time.
+
+The real model decodes a whole batch, so that Python meets the caches as the layers leave them; the time inside native
+calls is taken off. Only the first few tokens of the vocabulary may be chosen: what is left of torch's and numpy's
+kernels is the price of calling them. Prompts have unlike lengths, so that every step fills some of the blocks.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from engine.core import EngineCore
+from wire.types import PromptState, SamplingParams
+
+BATCH = 64
+_VOCABULARY, _SHORTEST, _LENGTHS, _OUTPUTS = 32, 64, 16, 32
+ASKED: Mapping[str, SamplingParams] = {
+    "greedy": SamplingParams(_OUTPUTS, temperature=0.0),
+    "sampled": SamplingParams(_OUTPUTS, temperature=0.8, top_p=0.9, seed=7),
+    "logprobs": SamplingParams(_OUTPUTS, temperature=0.0, logprobs=5),
+}
+"""What is measured, by the name that it has in the table."""
+
+
+def measure(name: str, batch: int = BATCH) -> str:
+    """Return the name of a row."""
+    return f"Python a step, batch {batch}, {name}"
+
+
+def chosen(only: tuple[str, ...]) -> list[str]:
+    """Return which of ASKED have one of `only` in their rows' names; all where that is empty."""
+    return [name for name in ASKED if not only or any(part in measure(name) for part in only)]
+
+
+def python_ms(model: Any, params: SamplingParams, *, batch: int = BATCH) -> float:
+    """Return the median of the steps that decode `batch` sequences of a model that native kernels run."""
+    core = EngineCore(model, max_num_seqs=batch, max_num_batched_tokens=8192, prefill_chunk_size=512)
+    numbers = random.Random(0)
+    for i in range(batch):
+        ids = tuple(numbers.choices(range(_VOCABULARY), k=_SHORTEST + i % _LENGTHS))
+        core.add(PromptState(str(i), str(i), ids, params))
+    with _timed(model._fused) as native:
+        steps = [spent for spent, num_prompts, num_tokens in _steps(core, native) if num_tokens == num_prompts == batch]
+    return 1000 * statistics.median(steps)
+
+
+def _steps(core: EngineCore, native: "_NativeTime") -> Iterator[tuple[float, int, int]]:
+    """Run all that waits; yield each step's seconds of Python, how many only decode, and the tokens it made."""
+    while core.has_work():
+        load = core.load()
+        native.seconds, began = 0.0, time.thread_time()
+        result = core.step()
+        spent = time.thread_time() - began - native.seconds
+        yield spent, load.running if load.uncomputed_tokens == 0 else 0, len(result.tokens)
+
+
+class _NativeTime:
+    """Adds up the seconds of this thread inside native functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def of(self, call: Callable[..., int]) -> Callable[..., int]:
+        """Return the function, timed."""
+
+        def timed(*args: object) -> int:
+            began = time.thread_time()
+            fault = call(*args)
+            self.seconds += time.thread_time() - began
+            return fault
+
+        return timed
+
+
+@contextmanager
+def _timed(fused: Any) -> Iterator[_NativeTime]:
+    """Time a decoder's native functions in this block, and let it return the logits of a few tokens only."""
+    native, weights = _NativeTime(), fused._weights
+    run, embed = native.of(weights.functions.run), native.of(weights.functions.embed)
+    functions = replace(weights.functions, run=run, embed=embed)
+    fused._weights = replace(weights, functions=functions, vocab_size=min(_VOCABULARY, weights.vocab_size))
+    try:
+        yield native
+    finally:
+        fused._weights = weights
