@@ -5,6 +5,8 @@ are one instance where their ranks count on, else an instance each. Who is prefi
 `num_prefill` says it here.
 """
 
+from collections.abc import Sequence
+
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_servers
 from ranktable_tools.dialects.hccl import MAX_SUPER_DEVICE_ID
@@ -34,13 +36,7 @@ def _read(root: Node, options: ReadOptions) -> Reading:
     schedulers: list[PlacedServer] = []
     instances: list[list[PlacedServer]] = []
     notes: list[str] = []
-    elements = root.elements("server_group_list") or []
-    if len(elements) > MAX_GROUPS:
-        found = f"has {len(elements)} groups"
-        Node(len(elements), "server_group_list", root.problems).report(
-            "too-many", found, f"must be at most {MAX_GROUPS}"
-        )
-    for number, node in enumerate(elements):
+    for number, node in enumerate(_groups(root)):
         group_id = node.text("group_id", number_up_to(MAX_GROUPS - 1))
         servers = read_servers(node, _FORM)
         if group_id == "0":
@@ -51,11 +47,22 @@ def _read(root: Node, options: ReadOptions) -> Reading:
             instances += _instances(node, servers)
         _check_first_groups(node, number, group_id)
     check_num_prefill(root, options, len(instances))
-    placed_instances = tuple(
+    return Reading("mindie", "cluster", tuple(schedulers), _placed(instances, options), tuple(notes))
+
+
+def _groups(root: Node) -> list[Node]:
+    elements = root.elements("server_group_list") or []
+    if len(elements) > MAX_GROUPS:
+        found, advice = f"has {len(elements)} groups", f"must have at most {MAX_GROUPS}"
+        Node(len(elements), "server_group_list", root.problems).report("too-many", found, advice)
+    return elements
+
+
+def _placed(instances: Sequence[list[PlacedServer]], options: ReadOptions) -> tuple[PlacedInstance, ...]:
+    return tuple(
         PlacedInstance(role_of(number, options.num_prefill), tuple(servers), servers[0].place)
         for number, servers in enumerate(instances)
     )
-    return Reading("mindie", "cluster", tuple(schedulers), placed_instances, tuple(notes))
 
 
 def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServer]]:
