@@ -21,10 +21,11 @@ from engine.loader import make_backend
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
+from engine.ranks.backends import GroupBackend, backend_for
 from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool
 from engine.ranks.model import ShardedModel
-from engine.ranks.part import GLOO, SHARED, Part, load_part
+from engine.ranks.part import SHARED, Part, load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed
@@ -44,7 +45,7 @@ _CONNECT_S = 60.0
 class RanksOptions:
     """How many ranks, where they run, and how long they wait: `step_s` within a step, `load_s` for the weights.
 
-    `cores` has the cores of each rank's device (empty: all of this process's).
+    `cores` has the cores of each rank's device (empty: all of this process's), `device` is the type of all of them.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -52,6 +53,7 @@ class RanksOptions:
     step_s: float = 10.0
     load_s: float = 1800.0
     log_level: str = "INFO"
+    device: str = "cpu"
 
     @property
     def num_ranks(self) -> int:
@@ -77,6 +79,7 @@ def load_ranks(
     Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
     """
     make_backend(attention_backend)
+    backend = _group_backend(ranks.device)
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
@@ -107,8 +110,8 @@ def load_ranks(
         _check_alike(loaded)
         plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
         pools = _make_pools(team, tensors, plan, ranks.num_ranks, undo)
-        way = SHARED if all(one.shares_memory for one in loaded) else GLOO
-        _connect(team, part, way)
+        way = SHARED if all(one.shares_memory for one in loaded) else backend.name
+        _connect(team, part, way, backend.meet_s)
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
         info = describe(
             folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
@@ -120,6 +123,14 @@ def load_ranks(
         team.serve()
         undo.pop_all()
     return LoadedRanks(model, (choice.reason, plan.describe(), kernels.note, *_describe(loaded, way), *part.notes))
+
+
+def _group_backend(device: str) -> GroupBackend:
+    """Return how ranks on such devices add up. Raises ConfigError."""
+    backend = backend_for(device)
+    if device != "cpu":
+        raise ConfigError(f"ranks on {device} would add up by {backend.name}, but only the CPU backend exists so far")
+    return backend
 
 
 def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
@@ -186,17 +197,17 @@ def _make_pools(
     return pools
 
 
-def _connect(team: Team, part: Part, way: str) -> None:
+def _connect(team: Team, part: Part, way: str, meet_s: float) -> None:
     try:
         part.connect(way, team.connect(way), team.marks)
     except ReduceFailed as error:
         raise team.explain(str(error)) from error
     for rank in range(1, part.setup.of):
-        team.receive(rank, Kind.READY, _CONNECT_S)
+        team.receive(rank, Kind.READY, meet_s + _CONNECT_S)
 
 
 def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:
-    yield f"{len(loaded)} ranks add up {'in memory they share' if way == SHARED else 'by gloo on loopback'}"
+    yield f"{len(loaded)} ranks add up {'in memory they share' if way == SHARED else f'by {way}'}"
     for rank, one in enumerate(loaded):
         held, read = one.weight_bytes / _MIB, one.bytes_read / _MIB
         yield f"rank {rank} of {len(loaded)}: {held:.1f} MiB of weights from {read:.1f} MiB read in {one.seconds:.1f} s"

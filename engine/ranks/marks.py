@@ -40,6 +40,11 @@ class Marks:
         """End the sums that wait and those to come: a rank is lost."""
         self._counts[self._num_ranks * LINE_BYTES // 8] = 1
 
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a rank is lost."""
+        return bool(self._counts[self._num_ranks * LINE_BYTES // 8])
+
 
 def make_marks(num_ranks: int) -> int:
     """Return the descriptor of fresh memory, the caller's to close; pages cost memory once used."""

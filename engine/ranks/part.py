@@ -17,10 +17,11 @@ from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors
 from engine.loader import make_backend
 from engine.model_folder import ModelFolder, open_folder, read_network
+from engine.ranks.backends import backend_named
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
-from engine.ranks.sums import GlooSum, SharedSum
+from engine.ranks.sums import GroupSum, SharedSum
 from engine.rope import rotate_by_sequence
 from engine.shard_hooks import num_reductions
 from engine.sharding import shard_network
@@ -32,8 +33,8 @@ from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
 
-SHARED, GLOO = "shared", "gloo"
-"""How ranks add up: engine/ranks/sums.py."""
+SHARED = "shared"
+"""How ranks add up in memory they share; any other way is the name of a backend: engine/ranks/sums.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Part:
         if way == SHARED and self.library is not None:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
         else:
-            self.reduce.connect(GlooSum(store_fd, rank, marks, step_s))
+            device = self.setup.device
+            self.reduce.connect(GroupSum(backend_named(way), store_fd, rank, marks, step_s, device))
 
     def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
         """Return the model of this rank over its pool."""

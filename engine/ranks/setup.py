@@ -14,6 +14,7 @@ class RankSetup:
 
     `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
     long it waits for the others within a step. `is_native`: it uses native kernels, as rank 0 found them there.
+    `device` is "cpu", or such as "npu:1".
     """
 
     path: str
@@ -28,6 +29,7 @@ class RankSetup:
     step_s: float
     is_native: bool = True
     log_level: str = "INFO"
+    device: str = "cpu"
 
     @property
     def rank(self) -> Rank:

@@ -1,24 +1,24 @@
-"""How a tensor is added up over the ranks, which are processes of one host: in memory they share, or by gloo.
+"""How a tensor is added up over the ranks, which are processes of one host: in memory they share, or by a group.
 
-shared | the native sum (native/ranks.c), where every rank has it
-gloo   | on loopback; the processes find each other through a memfd: no port to meet at, no file to leave behind
+shared | the native sum (native/ranks.c), where every rank has it and runs on the CPU
+group  | a process group of torch (engine/ranks/backends.py): gloo on loopback, nccl or hccl by device
 """
 
 import re
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, FileStore
-from torch.distributed import ProcessGroupGloo
 
+from engine.ranks.backends import GroupBackend
 from engine.ranks.marks import SLOT_BYTES, Marks
 from native.ranks import Outcome, RanksLibrary
 from wire.kv_layout import Rank
 
-_LOOPBACK = "127.0.0.1"
 _MAX_REASON = 200
-_MEET_S = 60.0  # every rank has loaded by then, and only has to be scheduled
+_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.002
 
 
 class ReduceFailed(Exception):
@@ -46,32 +46,49 @@ class SharedSum:
             tensor.copy_(wide)
 
 
-class GlooSum:
-    """One rank's end of a gloo group."""
+class GroupSum:
+    """One rank's end of a process group."""
 
-    def __init__(self, store_fd: int, rank: Rank, marks: Marks, step_s: float) -> None:
-        """Meet the other ranks, all of which do the same. Raises ReduceFailed."""
-        self._rank, self._marks = rank, marks
-        self._options = AllreduceOptions()
-        self._options.timeout = timedelta(seconds=step_s)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK, lazy_init=False)]
-        options._timeout = timedelta(seconds=_MEET_S)
-        options._threads = 1
+    def __init__(
+        self, backend: GroupBackend, store_fd: int, rank: Rank, marks: Marks, step_s: float, device: str = "cpu"
+    ) -> None:
+        """Meet the other ranks, all of which do the same, each on its `device`. Raises ReduceFailed."""
+        self._backend, self._rank, self._marks, self._step_s = backend, rank, marks, step_s
         try:
             store = FileStore(f"/proc/self/fd/{store_fd}", rank.of)
-            store.set_timeout(timedelta(seconds=_MEET_S))
-            self._group: Any = ProcessGroupGloo(store, rank.number, rank.of, options)
+            store.set_timeout(timedelta(seconds=backend.meet_s))
+            self._group: Any = backend.make(store, rank, backend.meet_s, device)
+            if backend.is_lazy:
+                self._add_up(torch.zeros(1, device=device), backend.meet_s)
         except RuntimeError as error:
-            raise ReduceFailed(f"{rank} did not meet the others: {_in_one_line(error)}") from error
+            raise ReduceFailed(f"{rank} did not meet the others by {backend.name}: {_in_one_line(error)}") from error
 
     def __call__(self, tensor: torch.Tensor) -> None:
         """Add up a tensor that is contiguous, in place. Raises ReduceFailed."""
         self._marks.advance(self._rank.number)
         try:
-            self._group.allreduce([tensor], self._options).wait()
+            self._add_up(tensor, self._step_s)
         except RuntimeError as error:
             raise ReduceFailed(_in_one_line(error)) from error
+
+    def _add_up(self, tensor: torch.Tensor, timeout_s: float) -> None:
+        options = AllreduceOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        work = self._group.allreduce([tensor], options)
+        if self._backend.polls:
+            self._poll(work, timeout_s)
+        work.wait()
+
+    def _poll(self, work: Any, timeout_s: float) -> None:
+        """Wait until the device is done: what it waits for may never come."""
+        deadline, pause = time.monotonic() + timeout_s, _FIRST_POLL_S
+        while not work.is_completed():
+            if self._marks.is_aborted:
+                raise ReduceFailed("another rank is lost")
+            if time.monotonic() > deadline:
+                raise ReduceFailed(f"no sum over the ranks within {timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL_S)
 
 
 def _in_one_line(error: Exception) -> str:

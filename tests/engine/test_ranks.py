@@ -84,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["in memory they share", "by gloo on loopback"])
+@pytest.fixture(scope="module", params=["in memory they share", "by gloo"])
 def two(request: pytest.FixtureRequest, llama: Path) -> Iterator[ShardedModel]:
     way, lost = request.param, Lost()
     with pytest.MonkeyPatch.context() as patch:

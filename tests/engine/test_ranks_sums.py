@@ -1,0 +1,234 @@
+"""Sums over ranks: one contract for memory they share and for process groups, and which group belongs to a device."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from engine.ranks.backends import BACKENDS, GroupBackend, backend_for, backend_named
+from engine.ranks.load import RanksOptions, load_ranks
+from engine.ranks.marks import Marks, make_marks
+from engine.ranks.reduce import Sum
+from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum
+from native.ranks import load as load_sum
+from wire.errors import ConfigError
+from wire.kv_layout import Rank
+
+_WAIT_S = 30.0
+_SIZES = (1, 7, 4096, 300_000)  # the last is more than one slot of shared memory
+
+
+class DeviceGroup:
+    """A group as nccl and hccl are: a sum goes on by itself, and a wait for one whose peer is gone has no end."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.num_sums = 0
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "DeviceWork":
+        self.num_sums += 1
+        options.timeout = timedelta(seconds=_WAIT_S)
+        return DeviceWork(self._group.allreduce(tensors, options))
+
+
+class DeviceWork:
+    def __init__(self, work: Any) -> None:
+        self._done: Future[None] = Future()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+    def wait(self) -> None:
+        self._done.result(_WAIT_S)
+
+    def _run(self, work: Any) -> None:
+        try:
+            self._done.set_result(work.wait())
+        except RuntimeError as error:
+            self._done.set_exception(error)
+
+
+@dataclasses.dataclass
+class Ways:
+    """Makes the ends of all ranks, which meet on threads, and keeps them: an end that is gone is another story."""
+
+    way: str
+    num_ranks: int
+    marks: Marks
+    store_fd: int
+    groups: list[DeviceGroup] = dataclasses.field(default_factory=list)
+    ends: list[Sum] = dataclasses.field(default_factory=list)
+
+    def connect(self, number: int, step_s: float) -> Sum:
+        """Return a rank's end once it has met the others."""
+        end = self._meet(number, step_s)
+        self.ends.append(end)
+        return end
+
+    def _meet(self, number: int, step_s: float) -> Sum:
+        rank = Rank(number, self.num_ranks)
+        if self.way == "shared":
+            library = load_sum()
+            if library is None:
+                pytest.skip("missing tool: a C compiler")
+            return SharedSum(library, rank, self.marks, step_s)
+        return GroupSum(self._backend(), self.store_fd, rank, self.marks, step_s)
+
+    def _backend(self) -> GroupBackend:
+        gloo = backend_for("cpu")
+        if self.way == "gloo":
+            return gloo
+
+        groups = self.groups  # no cycle: gloo's threads may need the GIL that a garbage collection holds meanwhile
+
+        def make(store: Any, rank: Rank, timeout_s: float, device: str) -> DeviceGroup:
+            group = DeviceGroup(gloo.make(store, rank, timeout_s, device))
+            groups.append(group)
+            return group
+
+        return dataclasses.replace(BACKENDS["cuda"], lacking=lambda: None, make=make)
+
+
+@pytest.fixture
+def make_ways() -> Iterator[Callable[[str, int], Ways]]:
+    fds: list[int] = []
+
+    def make(way: str, num_ranks: int) -> Ways:
+        fds.extend((make_marks(num_ranks), os.memfd_create("store")))
+        return Ways(way, num_ranks, Marks(fds[-2], num_ranks), fds[-1])
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+T = TypeVar("T")
+
+
+def _on_all(ways: Ways, work: Callable[[int, Sum], T], step_s: float = _WAIT_S) -> list[T]:
+    with ThreadPoolExecutor(ways.num_ranks) as pool:
+        return [*pool.map(lambda number: work(number, ways.connect(number, step_s)), range(ways.num_ranks))]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+def test_all_ranks_have_the_same_sum_time_after_time(
+    way: str, num_ranks: int, make_ways: Callable[[str, int], Ways]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(num_ranks, size, generator=generator) for size in _SIZES * 3]
+
+    def work(number: int, add_up: Sum) -> list[torch.Tensor]:
+        own = [tensors[number].clone() for tensors in given]
+        for tensor in own:
+            add_up(tensor)
+        return own
+
+    summed = _on_all(make_ways(way, num_ranks), work)
+
+    for index, tensors in enumerate(given):
+        torch.testing.assert_close(summed[0][index], tensors.sum(0))
+        assert all(torch.equal(one[index], summed[0][index]) for one in summed)
+
+
+@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+def test_tensors_of_16_bits_are_added_up_in_their_own_dtype(way: str, make_ways: Callable[[str, int], Ways]) -> None:
+    def work(number: int, add_up: Sum) -> torch.Tensor:
+        tensor = torch.tensor([1.0, -2.5, 0.125 * (number + 1)], dtype=torch.bfloat16)
+        add_up(tensor)
+        return tensor
+
+    summed = _on_all(make_ways(way, 2), work)
+
+    assert all(torch.equal(one, torch.tensor([2.0, -5.0, 0.375], dtype=torch.bfloat16)) for one in summed)
+
+
+@pytest.mark.parametrize("way", ["shared", "gloo", "device"])
+def test_a_sum_that_another_rank_does_not_come_to_fails_in_words(
+    way: str, make_ways: Callable[[str, int], Ways]
+) -> None:
+    def work(number: int, add_up: Sum) -> str:
+        tensor = torch.ones(8)
+        add_up(tensor)
+        if number == 0:
+            with pytest.raises(ReduceFailed) as failed:
+                add_up(tensor)
+            return str(failed.value)
+        return ""
+
+    said = _on_all(make_ways(way, 2), work, step_s=0.2)
+
+    assert "no sum over the ranks within 0.2 s" in said[0] or "Timed out waiting 200ms" in said[0]
+    assert "\n" not in said[0]
+
+
+def test_the_loss_of_a_rank_ends_a_wait_that_has_no_end_of_its_own(make_ways: Callable[[str, int], Ways]) -> None:
+    ways = make_ways("device", 2)
+
+    def work(number: int, add_up: Sum) -> None:
+        add_up(torch.ones(8))
+        if number == 1:
+            ways.marks.abort()
+            return
+        with pytest.raises(ReduceFailed, match="another rank is lost"):
+            add_up(torch.ones(8))
+
+    _on_all(ways, work)
+
+
+def test_a_group_that_connects_at_its_first_sum_does_so_when_the_ranks_meet(
+    make_ways: Callable[[str, int], Ways],
+) -> None:
+    ways = make_ways("device", 2)
+
+    counts = _on_all(ways, lambda number, add_up: [group.num_sums for group in ways.groups])
+
+    assert all(min(seen) == 1 for seen in counts)
+
+
+def test_a_rank_that_meets_no_one_says_so(make_ways: Callable[[str, int], Ways]) -> None:
+    ways = make_ways("gloo", 2)
+    hasty = dataclasses.replace(backend_for("cpu"), meet_s=0.2)
+
+    with pytest.raises(ReduceFailed, match="rank 0 of 2 did not meet the others by gloo: "):
+        GroupSum(hasty, ways.store_fd, Rank(0, 2), ways.marks, _WAIT_S)
+
+
+def test_the_device_says_which_backend_it_is() -> None:
+    assert {device: backend.name for device, backend in BACKENDS.items()} == {
+        "cpu": "gloo", "cuda": "nccl", "npu": "hccl",
+    }  # fmt: skip
+    here = {device: dataclasses.replace(backend, lacking=lambda: None) for device, backend in BACKENDS.items()}
+    assert backend_for("npu:3", here).name == "hccl"
+    assert backend_for("cuda", here).name == "nccl"
+    assert all(backend_named(backend.name) is backend for backend in BACKENDS.values())
+
+
+def test_a_device_without_a_backend_is_refused_in_words() -> None:
+    lacking = {"npu": dataclasses.replace(BACKENDS["npu"], lacking=lambda: "torch_npu is not installed")}
+
+    with pytest.raises(ConfigError, match="ranks on npu:1 add up by hccl, and torch_npu is not installed: use --tens"):
+        backend_for("npu:1", lacking)
+    with pytest.raises(ConfigError, match="ranks cannot run on tpu: only on cpu, cuda, npu"):
+        backend_for("tpu")
+    with pytest.raises(ConfigError, match="no way to add up over ranks is called 'mpi'"):
+        backend_named("mpi")
+
+
+@pytest.mark.parametrize(("device", "name"), [("cuda", "nccl"), ("npu", "hccl")])
+def test_ranks_on_a_device_that_cannot_add_up_are_refused_before_the_model_is_opened(device: str, name: str) -> None:
+    options = RanksOptions(cores=((), ()), num_threads=1, device=device)
+
+    with pytest.raises(ConfigError, match=f"ranks on {device} .*add up by {name}, "):
+        load_ranks(
+            Path("/no/model"), dtype="float32", block_size=16, kv_cache_memory=None, ranks=options,
+            on_lost=lambda error: None,
+        )  # fmt: skip
