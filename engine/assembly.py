@@ -7,8 +7,7 @@ from engine.interface import Chunk, OnLayer
 from engine.prompt import Piece
 from engine.sequence import Sequence
 from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
-from engine.token_counts import TokenCounts
-from wire.types import SamplingParams
+from engine.token_counts import has_penalty
 
 
 def batch_of(pieces: list[Piece]) -> StepBatch:
@@ -78,20 +77,13 @@ class Announcer:
 def _sample_row(piece: Piece, index: int, sequence: Sequence, row: int) -> SampleRow:
     prompt, params = piece.prompt, piece.prompt.state.params
     position, history = sequence.num_outputs, sequence.token_ids
-    banned = banned_tokens(params, position, history)
+    may_ban = params.bad_words or position < params.min_tokens
+    banned = banned_tokens(params, position, history) if may_ban else ()
     candidates = 0 if prompt.beams is None else prompt.beams.num_candidates
+    counts = sequence.counted() if has_penalty(params) else None
     return SampleRow(
-        row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates,
-        _counts_of(sequence, params),
-    )  # fmt: skip
-
-
-def _counts_of(sequence: Sequence, params: SamplingParams) -> TokenCounts | None:
-    """Return the counts of a sequence with penalties, brought up to date."""
-    if params.repetition_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty:
-        return None
-    sequence.counts = sequence.counts or TokenCounts()
-    return sequence.counts.update(sequence.token_ids, sequence.prompt_length)
+        row, params, index, position, banned, history, sequence.prompt_length, sequence.mask, candidates, counts
+    )
 
 
 def _pool_rows(piece: Piece, row: int) -> Iterator[PoolRows]:

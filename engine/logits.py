@@ -14,19 +14,14 @@ import torch
 from engine.logits_bans import ban
 from engine.logits_penalties import penalise
 from engine.step import SampleRow
+from engine.token_counts import has_penalty
 
 
 def is_shaped(row: SampleRow) -> bool:
     """Whether anything has to be done with this row's logits."""
     params = row.params
     return bool(
-        params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.logit_bias
-        or params.allowed_token_ids
-        or row.banned
-        or row.mask is not None
+        params.logit_bias or params.allowed_token_ids or row.banned or row.mask is not None or has_penalty(params)
     )
 
 

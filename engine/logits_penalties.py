@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine.step import SampleRow
-from engine.token_counts import TokenCounts
+from engine.token_counts import TokenCounts, has_penalty
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -21,14 +21,9 @@ Integers = npt.NDArray[np.int64]
 def penalise(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Change `scores` [num_rows, vocab_size] float32, contiguous, in place."""
     _add_bias(scores, rows)
-    counted = [i for i, row in enumerate(rows) if _has_penalty(row)]
+    counted = [i for i, row in enumerate(rows) if has_penalty(row.params)]
     if counted:
         _Counted(scores, rows, counted).penalise()
-
-
-def _has_penalty(row: SampleRow) -> bool:
-    params = row.params
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 def _add_bias(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:

@@ -32,7 +32,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], tops: Sequenc
 def _of_slice(logits: torch.Tensor, token_ids: Sequence[int], tops: Sequence[int]) -> Iterator[TokenLogprobs]:
     logits = logits.float()
     logprobs = logits.log_softmax(dim=-1)
-    own = torch.tensor(token_ids, device=logits.device)[:, None]
+    own = torch.from_numpy(np.array(token_ids, np.int64)).to(logits.device)[:, None]
     better = (logits > logits.gather(1, own)).cpu().numpy()  # which numpy counts a hundred times faster than torch
     best = _best(logits, logprobs, tops)
     return (

@@ -8,7 +8,7 @@ waiting --start--> stem computes the prompt --fork--> live sequences generate, s
 
 from array import array
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.beam_search import describe
 from engine.beams import Beams
@@ -39,6 +39,7 @@ class Piece:
 class Prompt:
     """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock.
 
+    The lower its `turn`, the earlier it is served: probes first, then by age.
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
     With `beams` the sequences are the hypotheses that are told in the end, and the beams compute in their place.
     `is_bound`: a grammar decides what its sequences may be.
@@ -56,6 +57,10 @@ class Prompt:
     beams: Beams | None = None
     collected: Collected | None = None
     is_bound: bool = False
+    turn: tuple[bool, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn = not self.state.probe, self.age
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":

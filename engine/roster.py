@@ -7,6 +7,7 @@ waiting --start--> running --(hold)--> held --> gone
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
@@ -18,6 +19,8 @@ from engine.sequence import Sequence
 from engine.step import Model
 from engine.swap import SwapArea
 from wire.errors import NoCapacity
+
+_TURN = attrgetter("turn")
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Roster:
         """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
         selection = Selection()
         self._start_waiting(now, selection)
-        in_order = sorted(self.running.values(), key=lambda prompt: (not prompt.state.probe, prompt.age))
+        in_order = sorted(self.running.values(), key=_TURN)
         pieces = [piece for prompt in in_order for piece in prompt.pieces()]
         if self._model.info.rope is not None:
             for piece in pieces:

@@ -72,8 +72,10 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
     tokens = _best(scores)
     values = scores.gather(1, tokens[:, None]).squeeze(1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        tokens[drawn] = _draw(_pick(scores, drawn).float(), [rows[i] for i in drawn])
+    if len(drawn) == len(rows):
+        tokens = _draw(scores.float(), rows)
+    elif drawn:
+        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
     return Sampled(tokens.tolist(), _failures(values.tolist(), rows))
 
 
@@ -159,18 +161,19 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     Only the best tokens are sorted; a row whose nucleus is larger is sorted whole.
     """
     needed = top_p * _weights(scores).cumsum(dim=-1)[:, -1:]
-    edge = torch.empty_like(needed)
-    todo, size = list(range(len(scores))), min(_NUCLEUS_GUESS, scores.shape[-1])
-    while todo:
-        ordered = _pick(scores, todo).topk(size, dim=-1).values
-        reached = _weights(ordered).cumsum(dim=-1)
-        members = 1 + (reached < needed[todo]).sum(dim=-1, keepdim=True)
-        edge[todo] = ordered.gather(1, members.clamp(max=size) - 1)
-        todo = [row for row, count in zip(todo, members.flatten().tolist(), strict=True) if count > size]
-        if size == scores.shape[-1]:
-            break
-        size = scores.shape[-1]
+    size = min(_NUCLEUS_GUESS, scores.shape[-1])
+    edge, members = _edge_among(scores, needed, size)
+    large = [row for row, count in enumerate(members.flatten().tolist()) if count > size]
+    if large and size < scores.shape[-1]:
+        edge[large], _ = _edge_among(scores[large], needed[large], scores.shape[-1])
     return edge
+
+
+def _edge_among(scores: torch.Tensor, needed: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's edge and how many it takes to reach `needed`, by its `size` best; more where they do not."""
+    ordered = scores.topk(size, dim=-1).values
+    members = 1 + (_weights(ordered).cumsum(dim=-1) < needed).sum(dim=-1, keepdim=True)
+    return ordered.gather(1, members.clamp(max=size) - 1), members
 
 
 def _weights(scores: torch.Tensor) -> torch.Tensor:

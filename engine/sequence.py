@@ -109,7 +109,7 @@ class Sequence:
         self.num_writable = 0
         return replace(
             self, token_ids=[*self.token_ids, token_id], chain=self.chain.fork(), block_ids=self.block_ids[:],
-            counts=None,
+            counts=None if self.counts is None else self.counts.fork(),
         )  # fmt: skip
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
@@ -151,6 +151,11 @@ class Sequence:
     def next_tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens to compute."""
         return self.token_ids[self.num_computed : self.num_computed + count]
+
+    def counted(self) -> TokenCounts:
+        """Return how often each token stands in it, brought up to date."""
+        self.counts = self.counts or TokenCounts()
+        return self.counts.update(self.token_ids, self.prompt_length)
 
     @property
     def saved_slots(self) -> tuple[int, ...]:

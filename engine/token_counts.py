@@ -3,6 +3,13 @@
 from array import array
 from collections.abc import Sequence
 
+from wire.types import SamplingParams
+
+
+def has_penalty(params: SamplingParams) -> bool:
+    """Whether counts are wanted: some penalty is not neutral."""
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+
 
 class TokenCounts:
     """Mutable, owned by whoever owns the sequence. `ids` are its tokens, each once, as 64-bit integers.
@@ -22,6 +29,13 @@ class TokenCounts:
             self._count(token_ids[position], is_output=position >= prompt_length)
         self._num_counted = len(token_ids)
         return self
+
+    def fork(self) -> "TokenCounts":
+        """Return counts that go on from the same."""
+        twin = TokenCounts()
+        twin.ids, twin.outputs = self.ids[:], self.outputs[:]
+        twin._places, twin._num_counted = self._places.copy(), self._num_counted
+        return twin
 
     def _count(self, token_id: int, *, is_output: bool) -> None:
         place = self._places.setdefault(token_id, len(self.ids))

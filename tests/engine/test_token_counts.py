@@ -22,3 +22,17 @@ def test_they_are_those_of_the_whole_however_it_grew(prompt: list[int], outputs:
     assert list(counts.ids) == list(dict.fromkeys(whole))
     told = dict(zip(counts.ids, counts.outputs, strict=True))
     assert {token: count for token, count in told.items() if count} == Counter(outputs)
+
+
+@given(
+    both=st.lists(st.integers(0, 9), max_size=12), one=st.lists(st.integers(0, 9)), other=st.lists(st.integers(0, 9))
+)
+def test_a_fork_goes_on_from_the_same_counts_and_leaves_them_alone(
+    both: list[int], one: list[int], other: list[int]
+) -> None:
+    counts = TokenCounts().update(both, 0)
+    fork = counts.fork().update([*both, *other], 0)
+    counts.update([*both, *one], 0)
+
+    for told, whole in ((counts, [*both, *one]), (fork, [*both, *other])):
+        assert dict(zip(told.ids, told.outputs, strict=True)) == Counter(whole)
