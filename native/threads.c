@@ -1,22 +1,31 @@
 #define _GNU_SOURCE
 #include "threads.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE = 64, SPIN_NS = 50000, PAUSES_A_LOOK = 16 };
+enum { LINE = 64, PAUSES_A_LOOK = 16 };
+enum { SPIN_MOST_NS = 50000, SPIN_MORE_NS = 1000, SPIN_LESS = 4, HELD_UP_NS = 20000 };
 
 /* Of one worker, for one region: IDLE -> CALLED (by the caller) -> WORKING (by the worker) -> IDLE (by the worker)
  *                                          CALLED -> IDLE (by a caller who does not need it any more)             */
 enum state { IDLE, CALLED, WORKING, CLOSING };
 
+/* For how many nanoseconds waits of one kind spin: SPIN_MORE_NS longer after one for which that paid, or would have,
+ * a SPIN_LESS-th of that after one for which it did not. Where one in 50 is in vain they spin for up to SPIN_MOST_NS,
+ * where one in 10 is for up to 12 us, where half of them are for 1 us. */
+typedef _Atomic int64_t patience;
+
 struct worker {
-    _Alignas(LINE) _Atomic int state;
+    _Alignas(LINE) _Atomic uint32_t state;
     pthread_t thread;
     struct threads *team;
     int number;
@@ -29,11 +38,10 @@ struct threads {
     int count, oversubscribed;
     enum isa isa;
     pid_t owner;
-    _Alignas(LINE) _Atomic int arrived;
-    _Alignas(LINE) _Atomic int passed; /* rounds of the barrier */
-    _Alignas(LINE) _Atomic int sleepers; /* who wait on `changed`, or are about to */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    _Alignas(LINE) _Atomic uint32_t arrived;
+    _Alignas(LINE) _Atomic uint32_t passed; /* rounds of the barrier; starts anew after 2^32 */
+    _Alignas(LINE) _Atomic int sleepers; /* who sleep, or are about to */
+    _Alignas(LINE) patience between, within; /* regions */
     struct worker workers[];
 };
 
@@ -51,30 +59,55 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wake whoever sleeps, after a value that they wait for was stored. */
-static void wake(struct threads *threads) {
-    if (atomic_load(&threads->sleepers) == 0) return;
-    pthread_mutex_lock(&threads->lock);
-    pthread_cond_broadcast(&threads->changed);
-    pthread_mutex_unlock(&threads->lock);
+/* Wake whoever sleeps until *value changes, after it did. */
+static void wake(struct threads *threads, _Atomic uint32_t *value) {
+    if (atomic_load(&threads->sleepers) != 0) syscall(SYS_futex, value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Wait until *value is not `old`: spin first, then sleep. Return what it is then. */
-static int await_change(struct threads *threads, _Atomic int *value, int old) {
-    int64_t deadline = now_ns() + SPIN_NS;
-    int found;
-    do {
+static uint32_t sleep_until_change(struct threads *threads, _Atomic uint32_t *value, uint32_t old) {
+    uint32_t found;
+    atomic_fetch_add(&threads->sleepers, 1);
+    while ((found = atomic_load(value)) == old) syscall(SYS_futex, value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    atomic_fetch_sub(&threads->sleepers, 1);
+    return found;
+}
+
+static void learn(patience *patience, int64_t spin_ns, int paid) {
+    int64_t learnt = paid ? spin_ns + SPIN_MORE_NS : spin_ns / SPIN_LESS;
+    if (learnt > SPIN_MOST_NS) learnt = SPIN_MOST_NS;
+    if (learnt != spin_ns) atomic_store_explicit(patience, learnt, memory_order_relaxed);
+}
+
+/* Spin until *value is not `old`, the time is over, or this thread was held up: somebody else wants its core. Return
+ * when it began, 0 where the change came at once. */
+static int64_t spin(_Atomic uint32_t *value, uint32_t old, int64_t spin_ns) {
+    int64_t began = 0, before = 0;
+    for (;;) {
         for (int i = 0; i < PAUSES_A_LOOK; i++) {
-            if ((found = atomic_load_explicit(value, memory_order_acquire)) != old) return found;
+            if (atomic_load_explicit(value, memory_order_acquire) != old) return began;
             pause_a_little();
         }
-        if (threads->oversubscribed) break;
-    } while (now_ns() < deadline);
-    atomic_fetch_add(&threads->sleepers, 1);
-    pthread_mutex_lock(&threads->lock);
-    while ((found = atomic_load(value)) == old) pthread_cond_wait(&threads->changed, &threads->lock);
-    pthread_mutex_unlock(&threads->lock);
-    atomic_fetch_sub(&threads->sleepers, 1);
+        int64_t now = now_ns();
+        if (began == 0) began = before = now;
+        if (now - began >= spin_ns || now - before > HELD_UP_NS) return began;
+        before = now;
+    }
+}
+
+/* Wait until *value is not `old`: spin first, then sleep. Return what it is then.
+ *
+ * Spinning pays where it is shorter than going to sleep and waking up. It takes a core from a neighbour, who may be the
+ * one that is waited for, where there are more threads than cores. */
+static uint32_t await_change(struct threads *threads, _Atomic uint32_t *value, uint32_t old, patience *patience) {
+    int64_t spin_ns = atomic_load_explicit(patience, memory_order_relaxed);
+    int64_t began = spin(value, old, threads->oversubscribed ? 0 : spin_ns);
+    uint32_t found = atomic_load_explicit(value, memory_order_acquire);
+    if (found != old) {
+        learn(patience, spin_ns, 1);
+        return found;
+    }
+    found = sleep_until_change(threads, value, old);
+    learn(patience, spin_ns, now_ns() - began < SPIN_MOST_NS);
     return found;
 }
 
@@ -82,13 +115,13 @@ static void *work(void *argument) {
     struct worker *worker = argument;
     struct threads *team = worker->team;
     for (;;) {
-        int state = await_change(team, &worker->state, IDLE);
+        uint32_t state = await_change(team, &worker->state, IDLE, &team->between);
         if (state == CLOSING) return NULL;
-        int called = CALLED;
+        uint32_t called = CALLED;
         if (!atomic_compare_exchange_strong(&worker->state, &called, WORKING)) continue; /* not needed any more */
         team->region(team->context, worker->number, team->count);
         atomic_store(&worker->state, IDLE);
-        wake(team);
+        wake(team, &worker->state);
     }
 }
 
@@ -105,8 +138,10 @@ static int start(struct worker *worker) {
 }
 
 static void end_workers(struct threads *threads, int started) {
-    for (int i = 0; i < started; i++) atomic_store(&threads->workers[i].state, CLOSING);
-    wake(threads);
+    for (int i = 0; i < started; i++) {
+        atomic_store(&threads->workers[i].state, CLOSING);
+        wake(threads, &threads->workers[i].state);
+    }
     for (int i = 0; i < started; i++) pthread_join(threads->workers[i].thread, NULL);
 }
 
@@ -124,8 +159,7 @@ struct threads *threads_open(int count, enum isa isa) {
     threads->oversubscribed = count > cpus_here();
     atomic_init(&threads->arrived, 0), atomic_init(&threads->passed, 0), atomic_init(&threads->sleepers, 0);
     pthread_mutex_init(&threads->caller, NULL);
-    pthread_mutex_init(&threads->lock, NULL);
-    pthread_cond_init(&threads->changed, NULL);
+    atomic_init(&threads->between, SPIN_MOST_NS), atomic_init(&threads->within, SPIN_MOST_NS);
     for (int i = 0; i < count - 1; i++) {
         struct worker *worker = &threads->workers[i];
         atomic_init(&worker->state, IDLE);
@@ -159,14 +193,16 @@ static void run(struct threads *threads, region_function *region, void *context,
     }
     pthread_mutex_lock(&threads->caller);
     threads->region = region, threads->context = context;
-    for (int i = 0; i < threads->count - 1; i++) atomic_store(&threads->workers[i].state, CALLED);
-    wake(threads);
+    for (int i = 0; i < threads->count - 1; i++) {
+        atomic_store(&threads->workers[i].state, CALLED);
+        wake(threads, &threads->workers[i].state);
+    }
     region(context, 0, threads->count);
     for (int i = 0; i < threads->count - 1; i++) {
-        int called = CALLED;
+        uint32_t called = CALLED;
         if (optional && atomic_compare_exchange_strong(&threads->workers[i].state, &called, IDLE)) continue;
-        for (int state; (state = atomic_load(&threads->workers[i].state)) != IDLE;)
-            await_change(threads, &threads->workers[i].state, state);
+        for (uint32_t state; (state = atomic_load(&threads->workers[i].state)) != IDLE;)
+            await_change(threads, &threads->workers[i].state, state, &threads->within);
     }
     pthread_mutex_unlock(&threads->caller);
 }
@@ -181,12 +217,12 @@ void threads_share(struct threads *threads, region_function *region, void *conte
 
 void threads_barrier(struct threads *threads, int count) {
     if (count == 1) return;
-    int round = atomic_load(&threads->passed);
-    if (atomic_fetch_add(&threads->arrived, 1) + 1 == count) {
+    uint32_t round = atomic_load(&threads->passed);
+    if (atomic_fetch_add(&threads->arrived, 1) + 1 == (uint32_t)count) {
         atomic_store(&threads->arrived, 0);
         atomic_store(&threads->passed, round + 1);
-        wake(threads);
+        wake(threads, &threads->passed);
         return;
     }
-    await_change(threads, &threads->passed, round);
+    await_change(threads, &threads->passed, round, &threads->within);
 }

@@ -1,4 +1,4 @@
-/* A team of threads for short parallel regions: they spin a little between two, then sleep.
+/* A team of threads for short parallel regions: where they wait they spin as long as that pays, then sleep.
  *
  *     threads_open -> threads_run ... threads_run -> threads_close          one caller at a time, others wait
  *

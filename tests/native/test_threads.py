@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from native.cache import NoNative
+from native.compiler import find_compiler
 from native.engine_library import EngineLibrary, Threads, build_engine
+from native.recipe import FOLDER
 
 Region = Callable[[int, int], None]
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
@@ -184,6 +186,26 @@ def test_closing_waits_for_the_region_that_runs(library: EngineLibrary) -> None:
     assert sorted(ended) == [0, 1, 2]
     caller.join(30)
     team._address = None
+
+
+def test_barriers_hold_when_their_count_starts_anew_and_vain_spinning_is_given_up(tmp_path: Path) -> None:
+    *complaints, spun_ns = _alone(tmp_path).splitlines()
+    half_in_vain, tenth_in_vain, hundredth_in_vain = map(int, spun_ns.split())
+
+    assert complaints == []
+    assert half_in_vain < 2_000 < tenth_in_vain < 12_000 < 40_000 < hundredth_in_vain <= 50_000
+
+
+def _alone(folder: Path) -> str:
+    """Return what threads_alone.c says."""
+    compiler = find_compiler(os.environ)
+    if compiler is None:
+        pytest.skip("missing tool: a C compiler")
+    source, program = Path(__file__).with_name("threads_alone.c"), folder / "alone"
+    flags = ["-std=c11", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-Werror", "-Wall", "-Wextra", "-pthread", "-I", str(FOLDER)]
+    command = [*compiler.command, *flags, "-o", str(program), str(source)]
+    subprocess.run(command, check=True, timeout=60)
+    return subprocess.run([program], check=True, timeout=60, capture_output=True, text=True).stdout
 
 
 def test_a_forked_child_works_alone() -> None:
