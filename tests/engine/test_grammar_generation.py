@@ -3,16 +3,19 @@
 import ast
 import json
 import re
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import compiled, random_texts, takes, tokenizer_of
 from tests.engine.tiny_models import make_tiny_model
+from wire.structured_output import json_output
 from wire.types import StructuredOutput
 
 _SCHEMA: dict[str, Any] = {
@@ -60,6 +63,33 @@ def test_json_is_of_its_schema(folder: Path, backend: str) -> None:
 
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Circle(_Strict):
+    kind: Literal["circle"]
+    radius: Annotated[int, Field(gt=0, lt=10)]
+
+
+class _Label(_Strict):
+    kind: Literal["label"]
+    text: Annotated[str, Field(pattern="^[A-Z]{1,3}$")]
+    at: tuple[bool, bool]
+
+
+class _Picture(_Strict):
+    parts: Annotated[list[Annotated[_Circle | _Label, Field(discriminator="kind")]], Field(min_length=1, max_length=3)]
+    made: date | None = None
+
+
+def test_json_of_a_pydantic_class_is_read_by_it(folder: Path, backend: str) -> None:
+    wish = json_output(_Picture, whitespace_pattern="", backend=backend)
+
+    for text in random_texts(folder, compiled(tokenizer_of(folder), wish)):
+        _Picture.model_validate_json(text)
 
 
 def test_json_without_whitespace_has_none_outside_strings(folder: Path, backend: str) -> None:

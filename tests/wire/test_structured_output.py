@@ -1,0 +1,54 @@
+"""A schema is the same wish in whatever form it comes."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from wire.errors import InvalidGrammar
+from wire.structured_output import choice_output, json_output
+from wire.types import StructuredOutput
+
+
+class _City(BaseModel):
+    """A class as callers write them."""
+
+    name: str
+    inhabitants: int
+
+
+def test_a_pydantic_class_an_instance_and_its_schema_are_one_wish() -> None:
+    schema = _City.model_json_schema()
+
+    from_class = json_output(_City, whitespace_pattern="", backend="outlines")
+
+    assert json.loads(from_class.value) == schema
+    assert (from_class.kind, from_class.whitespace_pattern, from_class.backend) == ("json", "", "outlines")
+    assert json_output(_City).value == json_output(_City(name="é", inhabitants=1)).value == json_output(schema).value
+
+
+def test_text_stays_as_it_is() -> None:
+    assert json_output('{"type": "integer"}') == StructuredOutput("json", '{"type": "integer"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ([], "json is a list, must be a JSON schema as text, a dict or a pydantic class"),
+        (int, "json is a type"),
+        (None, "json is a NoneType"),
+        ({"a": object()}, "json cannot be written as JSON: Object of type object"),
+        ({"a": float("nan")}, "json cannot be written as JSON"),
+    ],
+)
+def test_anything_else_is_refused_in_words(schema: Any, words: str) -> None:
+    with pytest.raises(InvalidGrammar, match=words):
+        json_output(schema)
+
+
+def test_choices_are_a_list_of_texts() -> None:
+    assert choice_output(("né", 'q"')) == StructuredOutput("choice", '["né", "q\\""]')
+    for wrong in ("abc", {"a": 1}, 3):
+        with pytest.raises(InvalidGrammar, match="must be a list of texts"):
+            choice_output(wrong)  # type: ignore[arg-type]

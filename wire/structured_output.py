@@ -1,0 +1,56 @@
+"""Say what an output must be from what callers have: choices, or a JSON schema as text, dict or pydantic class."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from wire.errors import InvalidGrammar
+from wire.types import StructuredOutput
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A pydantic model, or anything that tells its JSON schema as one does."""
+
+    def model_json_schema(self) -> dict[str, Any]:
+        """Return the JSON schema."""
+        ...
+
+
+def json_output(
+    schema: str | Mapping[str, Any] | HasSchema | type[HasSchema],
+    *,
+    whitespace_pattern: str | None = None,
+    backend: str = "auto",
+) -> StructuredOutput:
+    """Return the wish for JSON of `schema`: text as it is, a dict, or a class with `model_json_schema`.
+
+    Raises InvalidGrammar for anything else. Whether the schema can be kept is found where it is compiled.
+    """
+    if isinstance(schema, str):
+        text = schema
+    elif isinstance(schema, Mapping):
+        text = _as_json("json", dict(schema))
+    elif isinstance(schema, HasSchema):
+        text = _as_json("json", schema.model_json_schema())
+    else:
+        raise InvalidGrammar(f"json is {_name(schema)}, must be a JSON schema as text, a dict or a pydantic class")
+    return StructuredOutput("json", text, whitespace_pattern, backend)
+
+
+def choice_output(texts: Iterable[str], *, backend: str = "auto") -> StructuredOutput:
+    """Return the wish for one of `texts`. Raises InvalidGrammar for what is no list of texts."""
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+        raise InvalidGrammar(f"choice is {_name(texts)}, must be a list of texts")
+    return StructuredOutput("choice", _as_json("choice", list(texts)), backend=backend)
+
+
+def _as_json(kind: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"{kind} cannot be written as JSON: {error}") from error
+
+
+def _name(value: object) -> str:
+    return f"a {type(value).__name__}"
