@@ -59,7 +59,12 @@ def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[Tables, s
     tables = read_tables(arguments.files, machine)
     if tables.global_path is not None or tables.local_path is not None:
         return tables, None if arguments.url is None else base_url(arguments.url)
-    where = find(arguments.url, arguments.run_dir)
+    try:
+        where = find(arguments.url, arguments.run_dir)
+    except ConfigError as error:
+        if arguments.url is not None or arguments.run_dir is not None:
+            raise
+        return Tables(problem=str(error)), None  # a broken state file belongs into the report
     if where.state is None:
         return tables, None if arguments.url is None else where.base_url
     folder = RunFolder(Path(arguments.run_dir or default_run_dir(machine.environ)).absolute()).tables

@@ -136,6 +136,19 @@ def test_the_cluster_of_pdserve_up_is_the_one_that_is_meant(
     assert "no scheduler answers at http://127.0.0.1:1" in out
 
 
+def test_a_run_folder_that_cannot_be_read_is_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
+    for name in ("GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "state.json").write_text("{}")
+
+    assert main(["collect-env", "--device-type", "cpu"]) == 0
+    assert f"{tmp_path}/state.json is not a state pdserve wrote" in capsys.readouterr().out
+    assert main(["collect-env", "--run-dir", str(tmp_path)]) == 2
+
+
 def test_a_wrong_timeout_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect-env", "--timeout", "0"]) == 2
     assert "--timeout 0 is not in 0..3600 seconds" in capsys.readouterr().err
