@@ -17,10 +17,18 @@ def test_the_last_tokens_are_kept(tokens: Tokens, text: str, keep: int) -> None:
     )
     expected = reference(text, truncation=True, max_length=keep, add_special_tokens=False)["input_ids"]
 
-    assert list(truncate_prompt(tokens._encode(text, False), keep)) == expected
+    assert list(truncate_prompt(tokens._encode(text, False), keep, room=40)) == expected
 
 
-def test_without_a_limit_all_are_kept_and_below_one_is_refused() -> None:
-    assert truncate_prompt((1, 2, 3), None) == (1, 2, 3)
-    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens is 0, must be at least 1"):
-        truncate_prompt((1, 2, 3), 0)
+def test_without_a_limit_all_are_kept_and_with_minus_one_as_many_as_fit() -> None:
+    assert truncate_prompt((1, 2, 3), None, room=2) == (1, 2, 3)
+    assert truncate_prompt((1, 2, 3), -1, room=2) == (2, 3)
+    assert truncate_prompt((1, 2, 3), -1, room=5) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("keep", [0, -2, 9])
+def test_other_numbers_are_refused_with_the_limit(keep: int) -> None:
+    words = f"truncate_prompt_tokens is {keep}, must be from 1 to 8, or -1 for as many as fit"
+
+    with pytest.raises(InvalidRequest, match=words):
+        truncate_prompt((1, 2, 3), keep, room=8)
