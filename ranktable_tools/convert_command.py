@@ -12,7 +12,7 @@ from ranktable_tools.dialects import modelarts
 from ranktable_tools.dialects.registry import named
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, MERGED_LOCAL, global_name, local_name
-from ranktable_tools.left_out import unread_keys
+from ranktable_tools.keys import unread_keys
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.save_tables import check_inputs, check_names, save
 from ranktable_tools.tables import LocalTable, Table

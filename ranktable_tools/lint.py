@@ -8,6 +8,7 @@ from ranktable_tools.dialects import modelarts
 from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.finding import Finding, of_error, of_problem
+from ranktable_tools.keys import misspelt_keys
 from ranktable_tools.lint_across import lint_across
 from ranktable_tools.rules.catalogue import broken
 from ranktable_tools.rules.rule import RuleOptions
@@ -46,5 +47,6 @@ def _lint_one(opened: Opened, options: LintOptions) -> Iterator[Finding]:
     if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster":
         modelarts.check_whole(opened.document)
     yield from (of_problem(opened.path, problem) for problem in opened.problems)
+    yield from (of_problem(opened.path, problem, "note") for problem in misspelt_keys(opened.document.value))
     for severity, problem in broken(opened.reading, RuleOptions(options.share_devices), opened.problems):
         yield of_problem(opened.path, problem, severity)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ranktable_tools.addresses import same_host
+from ranktable_tools.addresses import HostComparer
 from ranktable_tools.any_file import Opened
 from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
@@ -50,7 +50,7 @@ def _different(tables: Sequence[_Global]) -> Iterator[Finding]:
 def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
     global_path, table = named
     path_by_entry: dict[int | None, str] = {}
-    hosts: dict[str, None] = {}
+    given: dict[str, None] = {}
     for opened in files:
         local = LocalTable(next(iter(opened.reading.servers)).server)
         try:
@@ -61,20 +61,21 @@ def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
                 opened.path, "error", "not-in-global", "server_list[0]", None, message, f"{rest} ({global_path})"
             )
             continue
-        hosts[local.server.server_ip] = None
+        given[local.server.server_ip] = None
         index = None if entry is None else entry.index
         first = path_by_entry.setdefault(index, opened.path)
         if first != opened.path:
             message = f"is {entry or 'the scheduler'} of {global_path}, which {first} is already"
             yield Finding(opened.path, "error", "local-twice", "server_list[0]", None, message, "keep one of them")
-    yield from _missing(table, global_path, path_by_entry, list(hosts))
+    yield from _missing(table, global_path, path_by_entry, list(given))
 
 
 def _missing(
-    table: GlobalTable, global_path: str, path_by_entry: dict[int | None, str], hosts: list[str]
+    table: GlobalTable, global_path: str, path_by_entry: dict[int | None, str], given: list[str]
 ) -> Iterator[Finding]:
+    hosts = HostComparer()
     for instance in table.instances:
-        if instance.index not in path_by_entry and any(same_host(instance.server.server_ip, host) for host in hosts):
+        if instance.index not in path_by_entry and any(hosts.same(instance.server.server_ip, host) for host in given):
             message = f"{instance.place} has no local table among these files: {_named(instance)}"
             yield Finding(
                 global_path, "note", "no-local", instance.place, None, message, "give all of one host, or none"

@@ -13,6 +13,7 @@ from ranktable_tools.dialects.structure import (
     has_mindie_keys,
     holds_devices,
     ranks_run_on,
+    servers,
 )
 from ranktable_tools.document import Node
 from ranktable_tools.fields import completed, exactly
@@ -64,16 +65,19 @@ def _read_groups(root: Node) -> list[tuple[str, list[PlacedServer]]]:
 
 def _instances(groups_read: list[tuple[str, list[PlacedServer]]], options: ReadOptions) -> tuple[PlacedInstance, ...]:
     return tuple(
-        PlacedInstance(role_of(number, options.num_prefill), tuple(servers), place)
-        for number, (place, servers) in enumerate(groups_read)
-        if servers
+        PlacedInstance(role_of(number, options.num_prefill), tuple(placed), place)
+        for number, (place, placed) in enumerate(groups_read)
+        if placed
     )
 
 
 def _matches_kubeinfer(document: Document) -> bool:
     if not counts_groups_from_0(document) or has_mindie_keys(document) or holds_devices(document, "0"):
         return False
-    return len(group_ids(document)) > 3 or any(ranks_run_on(group) for group in groups(document))
+    if len(group_ids(document)) > 3:
+        return True
+    spread = [group for group in groups(document) if len(servers(group)) > 1]
+    return any(ranks_run_on(group) or any("pod_name" in server for server in servers(group)) for group in spread)
 
 
 def _matches_merged(document: Document) -> bool:

@@ -47,6 +47,9 @@ READING_RULES: Mapping[str, str] = {
 }
 """Code and sentence of the rules kept while a file is read; they are all errors."""
 
+KEY_RULES: Mapping[str, str] = {"misspelt-key": "no key is nearly one that is read"}
+"""Code and sentence of what lint notes about keys."""
+
 ACROSS_RULES: Mapping[str, str] = {
     "not-in-global": "a local table is an entry of the global table, address by address",
     "local-twice": "no two local tables are the same entry",

@@ -120,6 +120,7 @@ HEADS = (
 )
 
 VALUES = (
+    _guide("a slip in a key", "misspelt-key", f"{_G1}.server_prot", "8088", "--strict"),
     _guide("a masked address, as in the guide", "masked-address", f"{_G1}.server_ip", "10.**.**.18"),
     _guide("a masked device address", "masked-address", f"{_G1}.device.0.device_ip", "10.**.**.22"),
     _guide("no address", "bad-address", f"{_G1}.device.0.device_ip", "10.0.0.999"),

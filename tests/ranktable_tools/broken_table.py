@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ranktable_tools.cli import main
-from ranktable_tools.rules.catalogue import ACROSS_RULES, READING_RULES, TABLE_RULES
+from ranktable_tools.rules.catalogue import ACROSS_RULES, KEY_RULES, READING_RULES, TABLE_RULES
 from tests.ranktable_tools.broken_inputs import SECTIONS, Broken
 
 BEGIN = "<!-- Made by scripts/broken-inputs from tests/ranktable_tools/broken_inputs.py; do not edit. -->"
@@ -44,8 +44,8 @@ def _lines() -> Iterator[str]:
     yield "## Rules\n"
     yield "| code | the rule | breaking it is |"
     yield "|---|---|---|"
-    for code, says in (*READING_RULES.items(), *ACROSS_RULES.items()):
-        yield f"| `{code}` | {says} | {'a note' if code == 'no-local' else 'an error'} |"
+    for code, says in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
+        yield f"| `{code}` | {says} | {'a note' if code in ('no-local', *KEY_RULES) else 'an error'} |"
     for rule in TABLE_RULES:
         yield f"| `{rule.code}` | {rule.says} | {'a note' if rule.severity == 'note' else 'an error'} |"
     yield "\n## Broken inputs\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ranktable_tools.rules.catalogue import ACROSS_RULES, READING_RULES, TABLE_RULES
+from ranktable_tools.rules.catalogue import ACROSS_RULES, KEY_RULES, READING_RULES, TABLE_RULES
 from tests.ranktable_tools.broken_inputs import SECTIONS, Broken
 from tests.ranktable_tools.broken_table import BEGIN, DOCUMENT, answer, written
 
@@ -25,7 +25,7 @@ def test_a_broken_input_is_told_with_status_2_and_nothing_is_written(broken: Bro
 
 
 def test_every_rule_has_a_broken_input() -> None:
-    rules = {*READING_RULES, *ACROSS_RULES, *(rule.code for rule in TABLE_RULES)}
+    rules = {*READING_RULES, *KEY_RULES, *ACROSS_RULES, *(rule.code for rule in TABLE_RULES)}
 
     assert {broken.rule for broken in INPUTS} - {None} == rules
 

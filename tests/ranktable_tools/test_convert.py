@@ -96,8 +96,8 @@ def test_keys_that_nobody_reads_are_named(save: Save, capsys: Say) -> None:
     _, notes = _converted(save, capsys, document, "--to", "modelarts")
 
     assert notes.splitlines() == [
-        "note: hardware_type (1x) is left out: it is not read",
         "note: predict_port (2x) is left out: it is not read",
+        "note: hardware_type (1x) is left out: it is not read",
     ]
 
 

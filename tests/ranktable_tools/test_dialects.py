@@ -76,6 +76,11 @@ def test_an_unknown_name_is_answered_with_all() -> None:
     [
         # Ranks that count on over two servers: one instance of kubeinfer's, or two of the guide's with a mistake.
         (modelarts(prefill=[server(A, 0), server(B, 0, first_rank=1)]), "modelarts and kubeinfer"),
+        # Pods of one group whose ranks begin anew: hosts of one instance, or instances of the guide's.
+        (
+            modelarts(prefill=[server(A, 0, pod_name="p-0"), server(B, 0, pod_name="p-1")], decode=[server(C, 0)]),
+            "modelarts and kubeinfer",
+        ),
         # Devices in group 0: an instance of merge-all's, or a scheduler with a mistake.
         (grouped(group(0, server(A, 0)), group(1, server(A, 1)), group(2, server(B, 1))), "modelarts and omni-merged"),
         # No device in group 1: MindIE's controller, or an instance with a mistake.
