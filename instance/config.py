@@ -16,6 +16,7 @@ _BOUNDS: dict[str, tuple[int, float]] = {
     "max_num_batched_tokens": (1, math.inf),
     "max_model_len": (2, math.inf),
     "tensor_parallel_size": (1, math.inf),
+    "rank_timeout": (1, 3600),
     "kv_cache_memory": (1, math.inf),
     "swap_bytes": (0, math.inf),
     "kv_links": (1, 64),
@@ -29,8 +30,7 @@ class InstanceConfig:
 
     `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
     of one host apart; `cores` are the CPU cores it runs on (empty: all).
-    `session_lease_s` bounds how long a silent scheduler's work is kept, `ticket_lease_s` how long a reservation is, and
-    `rank_step_s` how long a rank waits for the others within a step.
+    `session_lease_s` bounds how long a silent scheduler's work is kept, and `ticket_lease_s` how long a reservation is.
     `trust` says who its peers are: by default, without a table, loopback alone.
     """
 
@@ -44,7 +44,6 @@ class InstanceConfig:
     session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
-    rank_step_s: float = 10.0
     trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:

@@ -103,7 +103,7 @@ def test_a_killed_rank_ends_its_instance_at_once_with_its_name(two_and_two: Guid
 
 @pytest.mark.long
 def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, tiny_model: Path) -> None:
-    with GuideCluster(tmp_path, tiny_model, prefill=("4",), flags=FLAGS) as cluster:
+    with GuideCluster(tmp_path, tiny_model, prefill=("4",), flags=(*FLAGS, "--rank-timeout=2")) as cluster:
         cluster.up()
         (rank,) = _ranks(cluster, "decode-0")
         decode = _retire(cluster, "decode-0")
@@ -113,7 +113,8 @@ def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, ti
             pool.submit(cluster.client.post, "/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 4})
             assert decode.wait(_WAIT_S) == 1
 
-        assert f"rank 1 of 2 (pid {rank.pid}) is stopped by a signal" in decode.log.splitlines()[-1]
+        assert f"rank 1 of 2 (pid {rank.pid}) is stopped by a signal: no sum over" in decode.log.splitlines()[-1]
+        assert "within 2 s" in decode.log.splitlines()[-1]
         assert _ended([rank.pid])
 
 

@@ -22,6 +22,8 @@ from wire.types import Role
         ({"kv_cache_memory": 0}, "--kv-cache-memory is 0, must be at least 1"),
         ({"max_model_len": 1}, "--max-model-len is 1, must be at least 2"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size is 0"),
+        ({"rank_timeout": 0.5}, "--rank-timeout is 0.5, must be 1 to 3600"),
+        ({"rank_timeout": float("nan")}, "--rank-timeout is nan, must be 1 to 3600"),
         ({"gpu_memory_utilization": 1.5}, r"--gpu-memory-utilization is 1.5, must be in \(0, 1\]"),
         ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization is nan"),
         ({"http_port": 65536}, "--http-port is 65536, must be 1 to 65535"),
