@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ranktable_tools.addresses import canonical, dial_host, own_hosts
 from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.listeners import listener
+from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.tcp import PortAnswer, ask_port, can_listen
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 from ranktable_tools.errors import RanktableError
@@ -42,7 +44,8 @@ def check_ports(case: Case) -> Verdict:
     if not here:
         return not_here("no instance of the table is on this host")
     answers = _asked(here, case.connect_s)
-    troubles = [trouble for one, answer in zip(here, answers, strict=True) if (trouble := _taken(one, answer))]
+    told = zip(here, answers, strict=True)
+    troubles = [trouble for one, answer in told if (trouble := _taken(case.machine, one, answer))]
     said = (f"{one.port} {_told(answer)}" for one, answer in zip(here, answers, strict=True))
     return combined(troubles, ", ".join(said))
 
@@ -132,11 +135,12 @@ def _asked(found: Sequence[InstanceAddress], timeout_s: float) -> list[PortAnswe
         return list(pool.map(ask, found))
 
 
-def _taken(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
+def _taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
     if answer.state == "other":
-        step = "end what listens there (ss -ltnp), or give the instance another --port"
-        return fail(f"{where} is taken by something that speaks no gRPC", step)
+        owner = listener(machine, one.port)
+        step = f"end {owner or 'what listens there (ss -ltnp)'}, or give the instance another --port"
+        return fail(f"{where} is taken by {owner or 'something'}, which speaks no gRPC", step)
     if answer.state == "free":
         reason = can_listen(dial_host(one.server.server_ip), one.port)
         return None if reason is None else fail(f"{where} cannot be listened on: {reason}", "choose another --port")

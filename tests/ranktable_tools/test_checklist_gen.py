@@ -1,4 +1,4 @@
-"""Lines 83-88, 91, 95 and 96 of the checklist: what `--mode gen` makes of the guide's flags, as typed in the guide."""
+"""Lines 83-88, 91, 95, 96 and 108 of the checklist: what `gen` makes of the guide's flags, as typed in the guide."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ranktable_tools import cli
 from ranktable_tools.guide import main
 
 IP = "10.0.0.18"
@@ -140,3 +141,15 @@ def test_a7_96_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> N
         local = _read(tmp_path / f"local_ranktable_{IP}_{ending}.json")
         assert local.pop("server_list") == groups[group_id]["server_list"]
         assert local == {"version": "1.0", "status": "completed", "group_id": "0", "server_count": "1"}
+
+
+def test_a8_108_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = ["--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--device-type", "cpu", "--ip", IP]
+
+    assert cli.main(["gen", *lists, "--ports", "8088,8088", "--save-dir", str(tmp_path / "out")]) == 2
+
+    assert "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main(["gen", *lists, "--ports", "8088,8089", "--save-dir", str(tmp_path)]) == 0
+    ports = [_groups(tmp_path)[group]["server_list"][0]["server_port"] for group in ("1", "2")]
+    assert ports == ["8088", "8089"]

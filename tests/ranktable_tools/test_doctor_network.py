@@ -1,6 +1,7 @@
 """The doctor on addresses, ports and proxies, against real sockets."""
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.doctor.case import Tables
+from ranktable_tools.doctor.listeners import listener
+from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
 from ranktable_tools.doctor.tcp import ask_port, can_listen
 from tests.ranktable_tools.bench import ELSEWHERE, HERE, Bench, server, tables
@@ -104,8 +107,24 @@ def test_a_port_taken_by_something_else_is_a_failure(tmp_path: Path) -> None:
     with _listener(b"HTTP/1.1 200 OK\r\n\r\n") as taken:
         verdict = check_ports(bench.case(_given((taken, _free_port()))))
 
-    words = f"127.0.0.1:{taken} (prefill) is taken by something that speaks no gRPC"
+    words = f"127.0.0.1:{taken} (prefill) is taken by something, which speaks no gRPC"
     assert (verdict.result, verdict.words) == ("fail", words)
+
+
+@pytest.mark.parametrize(("host", "family"), [(HERE, socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_the_process_that_has_a_port_is_named(host: str, family: socket.AddressFamily) -> None:
+    machine = Machine({})
+    own = (machine.text("/proc/self/comm") or "").strip()
+    try:
+        listening = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+
+    with listening:
+        named = listener(machine, listening.getsockname()[1])
+
+    assert named == f"{own} (pid {os.getpid()})"
+    assert listener(machine, _free_port()) is None
 
 
 def test_node_ports_win_and_a_wrong_one_is_named(tmp_path: Path) -> None:
