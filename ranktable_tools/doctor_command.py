@@ -57,7 +57,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}
     tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
     case = Case(machine, read_tables(arguments.files, machine), arguments.url, arguments.mib, tls)
-    findings = examine(case, arguments.timeout)
+    try:
+        findings = examine(case, arguments.timeout)
+    except KeyboardInterrupt:
+        return 130
     title = f"ranktable doctor on {socket.gethostname()} ({machine.kind})"
     if arguments.format == "json":
         print(json_text(title, findings))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ranktable_tools import doctor_command
 from ranktable_tools.cli import main
 from tests.ranktable_tools import recorded
 from tests.ranktable_tools.stub_tools import write_stub
@@ -88,6 +89,18 @@ def test_bad_input_is_one_line_and_status_2(
     assert captured.out == ""
     assert captured.err.startswith(f"ranktable: {message}")
     assert captured.err.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor_command, "examine", interrupted)
+
+    assert main(["doctor", *CPU]) == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_a8_118_each_step_of_the_guides_environment_is_reported(
