@@ -30,6 +30,9 @@ Two hosts: gen on each, then merge the two global tables on one of them:
 Look at a table, and check it with the local ones:
   ranktable show global_ranktable_10.0.0.18.json
   ranktable lint global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_*.json
+What another tool wrote, as tables that pdserve starts from; and what differs between two tables:
+  ranktable convert rank_table.json --to modelarts --num-prefill 1 --save-dir tables
+  ranktable diff old.json new.json
 Check a host and its way to the others:
   ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
 """

@@ -16,12 +16,16 @@ from ranktable_tools.rules.rule import RuleOptions
 
 @dataclass(frozen=True, slots=True)
 class LintOptions:
-    """What was asked: the dialect where it is given, what is allowed, the scheduler's NODE_PORTS, notes as errors."""
+    """What was asked: the dialect where it is given, what is allowed, the scheduler's NODE_PORTS, notes as errors.
+
+    `part` lets a table be one host's, groups missing, as it is before merge.
+    """
 
     dialect: str | None = None
     share_devices: bool = False
     node_ports: str | None = None
     strict: bool = False
+    part: bool = False
     read: ReadOptions = ReadOptions()  # noqa: RUF009 - frozen
 
 
@@ -44,7 +48,7 @@ def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Fin
 
 
 def _lint_one(opened: Opened, options: LintOptions) -> Iterator[Finding]:
-    if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster":
+    if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster" and not options.part:
         modelarts.check_whole(opened.document)
     yield from (of_problem(opened.path, problem) for problem in opened.problems)
     yield from (of_problem(opened.path, problem, "note") for problem in misspelt_keys(opened.document.value))

@@ -19,6 +19,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     add_read_options(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line each")
     parser.add_argument("--strict", action="store_true", help="notes, like unequal tensor-parallel sizes, are errors")
+    parser.add_argument("--part", action="store_true", help="a table may be one host's part, as before merge")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
     parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
     parser.set_defaults(command=_lint)
@@ -26,8 +27,9 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 def _lint(arguments: argparse.Namespace) -> int:
     options = LintOptions(
-        arguments.dialect, arguments.share_devices, arguments.node_ports, arguments.strict, read_options(arguments)
-    )
+        arguments.dialect, arguments.share_devices, arguments.node_ports, arguments.strict, arguments.part,
+        read_options(arguments),
+    )  # fmt: skip
     findings = lint(arguments.files, options)
     num_wrong = sum(finding.severity == "error" for finding in findings)
     if arguments.format == "json":

@@ -105,3 +105,4 @@ def test_lint_says_that_a_part_is_not_whole(capsys: pytest.CaptureFixture[str]) 
         'has 2 groups; must have 3: 0 (scheduler), 1 (prefill) and 2 (decode); here: ["1", "2"]'
         in capsys.readouterr().out
     )
+    assert main(["lint", f"global_ranktable_{IP}.json", "--part"]) == 0

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ranktable_tools import cli, guide
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import resolve
+from ranktable_tools.merge_local import NamedInstance, merge_local
+from ranktable_tools.tables import Device, Server, TableInstance
 from tests.ranktable_tools.documents import A, B, C, local, modelarts, server
 
 Save = Callable[[str, object], str]
@@ -100,3 +104,21 @@ def test_a_list_of_the_other_mode_is_refused(capsys: Say, mode: str, flag: str) 
 
     assert guide.main(["--mode", mode, flag, "a", "b"]) == 2
     assert f"{flag} belongs to --mode {other}, not to --mode {mode}" in capsys.readouterr().err
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4)), min_size=2, max_size=6, unique_by=lambda s: s[0])
+)
+def test_no_device_is_lost_and_ranks_run_from_0(sizes: list[tuple[int, int]]) -> None:
+    parts = [
+        TableInstance(None, (Server(ip, ip, tuple(Device(str(n), f"{ip}{n}", str(n)) for n in range(size))),))
+        for host, size in sizes
+        for ip in (f"192.0.2.{host}",)
+    ]
+
+    table = merge_local([NamedInstance(f"{number}.json", part) for number, part in enumerate(parts)])
+
+    merged = table.instances[0].devices
+    assert [device.device_ip for device in merged] == [device.device_ip for part in parts for device in part.devices]
+    assert [device.rank_id for device in merged] == [str(rank) for rank in range(len(merged))]
