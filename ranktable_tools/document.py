@@ -48,7 +48,10 @@ class Node:
     def report(self, code: str, found: str, advice: str, value: object = None) -> None:
         """Note what is wrong here in words; `value` stands for this node's own where it is long."""
         shown_value = self.value if value is None else value
-        self.problems.append(Problem(code, self.place or "the file", shown_value, found, advice))
+        problem = Problem(code, self.place or "the file", shown_value, found, advice)
+        # What is no object is asked for several keys, and is told once.
+        if not self.problems or self.problems[-1] != problem:
+            self.problems.append(problem)
 
     def has(self, key: str) -> bool:
         """Tell whether this is an object with that key."""

@@ -1,10 +1,13 @@
 """What lint says: one finding per mistake, as a line and as JSON."""
 
+import json
 from dataclasses import dataclass
 
-from ranktable_tools.document import Problem
+from ranktable_tools.document import Problem, shown
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.rules.rule import Severity
+
+_MAX_VALUE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,13 @@ class Finding:
         return f"{self.file}: {note}{self.message}{instead} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
-        """Return the finding as `--format json` prints it."""
+        """Return the finding as `--format json` prints it; a value past a thousand characters is cut to a string."""
         return {
             "file": self.file,
             "severity": self.severity,
             "code": self.code,
             "path": self.place,
-            "value": self.value,
+            "value": self.value if len(json.dumps(self.value)) <= _MAX_VALUE else shown(self.value),
             "message": self.message,
             "instead": self.instead,
         }

@@ -42,14 +42,14 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
 
 
-def resolve(environ: Mapping[str, str]) -> LaunchPlan:
-    """Return the plan that the environment and its two tables describe.
+def resolve(environ: Mapping[str, str], *, share_devices: bool = False) -> LaunchPlan:
+    """Return the plan that the environment and its two tables describe; `share_devices` lets two instances have a GPU.
 
     Raises RanktableError naming the variable, the file, the place and the value.
     """
     global_path, global_notes = _path(environ, GLOBAL_VARIABLE, "global_ranktable_<ip>.json")
     local_path, local_notes = _path(environ, LOCAL_VARIABLE, "local_ranktable_<ip>_<ids or host>.json")
-    table = _read(GLOBAL_VARIABLE, global_path, read_global)
+    table = _read(GLOBAL_VARIABLE, global_path, lambda path: read_global(path, share_devices=share_devices))
     local = _read(LOCAL_VARIABLE, local_path, read_local)
     try:
         entry = find_own_entry(local, table)

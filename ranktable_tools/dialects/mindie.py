@@ -11,7 +11,7 @@ from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_servers
 from ranktable_tools.dialects.hccl import MAX_SUPER_DEVICE_ID
 from ranktable_tools.dialects.kubeinfer import check_num_prefill, role_of
-from ranktable_tools.dialects.structure import groups, has_mindie_keys, holds_devices
+from ranktable_tools.dialects.structure import groups, has_mindie_keys, holds_devices, servers
 from ranktable_tools.dialects.super_pods import read_super_pods
 from ranktable_tools.document import Fault, Node
 from ranktable_tools.fields import completed, number_up_to
@@ -38,13 +38,13 @@ def _read(root: Node, options: ReadOptions) -> Reading:
     notes: list[str] = []
     for number, node in enumerate(_groups(root)):
         group_id = node.text("group_id", number_up_to(MAX_GROUPS - 1))
-        servers = read_servers(node, _FORM)
+        placed = read_servers(node, _FORM)
         if group_id == "0":
-            schedulers += servers
+            schedulers += placed
         elif group_id == "1":
-            notes += [f"{placed.place}: the controller {placed.server.server_ip} is left out" for placed in servers]
+            notes += [f"{entry.place}: the controller {entry.server.server_ip} is left out" for entry in placed]
         elif group_id is not None:
-            instances += _instances(node, servers)
+            instances += _instances(node, placed)
         _check_first_groups(node, number, group_id)
     check_num_prefill(root, options, len(instances))
     return Reading("mindie", "cluster", tuple(schedulers), _placed(instances, options), tuple(notes))
@@ -84,10 +84,14 @@ def _matches(document: Document) -> bool:
     if "server_group_list" not in document:
         return False
     # Without those keys it is still one where both first groups are without devices: its coordinator and controller.
-    ids = {str(group.get("group_id")) for group in groups(document)}
-    later = any(holds_devices(document, group_id) for group_id in ids - {"0", "1"})
-    bare = {"0", "1"} < ids and not (holds_devices(document, "0") or holds_devices(document, "1")) and later
-    return has_mindie_keys(document) or bare
+    by_id = {str(group.get("group_id")): group for group in groups(document)}
+    bare = {"0", "1"} < set(by_id) and all(_only_addresses(by_id[group_id]) for group_id in ("0", "1"))
+    later = any(holds_devices(document, group_id) for group_id in set(by_id) - {"0", "1"})
+    return has_mindie_keys(document) or (bare and later)
+
+
+def _only_addresses(group: Document) -> bool:
+    return bool(servers(group)) and not any("device" in server for server in servers(group))
 
 
 DIALECT = Dialect("mindie", "MindIE and ClusterD, super pods included", _matches, _read, aliases=("clusterd",))

@@ -12,6 +12,7 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, core_share, resolve
 from ranktable_tools.table_file import read_global
+from tests.ranktable_tools.documents import A, local, modelarts, server
 
 Document = dict[str, Any]
 Save = Callable[[str, object], str]
@@ -216,6 +217,17 @@ def test_one_port_on_two_hosts_is_fine(
     plan = resolve({**environ, "NODE_PORTS": "8088,8088"})
 
     assert _addresses(plan) == [("prefill", "10.99.0.8", 8088, 0), ("decode", "10.99.0.9", 8088, 1)]
+
+
+def test_two_instances_of_one_gpu_start_where_that_is_allowed(save: Save) -> None:
+    shared = modelarts([server(A, 0, server_port="8088")], [server(A, 0, server_port="8089")])
+    environ = {
+        "GLOBAL_RANK_TABLE_FILE_PATH": save("g.json", shared),
+        "RANK_TABLE_FILE_PATH": save("l.json", local(server(A, 0, server_port="8089"))),
+    }
+
+    assert resolve(environ, share_devices=True).role == "decode"
+    assert "A device_id can be used only once" in _refusal(environ)
 
 
 def test_an_instance_ignores_the_schedulers_variables(

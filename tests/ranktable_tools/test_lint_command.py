@@ -40,6 +40,21 @@ def test_lint_as_json_has_path_value_and_cure(capsys: pytest.CaptureFixture[str]
     }
 
 
+def test_what_is_no_object_is_told_once_and_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    main(GEN)
+    capsys.readouterr()
+    document = json.loads(Path(f"global_ranktable_{IP}.json").read_text())
+    document["server_group_list"][1]["server_list"][0] = ["x" * 2000]
+    Path("t.json").write_text(json.dumps(document))
+
+    assert main(["lint", "t.json", "--format", "json"]) == 2
+
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["path"] == "server_group_list[1].server_list[0]"
+    assert finding["value"] == '["' + "x" * 58 + "..."
+    assert finding["instead"] == "must be an object"
+
+
 def test_a_note_is_told_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN[:-4], "--ip", IP, "--device-type", "cpu", "--decode-server-list", "8"])
     capsys.readouterr()
