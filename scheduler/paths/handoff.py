@@ -48,11 +48,12 @@ class HandoffPath:
                 await self._settle(prompt, on_prefill, on_decode)
 
     async def _reserve_in_time(self, prompt: PromptRun, on_decode: Work) -> Ticket:
+        compiles = prompt.state.params.structured is not None
+        limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         try:
-            async with asyncio.timeout(self._limits.reserve_s):
+            async with asyncio.timeout(limit_s):
                 return await self._reserve(prompt, on_decode)
         except TimeoutError:
-            limit_s = self._limits.reserve_s
             raise HandoffFailed(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 
     async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
