@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,17 +13,18 @@ from engine.attention.registered import register
 from engine.checkpoint import model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
+from engine.fused_decoder import FusedWeights
 from engine.host_memory import available_bytes
 from engine.host_pool import HostPool
 from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, plan_pool
-from engine.model_folder import describe, open_folder, read_network
+from engine.model_folder import ModelFolder, describe, open_folder, read_network
 from engine.rope import rotate_by_sequence
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
 from wire.errors import ConfigError
-from wire.kv_layout import PoolLayout
+from wire.kv_layout import KvTensor, PoolLayout
 
 _BACKENDS = ("auto", "cpu", "reference")
 
@@ -55,33 +57,42 @@ def load_model(
     kernels = find_kernels(num_threads)
     backend = make_backend(attention_backend, kernels.threads)
     folder = open_folder(path, quantization)
-    checkpoint = folder.checkpoint
-    length = model_length(checkpoint, max_model_len)
-    is_native = will_fuse(checkpoint.config, kernels)
-    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
+    length = model_length(folder.checkpoint, max_model_len)
+    is_native = will_fuse(folder.checkpoint.config, kernels)
+    choice = choose_dtype(dtype, folder.checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
     torch.set_num_threads(num_threads)
     register()
-    foreseen = rehearse(checkpoint, choice.name)
-    read = read_network(folder, choice.name)
-    network = read.loaded.network
-    tensors = foreseen or find_kv_tensors(network, checkpoint, choice.name)
-    fused = fuse(network, threads=kernels.threads)
+    weights = _read_weights(folder, choice.name, kernels.threads)
     budget = cpu_budget(kv_cache_memory, available_bytes())
-    plan = plan_pool(tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
-    layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
+    plan = plan_pool(weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
+    layout = PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks, block_size=block_size)
     info = describe(
-        folder, network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
+        folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
     )  # fmt: skip
     model = TorchModel(
-        network,
-        info=info,
-        memory=HostPool(layout),
-        backend=backend,
-        keeps_logits=checkpoint.keeps_logits,
-        rope=rotate_by_sequence(network),
-        fused=fused,
-    )
-    return LoadedModel(model, (choice.reason, plan.describe(), kernels.note, *read.notes))
+        weights.network, info=info, memory=HostPool(layout), backend=backend,
+        keeps_logits=folder.checkpoint.keeps_logits, rope=rotate_by_sequence(weights.network), fused=weights.fused,
+    )  # fmt: skip
+    return LoadedModel(model, (choice.reason, plan.describe(), kernels.note, *weights.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadWeights:
+    """A network with its weights, what became of them where native kernels run it, and the KV of one token."""
+
+    network: Any
+    fused: FusedWeights | None
+    kv_tensors: tuple[KvTensor, ...]
+    notes: tuple[str, ...]
+
+
+def _read_weights(folder: ModelFolder, dtype: str, threads: Threads | None) -> _ReadWeights:
+    """Read the weights; a model whose KV can be told without them is refused before, where it has to be."""
+    foreseen = rehearse(folder.checkpoint, dtype)
+    read = read_network(folder, dtype)
+    network = read.loaded.network
+    tensors = foreseen or find_kv_tensors(network, folder.checkpoint, dtype)
+    return _ReadWeights(network, fuse(network, threads=threads), tensors, read.notes)
 
 
 def make_backend(name: str, threads: Threads | None = None) -> AttentionBackend:
