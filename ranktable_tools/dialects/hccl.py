@@ -5,6 +5,7 @@ Ranks count over all servers, and a server_id stands once. MindCluster's hccl.js
 
 from dataclasses import replace
 
+from ranktable_tools.addresses import canonical
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_servers, server_list, text_of
 from ranktable_tools.dialects.structure import devices
@@ -68,17 +69,22 @@ def _write_1_2(table: Table) -> str:
 
 
 def _hosts(table: Table, dialect: str) -> list[Server]:
-    """Return the servers of the table's one instance, the entries of one host joined: HCCL wants one each."""
+    """Return the servers of the table's one instance as HCCL wants them: one entry per host, an id for each.
+
+    Where two hosts have one id, or one is too long, the addresses become the ids.
+    """
     if len(table.instances) != 1:
         raise RanktableError(
             f"{dialect} tables have one instance, this one has {len(table.instances)}; choose one with --instance"
         )
     hosts: dict[str, Server] = {}
     for server in table.instances[0].servers:
-        known = hosts.get(server.server_ip)
+        known = hosts.get(canonical(server.server_ip))
         joined = server if known is None else replace(known, devices=(*known.devices, *server.devices))
-        hosts[server.server_ip] = joined
-    return [_with_host_ip(server) for server in hosts.values()]
+        hosts[canonical(server.server_ip)] = joined
+    ids = {server.server_id for server in hosts.values()}
+    fit = len(ids) == len(hosts) and all(short_identity(server_id) is None for server_id in ids)
+    return [_with_host_ip(server if fit else replace(server, server_id=server.server_ip)) for server in hosts.values()]
 
 
 def _by_pod(hosts: list[Server]) -> list[Server]:

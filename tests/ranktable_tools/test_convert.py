@@ -127,6 +127,24 @@ def test_hccls_servers_of_one_host_become_one(save: Save, capsys: Say) -> None:
     assert [listed["device_id"] for listed in entry["device"]] == ["0", "1"]
 
 
+@pytest.mark.parametrize("names", [("localhost", "localhost"), ("a", "b" * 65)])
+def test_ids_that_hccl_refuses_become_addresses(save: Save, capsys: Say, names: tuple[str, str]) -> None:
+    first, second = server(A, 0), server(B, 0, first_rank=1)
+    document = local({**first, "server_id": names[0]}, {**second, "server_id": names[1]})
+
+    table, _ = _converted(save, capsys, document, "--to", "hccl-1.0")
+
+    assert [entry["server_id"] for entry in table["server_list"]] == [A, B]
+
+
+def test_localhost_by_any_name_is_one_server_of_hccl(save: Save, capsys: Say) -> None:
+    entries = [server("localhost", 0), server("127.0.0.1", 1, first_rank=1)]
+
+    table, _ = _converted(save, capsys, local(*entries), "--to", "hccl-1.0")
+
+    assert [len(entry["device"]) for entry in table["server_list"]] == [2]
+
+
 def test_servers_of_one_super_pod_are_written_together(save: Save, capsys: Say) -> None:
     entries = [server(ip, 0, first_rank=rank) for rank, ip in enumerate((A, B, C))]
     for rank, entry in enumerate(entries):
