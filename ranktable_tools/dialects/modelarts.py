@@ -93,7 +93,10 @@ def check_whole(root: Node) -> None:
     if isinstance(groups, list) and len(groups) != 3:
         ids = group_ids({"server_group_list": groups})
         found = f"has {len(groups)} group{'s' if len(groups) != 1 else ''}"
-        advice = f"must have 3: {_GROUPS}; here: {shown(ids)}; tables of single hosts are made whole by merge, those of other dialects by convert"
+        advice = (
+            f"must have 3: {_GROUPS}; here: {shown(ids)}; tables of single hosts are made whole by merge, those of "
+            "other dialects by convert"
+        )
         Node(ids, "server_group_list", root.problems).report("group-count", found, advice)
 
 
