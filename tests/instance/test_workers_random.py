@@ -1,0 +1,205 @@
+"""Both halves of a prefill and a decode instance under random orders of all that can happen to a hand-off.
+
+Whatever the order, each prompt that an instance accepted ends there once, nothing of it is told after that, and at the
+end no block, ticket or note of it is left.
+"""
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.instance.two_halves import Link, Side
+from wire.errors import PdserveError
+from wire.messages import Cancel
+from wire.types import PromptState, SamplingParams
+
+MAX_TURNS = 200
+
+
+SIDES = st.sampled_from(["p", "d"])
+LENGTHS = st.integers(1, 60)
+
+
+class HandOffs(RuleBasedStateMachine):
+    """Starts prompts, moves them on, and ends them in every way, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.link = Link()
+        self.states: dict[str, PromptState] = {}
+        self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # what each side accepted
+
+    @rule(
+        length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), goes_on=st.booleans(), alike=st.booleans()
+    )
+    def reserve(self, length: int, max_tokens: int, n: int, goes_on: bool, alike: bool) -> None:
+        state = self._state(length, max_tokens, n, alike=alike)
+        self.on["d"].add(state.prompt_id)
+        self.link.d.workers.decode.reserve(state)
+        if goes_on and state.prompt_id in self.link.d.tickets:
+            self._prefill(state)
+
+    @precondition(lambda self: self.link.d.tickets)
+    @rule(data=st.data(), resumed=st.booleans())
+    def prefill(self, data: st.DataObject, resumed: bool) -> None:
+        state = self.states[data.draw(st.sampled_from(sorted(self.link.d.tickets)))]
+        resumes = resumed and state.params.max_tokens > 1
+        self._prefill(replace(state, outputs=((30,),) * state.params.n) if resumes else state)
+
+    @rule(length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), side=SIDES)
+    def generate(self, length: int, max_tokens: int, n: int, side: str) -> None:
+        state = self._state(length, max_tokens, n, alike=True)
+        self.on[side].add(state.prompt_id)
+        self._side(side).workers.decode.generate(state)
+
+    @rule(side=SIDES)
+    def run_posts(self, side: str) -> None:
+        self._side(side).run_posts()
+
+    @rule(side=SIDES, count=st.integers(1, 4))
+    def steps(self, side: str, count: int) -> None:
+        for _ in range(count):
+            self._side(side).step()
+
+    @precondition(lambda self: self.states)
+    @rule(side=SIDES, data=st.data())
+    def step_with_a_cancel_before_it_is_told(self, side: str, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        it = self._side(side)
+        it.step(lambda: it.workers.cancel(Cancel(name)))
+
+    @precondition(lambda self: self.states)
+    @rule(side=SIDES, data=st.data(), sequence=st.sampled_from([None, None, 0, 1]))
+    def cancel(self, side: str, data: st.DataObject, sequence: int | None) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        self._side(side).workers.cancel(Cancel(name, sequence))
+
+    @precondition(lambda self: self.link.commits)
+    @rule(data=st.data())
+    def commit_arrives(self, data: st.DataObject) -> None:
+        self.link.deliver(data.draw(st.sampled_from(list(self.link.commits))))
+
+    @precondition(lambda self: self.link.news)
+    @rule(count=st.integers(1, 5))
+    def news_arrive(self, count: int) -> None:
+        for _ in range(min(count, len(self.link.news))):
+            self.link.news.popleft()()
+
+    @precondition(lambda self: self.link.open_tickets or self.link.sending)
+    @rule(data=st.data(), first=SIDES)
+    def a_ticket_fails(self, data: st.DataObject, first: str) -> None:
+        ticket_id = data.draw(st.sampled_from([*dict.fromkeys([*self.link.open_tickets, *self.link.sending])]))
+        if first == "p":
+            self.link.fail_on_p(ticket_id)
+            self.link.news.append(lambda: self.link.end_on_d(ticket_id, "the link is lost"))
+        else:
+            self.link.end_on_d(ticket_id, "the lease ran out")
+
+    @rule()
+    def all_go_on(self) -> None:
+        for ticket_id in list(self.link.commits):
+            self.link.deliver(ticket_id)
+        self.link.p.step()
+        self.link.d.step()
+
+    @rule(side=SIDES)
+    def the_next_step_fails(self, side: str) -> None:
+        self._side(side).model.breaks = True
+
+    @rule(at_begin=st.booleans())
+    def the_sender_breaks(self, at_begin: bool) -> None:
+        self.link.breaks_at_begin |= at_begin
+        self.link.breaks_at_commit |= not at_begin
+
+    @rule(side=SIDES)
+    def the_session_ends(self, side: str) -> None:
+        it = self._side(side)
+        it.listens = False  # a session that is over hears nothing (InstanceHost); the next one hears of its own prompts
+        it.workers.cancel_all("the session is over")
+        it.listens = True
+        it.silent |= self.on[side]
+        if side == "d":
+            it.tickets.clear()
+
+    @invariant()
+    def blocks_are_accounted_for_and_all_that_is_told_is_in_order(self) -> None:
+        for side in (self.link.p, self.link.d):
+            side.core.blocks.check()
+            assert side.wrong == []
+
+    def teardown(self) -> None:
+        try:
+            self._end_all()
+            for side in ("p", "d"):
+                self._side(side).check_empty()
+                for name in sorted(self.on[side] - self._side(side).silent):
+                    self._assert_ended_once(side, name)
+        finally:
+            self.link.p.model.close()
+            self.link.d.model.close()
+
+    def _end_all(self) -> None:
+        """Let everything go on to its end; tickets that nobody prefills for run out."""
+        for _ in range(MAX_TURNS):
+            for ticket in [*self.link.d.tickets.values()]:
+                self.link.end_on_d(ticket.ticket_id, "the lease ran out")
+            self.link.d.tickets.clear()
+            for ticket_id in list(self.link.commits):
+                self.link.deliver(ticket_id)
+            while self.link.news:
+                self.link.news.popleft()()
+            for ticket_id in [one for one in self.link.open_tickets if one not in self.link.sending]:
+                self.link.end_on_d(ticket_id, "the lease ran out")
+            self.link.p.step()
+            self.link.d.step()
+            if not self._is_busy():
+                return
+        loads = [side.core.load() for side in (self.link.p, self.link.d)]
+        raise AssertionError(
+            f"work is left after {MAX_TURNS} turns: {loads}, {self.link.open_tickets}, {self.link.sending}"
+        )
+
+    def _is_busy(self) -> bool:
+        link = self.link
+        if link.commits or link.news or link.open_tickets or link.sending or link.d.tickets:
+            return True
+        return any(side.posted or side.core._roster.prompts() for side in (link.p, link.d))
+
+    def _assert_ended_once(self, side: str, name: str) -> None:
+        it = self._side(side)
+        failures, handed = it.failed.count(name), it.ended.count(name)
+        if side == "p" and name not in self._generated_on_p():
+            assert failures + handed == 1, (side, name, failures, handed)
+            return
+        told = {key for one in (self.link.p, self.link.d) for key in one.finished if key[0] == name}
+        whole = len(told) == self.states[name].params.n and bool([key for key in it.finished if key[0] == name])
+        assert failures + whole >= 1, (side, name, failures, told)
+        assert failures <= 1, (side, name, failures)
+
+    def _generated_on_p(self) -> set[str]:
+        return self.on["p"] - self.on["d"]
+
+    def _prefill(self, state: PromptState) -> None:
+        ticket = self.link.d.tickets.pop(state.prompt_id)
+        try:
+            self.link.p.workers.prefill.accept(state, ticket)
+        except (PdserveError, RuntimeError):
+            return  # refused: nothing of it may be told
+        self.on["p"].add(state.prompt_id)
+
+    def _side(self, side: str) -> Side:
+        return self.link.p if side == "p" else self.link.d
+
+    def _state(self, length: int, max_tokens: int, n: int, *, alike: bool) -> PromptState:
+        name = f"p{len(self.states)}"
+        params = SamplingParams(max_tokens, n=n, seed=length, stop_token_ids=(0, 1, 2), temperature=1.0)
+        begin = 0 if alike else length
+        ids = tuple((begin * 13 + i * 5) % 60 for i in range(length))
+        self.states[name] = PromptState(name, name, ids, params)
+        return self.states[name]
+
+
+TestHandOffs = HandOffs.TestCase
+TestHandOffs.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -1,0 +1,200 @@
+"""A prefill and a decode instance whose threads are the test: what is posted, sent or stepped happens when told."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.core import EngineCore
+from engine.fake import Computed, FakeConfig, FakeModel
+from engine.interface import Engine
+from engine.step import StepBatch
+from instance.workers import Workers
+from kvtransfer.interface import SendStats
+from wire.errors import HandoffFailed, PdserveError
+from wire.messages import Event, Failed, HandedOff, Refused, Reserved, Step
+from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Ticket
+
+CONFIG = FakeConfig(salt=3, num_layers=1, block_size=16, num_blocks=14, vocab_size=60, max_model_len=160)
+STATS = SendStats("tcp", 1, 0.0, 0)
+LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+
+
+class Breaking(FakeModel):
+    """Fails its next step when told to."""
+
+    breaks = False
+
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+        if self.breaks:
+            self.breaks = False
+            raise RuntimeError("a defect")
+        return super().launch(batch, layer_done)
+
+
+class Side:
+    """One instance whose threads are the test: what was posted runs when told to, and so does a step."""
+
+    def __init__(self, link: "Link") -> None:
+        self.model = Breaking(CONFIG)
+        self.core = EngineCore(
+            self.model, max_num_seqs=5, max_num_batched_tokens=80, prefill_chunk_size=48,
+            swap_bytes=3 * CONFIG.block_size * 256,
+        )  # fmt: skip
+        self.posted: deque[Callable[[Engine], None]] = deque()
+        self.workers = Workers(self.core, self.posted.append, self.hear, lambda: LOAD, lambda: 0.0)
+        self.workers.prefill.use(SendingEnd(link))
+        self.workers.decode.use(link)
+        self.tickets: dict[str, Ticket] = {}
+        self.failed: list[str] = []
+        self.ended: list[str] = []
+        self.finished: list[tuple[str, int]] = []
+        self.silent: set[str] = set()
+        self.listens = True
+        self.wrong: list[str] = []  # noted, not raised: the halves answer what their listener raises
+
+    def hear(self, event: Event) -> None:
+        """Note what is told; nothing may be told of a prompt that has ended, or whose session has."""
+        if not self.listens:
+            return
+        if _told_of(event) & (self.silent | {*self.failed, *self.ended}):
+            self.wrong.append(f"after its end: {event}")
+        match event:
+            case Reserved(prompt_id=prompt_id, ticket=ticket):
+                self.tickets[prompt_id] = ticket
+            case Failed(prompt_id=prompt_id) | Refused(prompt_id=prompt_id):
+                self.failed.append(prompt_id)
+            case HandedOff(prompt_id=prompt_id):
+                self.ended.append(prompt_id)
+            case Step(tokens=tokens):
+                for token in tokens:
+                    if (token.prompt_id, token.sequence) in self.finished:
+                        self.wrong.append(f"after its sequence's end: {token}")
+                    if token.finish is not None:
+                        self.finished.append((token.prompt_id, token.sequence))
+
+    def run_posts(self) -> None:
+        """Run what was posted to the engine's thread."""
+        while self.posted:
+            self.posted.popleft()(self.core)
+
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Run what was posted and one step; `meanwhile` happens before the step is told."""
+        self.run_posts()
+        result = self.core.step(self.workers.prefill.on_layer)
+        meanwhile()
+        self.workers.on_step(result)
+
+    def check_empty(self) -> None:
+        """Assert that nothing of any prompt is left, and that nothing wrong was told."""
+        assert self.wrong == []
+        prefill, decode = self.workers.prefill, self.workers.decode
+        assert (prefill._handing, prefill._prompt_by_ticket) == ({}, {})
+        assert (decode._running, decode._reservations, decode._prompt_by_ticket) == ({}, {}, {})
+        assert self.core._roster.prompts() == []
+        assert (self.core.blocks.num_used, self.core.load().blocks_swapped) == (0, 0)
+        self.core.blocks.check()
+
+
+class Link:
+    """The hop between the two (a Receiver, and behind SendingEnd a Sender); what one says arrives when it is let."""
+
+    bytes_received = 0
+    endpoints: tuple[KvEndpoint, ...] = ()
+
+    def __init__(self) -> None:
+        self.open_tickets: dict[str, tuple[int, ...]] = {}
+        self.sending: dict[str, None] = {}  # in order: ids are random, a test's choices must not be
+        self.commits: dict[str, bytes] = {}
+        self.news: deque[Callable[[], None]] = deque()
+        self.breaks_at_begin = self.breaks_at_commit = False
+        self.p = Side(self)
+        self.d = Side(self)
+
+    def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
+        self.open_tickets[ticket_id] = tuple(block_ids)
+        return Ticket(ticket_id, 1, "decode-0", num_tokens, first_token, 10.0, ())
+
+    def begin(self, ticket: Ticket) -> None:
+        if self.breaks_at_begin:
+            self.breaks_at_begin = False
+            raise RuntimeError("can't start new thread")
+        self.sending[ticket.ticket_id] = None
+        if ticket.ticket_id not in self.open_tickets:
+            self.news.append(lambda: self.fail_on_p(ticket.ticket_id))
+
+    def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
+        """No bytes move here."""
+
+    def commit(self, ticket_id: str, description: bytes) -> None:
+        if self.breaks_at_commit:
+            self.breaks_at_commit = False
+            raise RuntimeError("a defect")
+        if ticket_id in self.sending:
+            self.commits[ticket_id] = description
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """The receiver's owner ends it, and hears that on its own thread."""
+        self.end_on_d(ticket_id, reason)
+
+    def abort_on_p(self, ticket_id: str, reason: str) -> None:
+        """The sender's owner ends it, and the receiver hears of it later."""
+        self.sending.pop(ticket_id, None)
+        self.commits.pop(ticket_id, None)
+        self.news.append(lambda: self.end_on_d(ticket_id, reason))
+
+    def end_on_d(self, ticket_id: str, reason: str) -> None:
+        """The ticket ends on the receiver."""
+        block_ids = self.open_tickets.pop(ticket_id, None)
+        if block_ids is not None:
+            self.news.append(lambda: self.fail_on_p(ticket_id))
+            self.d.workers.decode.ended(ticket_id, block_ids, reason)
+
+    def fail_on_p(self, ticket_id: str) -> None:
+        """The ticket ends on the sender, which its owner hears once."""
+        if ticket_id in self.sending:
+            self.sending.pop(ticket_id)
+            self.commits.pop(ticket_id, None)
+            self.p.workers.prefill.failed(ticket_id, HandoffFailed("over on the receiver"))
+
+    def deliver(self, ticket_id: str) -> None:
+        """A commit arrives, and its answer goes back."""
+        description, block_ids = self.commits.pop(ticket_id), self.open_tickets.pop(ticket_id, None)
+        if block_ids is None:
+            self.news.append(lambda: self.fail_on_p(ticket_id))
+            return
+        try:
+            self.d.workers.decode.committed(ticket_id, description, block_ids, 1)
+        except PdserveError as error:
+            self.d.workers.decode.ended(ticket_id, block_ids, str(error))
+            self.news.append(lambda: self.fail_on_p(ticket_id))
+        else:
+            self.news.append(lambda: self.ack(ticket_id))
+
+    def ack(self, ticket_id: str) -> None:
+        """The receiver's ack arrives."""
+        if ticket_id in self.sending:
+            self.sending.pop(ticket_id)
+            self.p.workers.prefill.acked(ticket_id, STATS)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SendingEnd:
+    """The link as P sees it."""
+
+    bytes_sent = 0
+
+    def __init__(self, link: Link) -> None:
+        self.begin, self.put, self.commit, self.abort = link.begin, link.put, link.commit, link.abort_on_p
+
+    def links(self) -> tuple[LinkStatus, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _told_of(event: Event) -> set[str]:
+    if isinstance(event, Step):
+        return {token.prompt_id for token in event.tokens} | {prompt_id for prompt_id, _ in event.times}
+    return {event.prompt_id} if isinstance(event, Reserved | Failed | Refused | HandedOff) else set()
