@@ -20,6 +20,7 @@ from engine.grammar.source import Kind, Source
 from engine.grammar.tokenizer_file import TokenizerFile
 from engine.grammar.walk import check_time, walk
 from engine.grammar.xgrammar_binding import load_binding
+from engine.grammar.xgrammar_schema import check_kept
 from wire.errors import InvalidGrammar
 
 _RAW = 0  # the vocabulary is bytes already
@@ -95,6 +96,7 @@ class XgrammarBackend:
             return compiler.compile_structural_tag(_with_format(json.loads(text)))
         if source.whitespace not in (None, ""):
             raise InvalidGrammar(f'xgrammar has no whitespace pattern but ""; {source.whitespace!r} needs llguidance')
+        check_kept(json.loads(text))
         blanks = source.whitespace is None
         separators, most = (None, _MOST_BLANKS) if blanks else ((",", ":"), None)
         return self._json_compiler.compile_json_schema(text, blanks, None, separators, False, most, False)
