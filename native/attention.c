@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 enum {
-    FEW_ROWS = 6,    /* up to here values are used once: no need to expand them first */
+    FEW_ROWS = 6,    /* up to here keys and values are used once: no need to lay them out first */
     CLAIMED_LATE = 4 /* items a thread */
 };
 
@@ -53,15 +53,17 @@ static struct tile tile_at(const struct walk *walk, int32_t start, int turn) {
     const int32_t *table = step->blocks + (sequence == 0 ? 0 : step->table_ends[sequence - 1]);
     const int64_t heads = layer->num_kv_heads, size = element_bytes(layer->pool_dtype);
     const int64_t key_bytes = heads * layer->key_dim * size, value_bytes = heads * layer->value_dim * size;
-    for (int32_t i = 0; i < TILE;) {
-        int32_t at = start + i > last ? last : start + i, offset = at % step->block_size;
-        int64_t slot = (int64_t)table[at / step->block_size] * step->block_size + offset;
+    int32_t at = start > last ? last : start, block = at / step->block_size, offset = at % step->block_size, i = 0;
+    for (; i < TILE && at <= last; block++, offset = 0) {
+        int64_t slot = (int64_t)table[block] * step->block_size + offset;
         int32_t run = step->block_size - offset;
         if (run > last - at + 1) run = last - at + 1;
         if (run > TILE - i) run = TILE - i;
+        at += run;
         for (int32_t end = i + run; i < end; i++, slot++)
             tile.keys[i] = slot * key_bytes, tile.values[i] = slot * value_bytes;
     }
+    for (; i < TILE; i++) tile.keys[i] = tile.keys[i - 1], tile.values[i] = tile.values[i - 1];
     return tile;
 }
 
@@ -98,6 +100,14 @@ static struct pool_rows rows_of(const struct walk *walk, const void *pool, int32
     return (struct pool_rows){(const char *)pool + (int64_t)head * bytes, offsets + first, bytes, count};
 }
 
+/* Return head `number` of the item's next tile, nothing where there is none. */
+static struct ahead ahead_of(const struct walk *walk, const struct tile *next, int32_t number) {
+    const struct attention_layer *layer = walk->attention->layer;
+    const int32_t wanted = next->keys == NULL ? 0 : TILE, head = next->head + number;
+    return (struct ahead){rows_of(walk, layer->keys, head, layer->key_dim, next->keys, 0, wanted),
+                          rows_of(walk, layer->values, head, layer->value_dim, next->values, 0, wanted)};
+}
+
 /* Bring head `number` of the item past one tile; meanwhile memory is asked for the next one. */
 static void take_tile(const struct walk *walk, const struct tile *tile, const struct tile *next, int32_t number,
                       const struct softmax *all, struct sight sight, int first) {
@@ -108,17 +118,20 @@ static void take_tile(const struct walk *walk, const struct tile *tile, const st
     const int32_t padded = attention->padded, rows = walk->rows, key_dim = layer->key_dim, dim = layer->value_dim;
     const int32_t count = walk->high - tile->start < TILE ? walk->high - tile->start : TILE;
     const int32_t skipped = walk->low > tile->start ? walk->low - tile->start : 0; /* of the values: unseen */
-    const int32_t columns = count <= kernel->lanes ? kernel->lanes : TILE, wanted = next->keys == NULL ? 0 : TILE;
-    const int32_t head = tile->head + number, next_head = next->head + number;
+    const int32_t unit = rows <= FEW_ROWS ? kernel->score_keys : kernel->lanes;
+    const int32_t columns = (count + unit - 1) / unit * unit, head = tile->head + number;
     const struct softmax state = {all->max + number * rows, all->sum + number * rows,
                                   all->output + (int64_t)number * rows * padded};
     const struct pool_rows keys = rows_of(walk, layer->keys, head, key_dim, tile->keys, 0, columns);
     const struct pool_rows values = rows_of(walk, layer->values, head, dim, tile->values, skipped, count - skipped);
-    struct ahead ahead = {rows_of(walk, layer->keys, next_head, key_dim, next->keys, 0, wanted),
-                          rows_of(walk, layer->values, next_head, dim, next->values, 0, wanted)};
+    struct ahead ahead = ahead_of(walk, next, number);
     const float *query = scratch->query + (int64_t)number * rows * key_dim, *weights = scratch->scores + skipped;
-    kernel->pack_keys(scratch->keys, keys, key_dim, layer->pool_dtype, &ahead);
-    kernel->product(scratch->scores, TILE, query, key_dim, scratch->keys, TILE, rows, columns, key_dim, 0, &ahead);
+    if (rows <= FEW_ROWS) {
+        kernel->score(scratch->scores, query, keys, key_dim, layer->pool_dtype, rows, &ahead);
+    } else {
+        kernel->pack_keys(scratch->keys, keys, key_dim, layer->pool_dtype, &ahead);
+        kernel->product(scratch->scores, TILE, query, key_dim, scratch->keys, TILE, rows, columns, key_dim, 0, &ahead);
+    }
     kernel->soften(scratch->scores, &state, sight, rows, padded, layer->softcap, first);
     if (rows <= FEW_ROWS && dim == padded) {
         kernel->product_in_place(state.output, padded, weights, TILE, values, layer->pool_dtype, rows, dim, !first,

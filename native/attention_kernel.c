@@ -44,6 +44,7 @@ static inline plain4 plain_select(plain4i mask, plain4 yes, plain4 no) {
 #define vec plain4
 #define LANES 4
 #define WIDE PLAIN_WIDE
+#define SIDE 1
 #define LOAD plain_load
 #define STORE plain_store
 #define SET(x) ((plain4){x, x, x, x})
@@ -70,6 +71,7 @@ static inline plain4 plain_select(plain4i mask, plain4 yes, plain4 no) {
 #define vec __m256
 #define LANES 8
 #define WIDE 2
+#define SIDE 1
 #define LOAD _mm256_loadu_ps
 #define STORE(at, v) _mm256_storeu_ps(at, v)
 #define SET _mm256_set1_ps
@@ -117,6 +119,7 @@ TARGET INLINE float largest_avx2(__m256 v) {
 #define vec __m512
 #define LANES 16
 #define WIDE 4
+#define SIDE 2
 #define LOAD _mm512_loadu_ps
 #define STORE(at, v) _mm512_storeu_ps(at, v)
 #define SET _mm512_set1_ps

@@ -58,7 +58,11 @@ static inline void fetch_row(struct ahead *ahead) {
 }
 
 struct attention_kernel {
-    int lanes;
+    int lanes, score_keys; /* `score` takes so many keys at once */
+    /* scores [rows][TILE] = query [rows][dim] x keys where they lie, up to six rows; the bits are those of pack_keys and
+     * product */
+    void (*score)(float *scores, const float *query, struct pool_rows keys, int dim, int dtype, int rows,
+                  struct ahead *ahead);
     /* to [dim][TILE] = the keys in `rows`, all of them; whole vectors */
     void (*pack_keys)(float *to, struct pool_rows rows, int dim, int dtype, struct ahead *ahead);
     /* to [count][padded] = the values in `rows`, 0 from `dim` on */

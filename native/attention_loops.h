@@ -2,6 +2,7 @@
  *
  *     ISA, TARGET             a suffix for names, the function attribute that allows the instructions
  *     vec, LANES              a vector of floats, how many it has
+ *     SIDE                    how many vectors of keys `score` turns at once
  *     WIDE                    how many vectors of columns `product` keeps in registers for each of six rows
  *     LOAD STORE SET FMA MAX SUM LARGEST
  *     WIDEN                   LANES bf16 numbers in memory as floats
@@ -62,6 +63,53 @@ TARGET static void NAME(pack_keys)(float *to, struct pool_rows rows, int dim, in
             }
         }
     }
+}
+
+/* `rows` and `halves` are constants where this is called: what is turned meets the queries while it is in registers. */
+TARGET INLINE void NAME(score_block)(float *scores, const float *query, const struct pool_rows keys, int dim,
+                                     const int rows, const int halves, struct ahead *ahead) {
+    for (int key = 0; key < keys.count; key += SIDE * LANES) {
+        vec sums[6][SIDE];
+        for (int r = 0; r < rows; r++)
+            for (int s = 0; s < SIDE; s++) sums[r][s] = SET(0.0f);
+        for (int k = 0; k < dim; k += halves ? 8 : 4) {
+            const char *at = keys.base + (halves ? 2 : 4) * k;
+            vec out[SIDE][4];
+            for (int s = 0; s < SIDE; s++) {
+                fetch_row(ahead), fetch_row(ahead);
+                TRANSPOSE(out[s], at, keys.offsets + key + s * LANES)
+            }
+            for (int i = 0; i < (halves ? 8 : 4); i++) {
+                vec column[SIDE];
+                for (int s = 0; s < SIDE; s++)
+                    column[s] = !halves ? out[s][i] : i % 2 ? HIGH_HALVES(out[s][i / 2]) : LOW_HALVES(out[s][i / 2]);
+                for (int r = 0; r < rows; r++)
+                    for (int s = 0; s < SIDE; s++) sums[r][s] = FMA(SET(query[r * dim + k + i]), column[s], sums[r][s]);
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int s = 0; s < SIDE; s++) STORE(scores + r * TILE + key + s * LANES, sums[r][s]);
+    }
+}
+
+TARGET INLINE void NAME(score_rows)(float *scores, const float *query, const struct pool_rows keys, int dim, int rows,
+                                    const int halves, struct ahead *ahead) {
+    switch (rows) {
+        case 1: NAME(score_block)(scores, query, keys, dim, 1, halves, ahead); break;
+        case 2: NAME(score_block)(scores, query, keys, dim, 2, halves, ahead); break;
+        case 3: NAME(score_block)(scores, query, keys, dim, 3, halves, ahead); break;
+        case 4: NAME(score_block)(scores, query, keys, dim, 4, halves, ahead); break;
+        case 5: NAME(score_block)(scores, query, keys, dim, 5, halves, ahead); break;
+        case 6: NAME(score_block)(scores, query, keys, dim, 6, halves, ahead); break;
+    }
+}
+
+TARGET static void NAME(score)(float *scores, const float *query, struct pool_rows keys, int dim, int dtype, int rows,
+                               struct ahead *ahead) {
+    if (dtype == ATTENTION_BF16)
+        NAME(score_rows)(scores, query, keys, dim, rows, 1, ahead);
+    else
+        NAME(score_rows)(scores, query, keys, dim, rows, 0, ahead);
 }
 
 TARGET static void NAME(expand_values)(float *to, struct pool_rows rows, int dim, int padded, int dtype) {
@@ -217,7 +265,7 @@ TARGET static void NAME(load_query)(float *to, const void *from, int dtype, int 
 }
 
 static const struct attention_kernel NAME(kernel) = {
-    LANES,        NAME(pack_keys), NAME(expand_values), NAME(product), NAME(product_in_place),
+    LANES, SIDE * LANES, NAME(score), NAME(pack_keys), NAME(expand_values), NAME(product), NAME(product_in_place),
     NAME(soften), NAME(merge),     NAME(finish),        NAME(load_query),
 };
 
@@ -226,6 +274,7 @@ static const struct attention_kernel NAME(kernel) = {
 #undef vec
 #undef LANES
 #undef WIDE
+#undef SIDE
 #undef LOAD
 #undef STORE
 #undef SET

@@ -1,0 +1,49 @@
+"""Few rows are scored where the keys lie, many from a copy that is laid out first: the bits are the same."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.native import NativeAttention
+from native.cache import NoNative
+from native.engine_library import EngineLibrary, build_engine
+from tests.engine.attention_case import Sequence, Shape, case_of, random_sequence
+
+_OPTIONS = AttentionOptions(0.2, softcap=20.0)
+_LENGTH = 209  # a tile that is full, one of few keys, and one that half of the vectors fill
+
+
+@pytest.fixture(scope="module")
+def library() -> EngineLibrary:
+    try:
+        return build_engine()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native kernels here: {error}")
+
+
+@pytest.fixture(scope="module", params=["plain", "avx2", "avx512"])
+def backend(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator[NativeAttention]:
+    if request.param not in library.isas:
+        pytest.skip(f"this CPU has no {request.param}")
+    with library.threads(2, isa=str(request.param)) as threads:
+        yield NativeAttention(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group", range(1, 8))
+def test_a_token_alone_has_the_bits_of_a_chunk(backend: NativeAttention, group: int, dtype: torch.dtype) -> None:
+    shape = Shape(2 * group, 2, 40, 48, block_size=7, dtype=dtype, pool_dtype=dtype)
+    sequence = random_sequence(0, _LENGTH, shape, seed=group)
+
+    chunk = case_of([sequence], shape).run(backend, _OPTIONS)
+
+    for position in (0, 16, 63, 80, 128, 208):
+        end = position + 1
+        newest = Sequence(position, sequence.query[:, :end], sequence.keys[:, :end], sequence.values[:, :end])
+        case = case_of([newest], shape)
+        alone = case.run(backend, _OPTIONS)
+        assert torch.equal(alone[0], chunk[position])
+        rounding = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(alone.float(), case.expected(_OPTIONS), rtol=rounding, atol=rounding)
