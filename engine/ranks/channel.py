@@ -4,6 +4,7 @@ message | kind, length: 32-bit little-endian | payload |     descriptors travel 
 """
 
 import os
+import select
 import socket
 import struct
 import time
@@ -56,6 +57,12 @@ class Channel:
             raise TimeoutError(f"a message was not taken within {timeout_s:g} s") from None
         except OSError as error:
             raise ChannelClosed(f"the other end is gone: {error}") from error
+
+    def has_more(self, timeout_s: float) -> bool:
+        """Whether a message, or the news that the other end is gone, comes within the time."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def receive(self, timeout_s: float | None) -> Message:
         """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for what is no message.

@@ -35,6 +35,8 @@ _START_S = 30.0
 _VERDICT_S = 1.0  # between a broken connection and the news that its process ended
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
+_LOOK_S = 0.5
+_STOPPED = "is stopped by a signal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,11 @@ class Team:
     def receive(self, rank: int, kind: Kind, timeout_s: float) -> Message:
         """Return a rank's next message, of this kind. Raises its error, or InstanceLost where it ended or is late."""
         child = self._children[rank - 1]
+        self._wait(child, kind, timeout_s)
         try:
-            message = child.channel.receive(timeout_s)
+            message = child.channel.receive(_SAY_S)
         except TimeoutError as error:
-            raise self._fail(f"{child} said nothing for {timeout_s:g} s, {kind.name} was due") from error
+            raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was due") from error
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
         if message.kind == Kind.FAILED:
@@ -90,6 +93,21 @@ class Team:
         if message.kind != kind:
             raise self._fail(f"{child} said {message.kind.name} where {kind.name} was due")
         return message
+
+    def _wait(self, child: _Child, kind: Kind, timeout_s: float) -> None:
+        """Wait until a rank says something or ends. Raises InstanceLost when it is late, or stopped for a step's time.
+
+        Weights may take half an hour to load; a process that a signal stopped does not load any.
+        """
+        began = going = time.monotonic()
+        while not child.channel.has_more(min(_LOOK_S, timeout_s)):
+            now = time.monotonic()
+            if now - began >= timeout_s:
+                raise self._fail(f"{child} said nothing for {timeout_s:g} s, {kind.name} was due")
+            if _state(child) != _STOPPED:
+                going = now
+            elif now - going >= child.setup.step_s:
+                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, {kind.name} was due")
 
     def tell(self, rank: int, kind: Kind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one rank a message. Raises InstanceLost."""
@@ -218,7 +236,7 @@ def _state(child: _Child) -> str:
     with contextlib.suppress(OSError, IndexError):
         stat = Path(f"/proc/{child.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         if stat.rpartition(")")[2].split()[0] in "Tt":
-            return "is stopped by a signal"
+            return _STOPPED
     return "is stuck"
 
 
