@@ -111,6 +111,12 @@ class Books:
         self.give_prefill(prompt_id, num_tokens)
         self._given[prompt_id] = _Given(receiver, -(-num_tokens // self._block_size), sequences)
 
+    def put_off(self, prompt_id: str) -> None:
+        """The prompt waits for something else: until it is given again, its step and its room here are for others."""
+        self._drop_tokens(prompt_id)
+        self._given.pop(prompt_id, None)
+        self._changed()
+
     def prefill_sent(self, prompt_id: str) -> None:
         """The command is on its way."""
         if prompt_id in self._unsent:

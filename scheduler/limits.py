@@ -11,7 +11,8 @@ class ControlLimits:
     is stuck when its progress mark is older than `progress_s`: both within 10 s, a heartbeat's delay included. Retries
     under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
     `retry_window_s`. A reservation takes `reserve_s` at most, and `grammar_s` more where a grammar is compiled for it,
-    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s).
+    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
+    have the prefill instance's next step.
     """
 
     max_queued_requests: int = 1000
@@ -32,6 +33,7 @@ class ControlLimits:
     refused_retry_s: float = 10.0
     reserve_s: float = 5.0
     grammar_s: float = 50.0
+    put_off_s: float = 0.1
     settle_s: float = 2.0
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0

@@ -5,7 +5,8 @@ reserve on D --ticket--> prefill on P --first tokens--> client
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from scheduler.inbox import Arrival, Lost, PromptStep, Work
 from scheduler.instances import Instance
@@ -52,9 +53,28 @@ class HandoffPath:
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._reserve(prompt, on_decode)
+                with self._put_off(prompt) if compiles else nullcontext():
+                    return await self._reserve(prompt, on_decode)
         except TimeoutError:
             raise HandoffFailed(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
+
+    @contextmanager
+    def _put_off(self, prompt: PromptRun) -> Iterator[None]:
+        """While a grammar is compiled for long, others may have the prefill instance's next step."""
+        books, facts, is_put_off = self._prefill.books, prompt.facts, False
+
+        def put_off() -> None:
+            nonlocal is_put_off
+            is_put_off = True
+            books.put_off(prompt.prompt_id)
+
+        timer = asyncio.get_running_loop().call_later(self._limits.put_off_s, put_off)
+        try:
+            yield
+            if is_put_off:
+                books.give_to_hand_off(prompt.prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
+        finally:
+            timer.cancel()
 
     async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
         prompt.enter(f"reserving blocks on {self._decode}")

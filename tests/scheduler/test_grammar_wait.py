@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.errors import HandoffFailed
@@ -15,10 +16,21 @@ _COMPILES_S = 40.0
 
 
 class Compiling(FakeInstance):
-    """Answers a reservation only after some time, while it lives and works as ever."""
+    """Answers a reservation with a grammar, or `every` one, only after some time, while it works as ever."""
+
+    every = False
 
     def _reserve(self, state: PromptState) -> None:
-        asyncio.get_running_loop().call_later(_COMPILES_S, super()._reserve, state)
+        if self.every or state.params.structured is not None:
+            asyncio.get_running_loop().call_later(_COMPILES_S, super()._reserve, state)
+        else:
+            super()._reserve(state)
+
+
+class Slow(Compiling):
+    """Takes as long for every reservation."""
+
+    every = True
 
 
 def _cluster() -> FakeCluster:
@@ -39,7 +51,31 @@ async def test_a_prompt_whose_grammar_waits_to_be_compiled_is_served() -> None:
 
 
 @virtual
-async def test_a_prompt_without_a_grammar_is_answered_in_time_or_fails() -> None:
+async def test_others_have_their_turn_meanwhile() -> None:
+    """A step of the fakes is of 32 prompt tokens, so one of these prompts takes the whole of the next one."""
     async with _cluster().serving() as cluster:
+        loop, start = asyncio.get_running_loop(), cluster.control.dispatch.start
+        wishes = [StructuredOutput("regex", f"a{number}") for number in range(6)]
+        compiling = [
+            asyncio.create_task(collect(start(request(PROMPT, limits_s=(120.0, 10.0), structured=wish))))
+            for wish in wishes
+        ]
+        await asyncio.sleep(0)
+        began = loop.time()
+
+        answer = await collect(start(request(PROMPT)))
+
+        assert answer.tokens[0, 0] == expected(PROMPT, 4)
+        assert loop.time() - began < 6 * ControlLimits().put_off_s + 0.5
+        assert [(await one).tokens[0, 0] for one in compiling] == [expected(PROMPT, 4)] * 6
+        assert loop.time() - began < 2 * _COMPILES_S
+        assert [instance.books.outstanding_tokens for instance in cluster.control.registry.living()] == [0, 0]
+
+
+@virtual
+async def test_a_prompt_without_a_grammar_is_answered_in_time_or_fails() -> None:
+    cluster = _cluster()
+    cluster.kind = Slow
+    async with cluster.serving():
         with pytest.raises(HandoffFailed, match="did not answer a reservation within 5 s"):
             await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(120.0, 10.0))))
