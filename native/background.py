@@ -1,4 +1,4 @@
-"""A build in the background: a child that compiles at low priority, and ends when its parent does.
+"""A build in the background: a child whose compilers have low priority, and which ends when its parent does.
 
 parent                          child (native/build_child.py)
 ---- stdin: nothing but its end -->  that end stops the build: no compiler, no draft is left
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 BACKGROUND_TIMEOUT_S = 900.0
-"""Whoever has the lowest priority may be waiting long for a core."""
+"""Who stands back may be waiting long for a core."""
 _ROOT = str(Path(__file__).parents[1])
 _GRACE_S = 10.0
 _SAID_MAX = 2000
@@ -68,6 +68,6 @@ def start_build(name: str, lock_fd: int, environ: Mapping[str, str], told: Told)
     ours = os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH"))))  # it builds these sources, no others
     process = subprocess.Popen(  # noqa: S603  our own interpreter and module
         command, env={**environ, "PYTHONPATH": ours}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, pass_fds=(lock_fd,), start_new_session=True, cwd=os.sep,
+        stderr=subprocess.STDOUT, pass_fds=(lock_fd,), process_group=0, cwd=os.sep,
     )  # fmt: skip
     return Build(process, told)

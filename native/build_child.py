@@ -1,19 +1,19 @@
 """`python -m native.build_child NAME LOCK`: the child of native/background.py, which says how it is spoken to."""
 
-import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from native.background import BACKGROUND_TIMEOUT_S
 from native.builder import build_locked
 from native.cache import BuildStopped, NoNative
+from native.jobs import Limits
 from native.libraries import RECIPES
 from native.termination import unwind_on_sigterm
 
-_LOWEST = 19
+_NICE = 15  # a 28th of what a busy instance gets: it is not held up, and the build still ends
 _STDIN = 0
 
 
@@ -22,22 +22,15 @@ def main(argv: Sequence[str]) -> int:
     name, _lock = argv  # the descriptor is ours as long as we live
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     unwind_on_sigterm()
-    _stand_back()
+    limits = Limits(time.monotonic() + BACKGROUND_TIMEOUT_S, stop_fd=_STDIN, nice=_NICE)
     try:
-        build_locked(RECIPES[name], os.environ, timeout_s=BACKGROUND_TIMEOUT_S, stop_fd=_STDIN)
+        build_locked(RECIPES[name], os.environ, limits)
     except BuildStopped:
         return 1
     except (NoNative, OSError) as error:
         sys.stdout.write(f"{error}\n")
         return 1
     return 0
-
-
-def _stand_back() -> None:
-    """Leave the cores to whoever wants them, in this session and, where the kernel groups by sessions, in others."""
-    os.nice(_LOWEST)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_LOWEST))
 
 
 if __name__ == "__main__":

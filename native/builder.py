@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 from native.background import Build, start_build
 from native.cache import BuildFailed, NoNative, building, draft_folder, is_ours, library_folder, replace_whole, try_lock
 from native.compiler import Compiler, find_compiler
+from native.jobs import Limits
 from native.recipe import Recipe
 
 VARIABLE = "PDSERVE_NATIVE"
@@ -76,14 +77,14 @@ def build_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: f
         return library
     try:
         with building(place.folder, recipe.name, deadline):
-            return place.build(environ, deadline)
+            return place.build(environ, Limits(deadline))
     except OSError as error:
         raise NoNative(f"{place.folder} cannot be written: {error}") from error
 
 
-def build_locked(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float, stop_fd: int) -> T:
-    """Do what build_library does for a caller that holds the lock, until `stop_fd` speaks. Raises NoNative, OSError."""
-    return _Place.of(recipe, environ).build(environ, time.monotonic() + timeout_s, stop_fd)
+def build_locked(recipe: Recipe[T], environ: Mapping[str, str], limits: Limits) -> T:
+    """Do what build_library does, for a caller that holds the lock. Raises NoNative, OSError."""
+    return _Place.of(recipe, environ).build(environ, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class _Place(Generic[T]):
             raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
         return None
 
-    def build(self, environ: Mapping[str, str], deadline: float, stop_fd: int | None = None) -> T:
+    def build(self, environ: Mapping[str, str], limits: Limits) -> T:
         """Build and open it; the lock is ours. Raises NoNative, OSError."""
         assert self.compiler is not None
         assert self.path is not None
@@ -128,7 +129,7 @@ class _Place(Generic[T]):
         with draft_folder(self.folder, self.recipe.name) as folder:
             draft = folder / self.path.name
             try:
-                self.compiler.build(self.recipe, draft, environ=environ, deadline=deadline, stop_fd=stop_fd)
+                self.compiler.build(self.recipe, draft, environ=environ, limits=limits)
                 draft.chmod(0o700)
                 self._check(draft)
             except BuildFailed as error:

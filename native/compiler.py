@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from native.cache import BuildFailed, NoNative
-from native.jobs import run_jobs
+from native.jobs import Limits, run_jobs
 
 FLAGS = ("-std=c11", "-O3", "-fPIC")  # never -march=native: a cache may be shared by unlike machines
 
@@ -36,9 +36,7 @@ class Compiler:
     command: tuple[str, ...]
     stamp: str
 
-    def build(
-        self, parts: Parts, target: Path, *, environ: Mapping[str, str], deadline: float, stop_fd: int | None = None
-    ) -> None:
+    def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], limits: Limits) -> None:
         """Compile the sources, one process a core, and link them into `target`; other files lie beside it.
 
         Raises BuildFailed, with what the compiler said, NoNative and BuildStopped as run_jobs does.
@@ -53,7 +51,7 @@ class Compiler:
             [[*start, "-shared", "-o", str(target), *objects, *parts.libraries]],
         ):
             cores = len(os.sched_getaffinity(0))
-            run_jobs(commands, child_environ, at_once=cores, deadline=deadline, stop_fd=stop_fd)
+            run_jobs(commands, child_environ, at_once=cores, limits=limits)
         if not target.exists():
             raise BuildFailed(f"{shlex.join(self.command)} ended with 0 and made nothing")
 

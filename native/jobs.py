@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from native.cache import BuildFailed, BuildStopped, NoNative
 
@@ -15,37 +16,51 @@ _READ_BYTES = 4096
 _SAID_MAX = 300
 
 
-def run_jobs(
-    commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, at_once: int, deadline: float,
-    stop_fd: int | None = None,
-) -> None:  # fmt: skip
-    """Run the commands, `at_once` at a time; they read nothing. `deadline` is of time.monotonic().
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long commands may run, and at what cost to others.
+
+    `deadline` is of time.monotonic(). They end once `stop_fd` can be read or is at its end. `nice` is their niceness.
+    """
+
+    deadline: float
+    stop_fd: int | None = None
+    nice: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, at_once: int, limits: Limits) -> None:
+    """Run the commands, `at_once` at a time; they read nothing.
 
     Raises BuildFailed with what the first that failed had said, NoNative for one that is late or cannot be run, and
-    BuildStopped once `stop_fd` can be read or is at its end. Their processes are killed before.
+    BuildStopped. Their processes are killed before.
     """
     waiting, running = list(reversed(list(commands))), set[_Job]()
     with selectors.DefaultSelector() as selector:
-        if stop_fd is not None:
-            selector.register(stop_fd, selectors.EVENT_READ)
+        if limits.stop_fd is not None:
+            selector.register(limits.stop_fd, selectors.EVENT_READ)
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
-                    job = _Job(waiting.pop(), environ)
+                    job = _Job(waiting.pop(), environ, limits.nice)
                     running.add(job)
                     selector.register(job.output, selectors.EVENT_READ, job)
-                for job in _ready(selector, running, deadline):
+                for job in _ready(selector, running, limits):
                     selector.unregister(job.output)
-                    job.finish(deadline)
+                    job.finish(limits)
                     running.remove(job)
         finally:
             for job in running:
                 job.kill()
 
 
-def _ready(selector: selectors.BaseSelector, running: "set[_Job]", deadline: float) -> "list[_Job]":
+def _ready(selector: selectors.BaseSelector, running: "set[_Job]", limits: Limits) -> "list[_Job]":
     """Wait until something is said; return the jobs that will say no more."""
-    found = selector.select(max(0.0, deadline - time.monotonic()))
+    found = selector.select(limits.left_s)
     if not found:
         late = ", ".join(sorted({job.program for job in running}))
         raise NoNative(f"{late} did not end within its time")
@@ -58,7 +73,7 @@ def _ready(selector: selectors.BaseSelector, running: "set[_Job]", deadline: flo
 class _Job:
     """One process, in a group of its own: a compiler is several."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], nice: int) -> None:
         self.program, self._said = shlex.join(command[:1]), b""
         try:
             self._process = subprocess.Popen(  # noqa: S603  the user's own compiler on our own source
@@ -67,6 +82,9 @@ class _Job:
             )  # fmt: skip
         except OSError as error:
             raise NoNative(f"{command[0]} cannot be run: {error}") from error
+        if nice:
+            with contextlib.suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PGRP, self._process.pid, nice)
         assert self._process.stdout is not None
         self.output = self._process.stdout
 
@@ -76,10 +94,10 @@ class _Job:
         self._said = (self._said + said)[:_READ_BYTES]
         return bool(said)
 
-    def finish(self, deadline: float) -> None:
+    def finish(self, limits: Limits) -> None:
         """Wait for its end, which is near. Raises BuildFailed, NoNative."""
         try:
-            code = self._process.wait(max(0.0, deadline - time.monotonic()))
+            code = self._process.wait(limits.left_s)
         except subprocess.TimeoutExpired as error:
             raise NoNative(f"{self.program} did not end within its time") from error
         self.output.close()

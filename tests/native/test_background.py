@@ -146,14 +146,15 @@ def test_a_build_that_is_told_to_stop_stops(environ: dict[str, str], tmp_path: P
     assert nothing_is_left(environ)
 
 
-def test_a_build_has_the_lowest_priority(environ: dict[str, str], tmp_path: Path) -> None:
-    environ["CC"] = script(tmp_path, "nice-cc", f'nice >"{tmp_path}/nice"; exit 1')
+def test_a_build_has_a_low_priority(environ: dict[str, str], tmp_path: Path) -> None:
+    wait = "until [ $(nice) = 15 ]; do :; done"  # its group is told just after it has begun
+    environ["CC"] = script(tmp_path, "nice-cc", f'{wait}; nice >"{tmp_path}/nice"; exit 1')
 
     found = find_library(RECIPE, environ)
 
     assert found.build is not None
     assert found.build.wait(_WAIT_S)
-    assert (tmp_path / "nice").read_text() == "19\n"
+    assert (tmp_path / "nice").read_text() == "15\n"
 
 
 def test_a_build_that_failed_is_not_tried_at_each_start(

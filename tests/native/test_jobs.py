@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from native.cache import BuildFailed, BuildStopped, NoNative
-from native.jobs import run_jobs
+from native.jobs import Limits, run_jobs
 
 _LONG_S = 60.0
 _ENVIRON = {"PATH": os.environ["PATH"]}
@@ -20,8 +20,8 @@ def shell(text: str) -> list[str]:
 
 
 def run(*texts: str, at_once: int = 2, timeout_s: float = _LONG_S, stop_fd: int | None = None) -> None:
-    deadline = time.monotonic() + timeout_s
-    run_jobs(map(shell, texts), _ENVIRON, at_once=at_once, deadline=deadline, stop_fd=stop_fd)
+    limits = Limits(time.monotonic() + timeout_s, stop_fd)
+    run_jobs(map(shell, texts), _ENVIRON, at_once=at_once, limits=limits)
 
 
 @pytest.fixture

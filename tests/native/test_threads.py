@@ -202,8 +202,8 @@ def _alone(folder: Path) -> str:
     if compiler is None:
         pytest.skip("missing tool: a C compiler")
     source, program = Path(__file__).with_name("threads_alone.c"), folder / "alone"
-    flags = ["-std=c11", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-Werror", "-Wall", "-Wextra", "-pthread", "-I", str(FOLDER)]
-    command = [*compiler.command, *flags, "-o", str(program), str(source)]
+    strict = ["-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
+    command = [*compiler.command, "-std=c11", *strict, "-pthread", "-I", str(FOLDER), "-o", str(program), str(source)]
     subprocess.run(command, check=True, timeout=60)
     return subprocess.run([program], check=True, timeout=60, capture_output=True, text=True).stdout
 
