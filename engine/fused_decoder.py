@@ -78,7 +78,7 @@ class FusedDecoder:
 
         They are valid until the next call.
         """
-        self.run_layers(metadata, layer_done)
+        self._run_layers(metadata, layer_done)
         return self.logits(metadata.sample_rows)
 
     def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
@@ -86,8 +86,13 @@ class FusedDecoder:
 
         `layer_done(layer)` is called as each layer's KV is written, before its attention.
         """
+        num_rows = self._run_layers(metadata, layer_done)
+        return self._memory.x[:num_rows, : self._weights.sizes.hidden]
+
+    def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> int:
+        """Compute the layers; return the number of the step's rows."""
         num_rows = self._begin(metadata)
-        self._embed(metadata.token_ids[0])
+        self._embed(metadata.token_ids, num_rows)
         attention = self._plan(metadata)
         with self._memory.telling(layer_done):
             for segment in self._segments:
@@ -98,7 +103,7 @@ class FusedDecoder:
                     self._attend(attention, segment.layer, num_rows)
                 if self._reduce is not None and segment.reduces:
                     self._reduce(self._memory.partial[:num_rows])
-        return self._memory.x[:num_rows, : self._weights.sizes.hidden]
+        return num_rows
 
     @property
     def rows(self) -> torch.Tensor:
@@ -159,16 +164,16 @@ class FusedDecoder:
         self._memory.step.sequences = address(self._sequences)
         return None
 
-    def _embed(self, tokens: torch.Tensor) -> None:
-        weights, x = self._weights, self._memory.x
+    def _embed(self, tokens: torch.Tensor, num_rows: int) -> None:
+        weights, x, step = self._weights, self._memory.x, self._memory.step
         if weights.sizes.hidden % PANEL:  # what a step before left there, NaN say, must not reach this one
-            x[: len(tokens), weights.sizes.hidden :] = 0
+            x[:num_rows, weights.sizes.hidden :] = 0
         if weights.embedding is not None:
-            x[: len(tokens), : weights.sizes.hidden] = embedding(tokens, weights.embedding)
+            x[:num_rows, : weights.sizes.hidden] = embedding(tokens[0], weights.embedding)
             return
         fault = weights.functions.embed(
-            weights.threads.address, address(weights.decoder.head), tokens.data_ptr(), len(tokens), x.data_ptr(),
-            x.stride(0),
+            weights.threads.address, address(weights.decoder.head), tokens.data_ptr(), num_rows, step.x,
+            step.hidden_stride,
         )  # fmt: skip
         if fault:
             outside = tokens[(tokens < 0) | (tokens >= weights.vocab_size)]

@@ -69,24 +69,26 @@ def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tenso
 def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
     if not rows:
         return Sampled([])
-    tokens = _best(scores)
-    values = scores.gather(1, tokens[:, None]).squeeze(1)
+    token_ids, best = _best(scores)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if len(drawn) == len(rows):
-        tokens = _draw(scores.float(), rows)
-    elif drawn:
-        tokens[drawn] = _draw(scores[drawn].float(), [rows[i] for i in drawn])
-    return Sampled(tokens.tolist(), _failures(values.tolist(), rows))
+    if drawn:
+        tokens = _draw(_pick(scores, drawn).float(), [rows[i] for i in drawn])
+        for i, token_id in zip(drawn, tokens.tolist(), strict=True):
+            token_ids[i] = token_id
+    return Sampled(token_ids, _failures(best, rows))
 
 
-def _best(scores: torch.Tensor) -> torch.Tensor:
-    """Return each row's best token, [num_rows] int64; of a row with NaN the first of those.
+def _best(scores: torch.Tensor) -> tuple[list[int], list[float]]:
+    """Return each row's best token and its score; of a row with NaN the first of those.
 
     On CPU by numpy: 0.5 ms where torch takes 3.4 (64 rows of 49,152, one thread).
     """
     if scores.device.type == "cpu" and scores.dtype == torch.float32:
-        return torch.from_numpy(scores.numpy().argmax(axis=-1))
-    return scores.argmax(dim=-1)
+        values = scores.numpy()
+        places = values.argmax(axis=-1)
+        return places.tolist(), values[np.arange(len(values)), places].tolist()
+    tokens = scores.argmax(dim=-1)
+    return tokens.tolist(), scores.gather(1, tokens[:, None]).squeeze(1).tolist()
 
 
 def _failures(best: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:

@@ -64,10 +64,10 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
         block_size=block_size,
         sequences=sequences,
         packed=PackedStep(_int32(query_ends), _int32(kv_lengths), _int32(table_ends), blocks, _int32(slots)),
-        token_ids=torch.from_numpy(_integers(batch.token_ids)).to(device).unsqueeze(0),
-        positions=torch.from_numpy(positions).to(device).unsqueeze(0),
-        slots=torch.from_numpy(slots).to(device),
-        sample_rows=torch.from_numpy(_integers([sample.row for sample in batch.samples])).to(device),
+        token_ids=_tensor(_integers(batch.token_ids).reshape(1, -1), device),
+        positions=_tensor(positions.reshape(1, -1), device),
+        slots=_tensor(slots, device),
+        sample_rows=_tensor(_integers([sample.row for sample in batch.samples]), device),
     )
 
 
@@ -82,6 +82,11 @@ def _check(num_ids: int, num_tokens: int, kv_lengths: _Integers, sizes: _Integer
 
 def _integers(values: Sequence[int]) -> _Integers:
     return np.array(values, np.int64)
+
+
+def _tensor(values: _Integers, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _int32(values: _Integers) -> "array[int]":

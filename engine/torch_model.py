@@ -91,13 +91,16 @@ class TorchModel:
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
         with self._head.keeping(wanted=bool(batch.scores or batch.pools)):
-            logits = self.logits(batch, layer_done)
+            logits = self._logits(batch, layer_done)
         pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
         return DoneStep(make_output(logits, batch, self._scored(batch), pooled))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
         """Compute one step and return the logits of its sampled rows, [num_samples, vocab_size], until the next."""
+        return self._logits(batch, layer_done)
+
+    def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
