@@ -211,6 +211,7 @@ class TicketTable:
             except HandoffFailed as error:
                 self._end(ticket, str(error))
         if self._suspects.comes_again(frame.ticket_id, link, frame.number):
+            _log.warning("kv_frame_corrupt", ticket=frame.ticket_id, frame=frame.number)
             self.count(corrupt_frames=1)
         if ticket is not None and verdict is Verdict.MOVE:
             self._move(ticket, frame, link, inlet)
@@ -247,7 +248,7 @@ class TicketTable:
             self._end(ticket, str(error))
             return
         if progress is Progress.REPEAT:
-            _log.warning("kv_frame_corrupt", ticket=ticket.ticket_id, frame=frame.number)
+            _log.info("kv_frame_asked_again", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
         elif progress is Progress.OVER:
             self.count(dropped_frames=1)
