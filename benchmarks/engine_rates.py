@@ -1,6 +1,6 @@
 """Rates of one engine, beside the machine's floors and, with --peer vllm, in turn with vLLM: `pdserve bench engine`.
 
-python benchmarks/engine.py --help
+python benchmarks/engine_rates.py --help
 """
 
 import sys
