@@ -132,15 +132,16 @@ static void take_tile(const struct walk *walk, const struct tile *tile, const st
         kernel->pack_keys(scratch->keys, keys, key_dim, layer->pool_dtype, &ahead);
         kernel->product(scratch->scores, TILE, query, key_dim, scratch->keys, TILE, rows, columns, key_dim, 0, &ahead);
     }
-    kernel->soften(scratch->scores, &state, sight, rows, padded, layer->softcap, first);
+    kernel->soften(scratch->scores, &state, sight, rows, padded, layer->softcap, first, &ahead);
     if (rows <= FEW_ROWS && dim == padded) {
         kernel->product_in_place(state.output, padded, weights, TILE, values, layer->pool_dtype, rows, dim, !first,
                                  &ahead);
-        return;
+    } else {
+        kernel->expand_values(scratch->values, values, dim, padded, layer->pool_dtype);
+        kernel->product(state.output, padded, weights, TILE, scratch->values, padded, rows, padded, values.count,
+                        !first, &ahead);
     }
-    kernel->expand_values(scratch->values, values, dim, padded, layer->pool_dtype);
-    kernel->product(state.output, padded, weights, TILE, scratch->values, padded, rows, padded, values.count, !first,
-                    &ahead);
+    while (fetch_row(&ahead)) continue; /* what a tile of few keys gave no time for */
 }
 
 /* Fill `state` with the softmax of one partition, all heads of the item. */

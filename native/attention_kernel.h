@@ -7,7 +7,10 @@
 
 #include "attention.h"
 
-enum { TILE = 64 }; /* keys taken at once */
+enum {
+    TILE = 64,        /* keys taken at once */
+    FETCHED_A_ROW = 6 /* rows of the next tile that are asked for beside the softmax of one row */
+};
 
 /* What the right factor of a product is: floats in rows one after another, or numbers of a dtype anywhere. */
 enum right_kind { RIGHT_MATRIX, RIGHT_F32, RIGHT_BF16 };
@@ -50,11 +53,13 @@ struct ahead {
     struct pool_rows keys, values;
 };
 
-static inline void fetch_row(struct ahead *ahead) {
+/* Ask for one more row; return 0 where none is left. */
+static inline int fetch_row(struct ahead *ahead) {
     struct pool_rows *rows = ahead->keys.count > 0 ? &ahead->keys : &ahead->values;
-    if (rows->count == 0) return;
+    if (rows->count == 0) return 0;
     const char *row = rows->base + rows->offsets[--rows->count];
     for (int32_t at = 0; at < rows->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    return 1;
 }
 
 struct attention_kernel {
@@ -75,7 +80,7 @@ struct attention_kernel {
                              int rows, int dim, int add, struct ahead *ahead);
     /* scores [rows][TILE] -> exp(score - max), 0 where a row sees nothing; `state` is brought to the new max */
     void (*soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded, float softcap,
-                   int first);
+                   int first, struct ahead *ahead);
     /* state = state and then part, row by row */
     void (*merge)(const struct softmax *state, const struct softmax *part, int rows, int padded);
     /* to [dim] of `dtype` = output / sum of row `row`; the sink, if there is one, is part of the sum */

@@ -76,7 +76,8 @@ TARGET INLINE void NAME(score_block)(float *scores, const float *query, const st
             const char *at = keys.base + (halves ? 2 : 4) * k;
             vec out[SIDE][4];
             for (int s = 0; s < SIDE; s++) {
-                fetch_row(ahead), fetch_row(ahead);
+                fetch_row(ahead);
+                if (s == 0) fetch_row(ahead);
                 TRANSPOSE(out[s], at, keys.offsets + key + s * LANES)
             }
             for (int i = 0; i < (halves ? 8 : 4); i++) {
@@ -210,8 +211,9 @@ TARGET INLINE float NAME(largest_seen)(float *scores, int low, int high, float s
 }
 
 TARGET static void NAME(soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded,
-                                float softcap, int first) {
+                                float softcap, int first, struct ahead *ahead) {
     for (int r = 0; r < rows; r++, scores += TILE) {
+        for (int i = 0; i < FETCHED_A_ROW && fetch_row(ahead); i++) continue;
         float largest = NAME(largest_seen)(scores, sight.low[r], sight.high[r], softcap);
         float before = first ? -INFINITY : state->max[r];
         if (before > largest) largest = before;
