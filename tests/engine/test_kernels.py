@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from engine.dtypes import read_cpu_flags
 from engine.loader import LoadedModel, load_model
+from engine.ranks.part import load_part
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankSetup
 from native.cache import NoNative, building, library_folder
 from native.engine_library import build_engine
 from tests.engine.tiny_models import make_tiny_model
@@ -42,6 +45,13 @@ def held_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PDSERVE_NATIVE", raising=False)
     return tmp_path / "go"
+
+
+def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:
+    setup = RankSetup(str(llama), "bfloat16", 0, 2, 16, "auto", None, (), 1, 10.0, is_native=False)
+
+    assert load_part(setup, Reduce()).threads is None  # though the kernels may be there by now
+    assert RankSetup.from_json(setup.to_json()) == setup
 
 
 def load(path: Path) -> LoadedModel:
