@@ -33,16 +33,6 @@ class Build:
         self._thread = threading.Thread(target=self._watch, name="native-build", daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int:
-        """The child process."""
-        return self._process.pid
-
-    def stop(self) -> None:
-        """Tell the child to end; `wait` says when it has."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
     def wait(self, timeout_s: float) -> bool:
         """Return whether the build has ended, well or not, and was told of, within the time."""
         self._thread.join(timeout_s)

@@ -132,20 +132,6 @@ def test_a_build_that_is_ended_leaves_nothing(
     assert nothing_is_left(environ)
 
 
-def test_a_build_that_is_told_to_stop_stops(environ: dict[str, str], tmp_path: Path, endless_cc: str) -> None:
-    environ["CC"] = endless_cc
-    found = find_library(RECIPE, environ)
-    with (tmp_path / "alive").open("rb") as alive:
-        (tmp_path / "runs").read_bytes()
-        assert found.build is not None
-
-        found.build.stop()
-
-        assert alive.read() == b""
-    assert found.build.wait(_WAIT_S)
-    assert nothing_is_left(environ)
-
-
 def test_a_build_has_a_low_priority(environ: dict[str, str], tmp_path: Path) -> None:
     wait = "until [ $(nice) = 15 ]; do :; done"  # its group is told just after it has begun
     environ["CC"] = script(tmp_path, "nice-cc", f'{wait}; nice >"{tmp_path}/nice"; exit 1')
