@@ -56,7 +56,7 @@ def build_engine(
 
 
 def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, host: InstanceHost) -> None:
-    """Open the KV listeners and start the instance's threads, once the native copy is there."""
+    """Open the KV listeners and start the instance's threads."""
     check_named(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
     clock: Callable[[], float] = time.monotonic

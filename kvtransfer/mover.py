@@ -12,7 +12,7 @@ from kvtransfer.digest import Mover, Place, StopFlag, make_mover
 
 @functools.cache
 def process_mover() -> Mover:
-    """Return this process's mover, made at the first call: seconds where the functions must be built first."""
+    """Return this process's mover, made at the first call: in Python where the functions are not built yet."""
     return AnyMover(make_mover(os.environ))
 
 
