@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdserve.env_facts import Section, machine_facts
+from pdserve.flags.parser import CommandParser
 from pdserve.redaction import redacted, secret_values
 from pdserve.run_folder import RunFolder, default_run_dir
 from pdserve.text_table import printable
@@ -18,7 +19,6 @@ from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Result
 from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError
-from wire.options import Parser
 
 _Check = tuple[str, Result, str]
 EPILOG = """\
@@ -35,7 +35,7 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 whatever it finds."""
-    parser = Parser(
+    parser = CommandParser(
         prog="pdserve collect-env", description="Print facts about this machine and its cluster for a bug report.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

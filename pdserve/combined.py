@@ -1,10 +1,11 @@
 """`python -P -m pdserve.combined`: one combined instance behind gRPC, without a table, for `pdserve verify`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 from pdserve.cli import guarded
-from pdserve.instance_flags import parse
+from pdserve.instance_flags import typed_over_file
 from telemetry import logs
 from wire.types import Role
 
@@ -22,7 +23,10 @@ def _serve(argv: Sequence[str]) -> int:
     from instance import process
     from instance.config import InstanceConfig
 
-    options = parse(argv)
+    typed = typed_over_file(argv, os.environ)
+    for notice in typed.notices:
+        print(notice, flush=True)
+    options = typed.options
     logs.configure(options.log_level)
     config = InstanceConfig(options, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS, table_port=options.port)
     return process.run(config)

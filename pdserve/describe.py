@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from pdserve.cli import guarded
+from pdserve.flags.parser import CommandParser
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.digest import table_digest
 from ranktable_tools.node_ports import instance_addresses
@@ -20,7 +21,6 @@ from ranktable_tools.table_file import read_global
 from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
 from wire.errors import ConfigError, Incompatible, PdserveError
 from wire.grpc_connection import GrpcConnection
-from wire.options import Parser
 from wire.tls import TlsFiles, tls_files
 from wire.trust import Trust, find_trust
 from wire.types import InstanceDescription, Role
@@ -31,7 +31,7 @@ Answer = InstanceDescription | PdserveError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one JSON object: the instances in table order, and the differences in words."""
-    parser = Parser(prog="pdserve.describe", description="Ask the instances of a global table what they are.")
+    parser = CommandParser(prog="pdserve.describe", description="Ask the instances of a global table what they are.")
     parser.add_argument("table", help="the global ranktable; NODE_PORTS wins over its server_port")
     parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds each instance has (default: 3)")
     for flag in ("--tls-cert", "--tls-key", "--tls-ca"):

@@ -4,14 +4,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pdserve.flags.parser import CommandParser
 from pdserve.processes import SCHEDULER_GRACE_S, stop
 from pdserve.run_folder import RunFolder, default_run_dir
-from wire.options import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; that nothing runs is fine too."""
-    parser = Parser(prog="pdserve down", description="Stop the cluster that `pdserve up` started.")
+    parser = CommandParser(prog="pdserve down", description="Stop the cluster that `pdserve up` started.")
     parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
     parser.add_argument("--timeout", type=float, default=SCHEDULER_GRACE_S, help="seconds running requests get")
     arguments = parser.parse_args(argv)

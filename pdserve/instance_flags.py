@@ -1,10 +1,11 @@
 """From an instance's command line and its place in the table to its InstanceConfig."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from instance.config import InstanceConfig
+from pdserve.flags.parser import prepare
 from pdserve.step_tokens import check_step_tokens
 from ranktable_tools.addresses import own_hosts
 from ranktable_tools.launch_plan import CoreShare, LaunchPlan, core_share
@@ -13,6 +14,8 @@ from wire.errors import ConfigError
 from wire.options import EngineOptions, from_namespace
 from wire.trust import Trust
 from wire.types import Role
+
+_OF_LAUNCH = ("global_rank_table", "node_ports", "use_openai")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,33 @@ class InstanceLaunch:
     notices: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What an instance's command line says: its options, and what in it does nothing there."""
+
+    options: EngineOptions
+    notices: tuple[str, ...]
+
+
+def typed_over_file(argv: Sequence[str], environ: Mapping[str, str]) -> Typed:
+    """Return the options of a command line that may have --config and vLLM's flags. Raises ConfigError."""
+    parser = scheduler_config.parser()
+    prepared = prepare(argv, parser, environ, serves=True)
+    namespace = parser.parse_args(prepared.argv)
+    front = [
+        "--" + field.name.replace("_", "-")
+        for field in fields(scheduler_config.SchedulerOptions)
+        if field.name in namespace and field.name not in (*_OF_LAUNCH, *prepared.from_file)
+    ]
+    notices = [prepared.notice] if prepared.notice else []
+    if front:
+        notices.append(f"without effect on an instance: {', '.join(front)} (the scheduler has the front door)")
+    return Typed(from_namespace(EngineOptions, namespace), tuple(notices))
+
+
 def parse(argv: Sequence[str]) -> EngineOptions:
     """Return the engine options of a command line; the scheduler's flags may stand in it too. Raises ConfigError."""
-    return from_namespace(EngineOptions, scheduler_config.parser().parse_args(argv))
+    return typed_over_file(argv, {}).options
 
 
 def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None) -> InstanceLaunch:

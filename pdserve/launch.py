@@ -5,13 +5,14 @@ deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same fla
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
 from pdserve.cli import guarded
+from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.step_tokens import check_step_tokens
@@ -44,11 +45,24 @@ def describe(plan: LaunchPlan) -> str:
     return f"this process is instance {plan.index}, role {plan.role} ({plan.own.server_ip}, devices {devices})"
 
 
+def table_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with what flags or --config say of the guide's variables. Raises ConfigError."""
+    from scheduler import config
+
+    parser = config.parser()
+    namespace = parser.parse_args(prepare(argv, parser, environ, serves=True).argv)
+    told = {"GLOBAL_RANK_TABLE_FILE_PATH": "global_rank_table", "USE_OPENAI": "use_openai"}
+    said = {variable: getattr(namespace, name) for variable, name in told.items() if name in namespace}
+    if "node_ports" in namespace:
+        said["NODE_PORTS"] = ",".join(map(str, namespace.node_ports))
+    return {**environ, **said}
+
+
 def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         return _help()
     process_failpoints()  # a wrong setting ends the process before it serves
-    plan = resolve(os.environ)
+    plan = resolve(table_variables(argv, os.environ))
     for line in (describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
         print(line, flush=True)
     return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
@@ -58,6 +72,7 @@ def _help() -> int:
     from pdserve import instance_flags
 
     print(USAGE)
+    print(f"  --config FILE  {CONFIG_HELP}\n  vLLM's engine and server flags are taken too: docs/flags.md\n")
     instance_flags.parse(["--help"])
     return 0
 
@@ -65,7 +80,10 @@ def _help() -> int:
 def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     from scheduler import config, process
 
-    parsed = config.parse(argv, os.environ)
+    prepared = prepare(argv, config.parser(), os.environ, serves=True)
+    if prepared.notice:
+        print(prepared.notice, flush=True)
+    parsed = config.parse(prepared.argv, os.environ)
     parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ))
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
@@ -77,9 +95,10 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
 def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     from pdserve import instance_flags
 
-    options = with_plain_model(instance_flags.parse(argv), os.environ)
+    typed = instance_flags.typed_over_file(argv, os.environ)
+    options = with_plain_model(typed.options, os.environ)
     launch = instance_flags.launch(options, plan, trust_of(plan, os.environ, options))
-    for notice in launch.notices:
+    for notice in (*typed.notices, *launch.notices):
         print(notice, flush=True)
     options = launch.config.options
     require_free(options.host, options.port)

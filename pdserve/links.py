@@ -11,11 +11,11 @@ from typing import Any
 from pdserve.client import Client
 from pdserve.cluster_page import Instance, Link, read_page
 from pdserve.door_client import NoDoor, ask_links, open_door
+from pdserve.flags.parser import CommandParser
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from scheduler.link_probe import MAX_MEASURE_BYTES
 from wire.errors import ConfigError, Unavailable
-from wire.options import Parser
 
 _TIMEOUT_S = 3.0
 _MIB = 2**20
@@ -62,7 +62,7 @@ class Report:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when every pair was measured, 1 when one was not."""
-    parser = Parser(
+    parser = CommandParser(
         prog="pdserve links", description="Measure the KV link of every prefill-decode pair.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

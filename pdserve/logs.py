@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from pdserve.flags.parser import CommandParser
 from pdserve.run_folder import RunFolder, default_run_dir
 from wire.errors import ConfigError
-from wire.options import Parser
 
 _POLL_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; with -f it follows until Ctrl-C."""
-    parser = Parser(prog="pdserve logs", description="Show what the processes of the cluster log.")
+    parser = CommandParser(prog="pdserve logs", description="Show what the processes of the cluster log.")
     parser.add_argument("name", nargs="?", help="one process, as prefill-0 (default: all)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
     parser.add_argument("-n", "--lines", type=int, default=50, help="lines of each to begin with (default: 50)")

@@ -5,14 +5,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pdserve.flags.parser import CommandParser
 from pdserve.run_folder import default_cache_dir
 from wire.errors import ConfigError
-from wire.options import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: the path on stdout, progress on stderr."""
-    parser = Parser(prog="pdserve model", description="Print the folder of the default model, making it if need be.")
+    about = "Print the folder of the default model, making it if need be."
+    parser = CommandParser(prog="pdserve model", description=about)
     parser.add_argument("what", choices=("path",))
     parser.parse_args(argv)
     print(ensure_default(os.environ))

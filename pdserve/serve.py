@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from pdserve.engine_flags import check_engine_flags
+from pdserve.flags.parser import CommandParser
 from pdserve.ports import require_free
 from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
@@ -14,7 +15,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.process import Cluster, serve_cluster
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError
-from wire.options import EngineOptions, Parser, add_flags, from_namespace
+from wire.options import EngineOptions, add_flags, from_namespace
 from wire.types import Role
 
 DEFAULT_PORT = 8000
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> SchedulerConfig:
     """Return the config of a command line. Raises ConfigError."""
-    parser = Parser(
+    parser = CommandParser(
+        serves=True,
         prog="pdserve serve",
         usage="pdserve serve [MODEL] [flags]",
         description="Serve one model from one process: prefill and decode on one combined instance.",
@@ -56,7 +58,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, SchedulerOptions, "front door")
     namespace = parser.parse_args(argv)
-    if namespace.folder and "model" in namespace:
+    if namespace.folder and "model" in namespace and "model" not in parser.from_file:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pdserve.client import Client
 from pdserve.cluster_page import Instance, Link, read_page
+from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
 from pdserve.readiness import ask
 from pdserve.run_folder import ClusterState, ProcessRecord
@@ -13,7 +14,6 @@ from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
 from wire.kv_transports import OUT_OF_REACH
-from wire.options import Parser
 
 _TIMEOUT_S = 3.0
 _ANSWER_S = 0.5
@@ -35,7 +35,7 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when the cluster is ready, 1 when it is not or nothing runs."""
-    parser = Parser(
+    parser = CommandParser(
         prog="pdserve status", description="Show the instances of a running cluster and the links between them.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pdserve import model
 from pdserve.engine_flags import check_engine_flags
+from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace
+from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 DEFAULT_PORT = 9000
 EPILOG = """\
@@ -56,7 +57,8 @@ class UpRequest:
 
 def parse(argv: Sequence[str]) -> UpRequest:
     """Return what was typed, with the default model where none was named. Raises ConfigError."""
-    parser = Parser(
+    parser = CommandParser(
+        serves=True,
         prog="pdserve up",
         usage="pdserve up [flags]",
         description="Start a scheduler and its prefill and decode instances on this machine.",
@@ -70,7 +72,9 @@ def parse(argv: Sequence[str]) -> UpRequest:
             action.help = argparse.SUPPRESS  # known all the same, so that the refusal says why
     namespace = parser.parse_args(argv)
     for name in _DECIDED:
-        if name in namespace:
+        if name in parser.from_file:
+            delattr(namespace, name)  # the file is for every command
+        elif name in namespace:
             raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)
     if options.prefill < 1 or options.decode < 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvtransfer.transports import NAMES
 from pdserve import model
+from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_prompts import make_prompts
@@ -20,7 +21,7 @@ from pdserve.verify_transports import EACH, Chosen, choose
 from scheduler.model_files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
-from wire.options import Parser, add_flags, flag, from_namespace
+from wire.options import add_flags, flag, from_namespace
 
 if TYPE_CHECKING:
     from engine.oracle import Oracle
@@ -93,7 +94,7 @@ def _main_of_features(options: VerifyOptions) -> int:
 
 def parse(argv: Sequence[str]) -> VerifyOptions:
     """Return the options of a command line. Raises ConfigError."""
-    parser = Parser(
+    parser = CommandParser(
         prog="pdserve verify",
         description="Prove that P/D, combined and transformers give the same tokens.",
         epilog=EPILOG,

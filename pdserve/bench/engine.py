@@ -27,9 +27,10 @@ from pdserve.bench import python_time
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
 from pdserve.bench.floors import Floors, measure_floors
 from pdserve.bench.vllm import Missing, Vllm
+from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from wire.errors import ConfigError
-from wire.options import Parser, add_flags, flag, from_namespace
+from wire.options import add_flags, flag, from_namespace
 
 KV_BYTES = 2 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> BenchOptions:
     """Return the options of a command line. Raises ConfigError."""
-    parser = Parser(
+    parser = CommandParser(
         prog="pdserve bench engine",
         description=(__doc__ or "").partition(": ")[2],
         epilog=EPILOG,

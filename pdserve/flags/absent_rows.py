@@ -1,0 +1,47 @@
+"""vLLM's flags of 0.5 and 0.6 for what is not here: adapters, drafts, pictures, traces."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pdserve.flags.row import Takes, VllmFlag, no_effect, refused
+
+_SWITCHES: Final = frozenset((
+    "--enable-lora", "--fully-sharded-loras", "--enable-lora-bias", "--enable-prompt-adapter",
+    "--speculative-disable-mqa-scorer", "--disable-image-processor",
+))  # fmt: skip
+_ADAPTERS: Final = (
+    "--enable-lora", "--enable-lora-bias", "--max-loras", "--max-lora-rank", "--lora-extra-vocab-size", "--lora-dtype",
+    "--long-lora-scaling-factors", "--max-cpu-loras", "--fully-sharded-loras", "--enable-prompt-adapter",
+    "--max-prompt-adapters", "--max-prompt-adapter-token",
+)  # fmt: skip
+_DRAFTS: Final = (
+    "--speculative-model", "--speculative-model-quantization", "--num-speculative-tokens",
+    "--speculative-max-model-len", "--speculative-disable-by-batch-size", "--speculative-disable-mqa-scorer",
+    "--ngram-prompt-lookup-max", "--ngram-prompt-lookup-min", "--spec-decoding-acceptance-method",
+    "--typical-acceptance-sampler-posterior-threshold", "--typical-acceptance-sampler-posterior-alpha",
+)  # fmt: skip
+_PICTURES: Final = (
+    "--image-input-type", "--image-token-id", "--image-input-shape", "--image-feature-size", "--image-processor",
+    "--image-processor-revision", "--disable-image-processor", "--mm-processor-kwargs", "--allowed-local-media-path",
+)  # fmt: skip
+_TRACES: Final = ("--otlp-traces-endpoint", "--collect-detailed-traces")
+
+
+def _refused(names: Sequence[str], why: str) -> Iterator[VllmFlag]:
+    return (refused(name, why, Takes.NOTHING if name in _SWITCHES else Takes.ONE) for name in names)
+
+
+ABSENT_ROWS: Final[tuple[VllmFlag, ...]] = (
+    *_refused(_ADAPTERS, "adapters are not supported: merge them into the weights"),
+    refused("--lora-modules", "adapters are not supported: merge them into the weights", Takes.MANY),
+    refused("--prompt-adapters", "adapters are not supported", Takes.MANY),
+    *_refused(_DRAFTS, "there is no speculative decoding"),
+    refused(
+        "--speculative-draft-tensor-parallel-size", "there is no speculative decoding", short="-spec-draft-tp"
+    ),
+    refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Takes.MAYBE),
+    *_refused(_PICTURES, "models are served for text alone"),
+    no_effect("--limit-mm-per-prompt", "models are served for text alone: a picture in a request is refused"),
+    no_effect("--disable-mm-preprocessor-cache", "models are served for text alone", Takes.NOTHING),
+    *_refused(_TRACES, "traces are not exported; each answer carries its stage times"),
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""vLLM's engine flags of 0.5 and 0.6: model, memory, batches, ranks."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+from wire.errors import ConfigError
+
+_NOTHING, _MAYBE = Takes.NOTHING, Takes.MAYBE
+_DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
+_KERNELS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq", "marlin": "gptq"}
+
+_LOCAL = "a model is a local folder: nothing is downloaded"
+_IN_CONFIG = "write it into the model's config.json"
+_GRAPHS = "no graphs are captured"
+_STEPS = "each step is one forward pass"
+_ONE_POOL = "there is one kind of KV pool"
+_FAST_TOKENS = "the scheduler tokenises in threads of its own"
+_TP_ALONE = "an instance is divided by --tensor-parallel-size alone"
+
+
+def _bytes_of_gib(text: str) -> str:
+    """Return the bytes of a number of GiB. Raises ConfigError."""
+    try:
+        num_bytes = int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--swap-space {text!r} is not a number of GiB, as 4") from None
+    if num_bytes < 0:
+        raise ConfigError(f"--swap-space {text} is below 0")
+    return str(num_bytes)
+
+
+MODEL_FLAGS: Final = (
+    supported("--model"),
+    supported("--served-model-name", Takes.MANY),
+    supported("--dtype", spelled=lambda text: _DTYPES.get(text, text), why="half is float16, float is float32"),
+    supported(
+        "--quantization", short="-q", spelled=lambda text: _KERNELS.get(text, text),
+        why="gptq_marlin and awq_marlin are gptq and awq: the device decides the kernel",
+    ),
+    supported("--max-model-len"),
+    supported("--device"),
+    no_effect("--tokenizer", "the tokenizer is the model folder's own: give --model's folder or nothing"),
+    no_effect("--tokenizer-mode", "the tokenizer.json of the model is used", only=("auto",)),
+    no_effect("--load-format", "safetensors and GGUF are found by themselves", only=("auto", "safetensors", "gguf")),
+    no_effect("--config-format", "the model's config.json is read", only=("auto", "hf")),
+    no_effect("--kv-cache-dtype", "KV is kept in the model's dtype", only=("auto",)),
+    no_effect("--trust-remote-code", "code that comes with a model is never run", _NOTHING),
+    no_effect("--download-dir", _LOCAL),
+    no_effect("--ignore-patterns", _LOCAL),
+    no_effect("--task", "a model generates text", only=("auto", "generate")),
+    no_effect("--generation-config", "requests start from the guide's defaults", only=("vllm", "none")),
+    no_effect("--seed", "a request's own seed decides, and without one it gets a random one"),
+    refused("--skip-tokenizer-init", "the scheduler needs the tokenizer", _NOTHING),
+    refused("--revision", _LOCAL),
+    refused("--code-revision", _LOCAL),
+    refused("--tokenizer-revision", _LOCAL),
+    refused("--rope-scaling", _IN_CONFIG),
+    refused("--rope-theta", _IN_CONFIG),
+    refused("--hf-overrides", _IN_CONFIG),
+    refused("--disable-sliding-window", "a window is part of the model: --max-model-len shortens it", _NOTHING),
+    refused("--quantization-param-path", "KV is kept in the model's dtype, without scales"),
+    refused("--model-loader-extra-config", "the loader has no settings"),
+    refused("--qlora-adapter-name-or-path", "adapters are not supported: merge it into the weights"),
+    refused("--logits-processor-pattern", "logits processors from Python are not run"),
+    refused("--override-neuron-config", "there is no Neuron backend"),
+    refused("--override-pooler-config", "a pooler is as the model has it"),
+)  # fmt: skip
+
+MEMORY_FLAGS: Final = (
+    supported("--block-size"),
+    supported("--enable-prefix-caching", _NOTHING),
+    supported("--gpu-memory-utilization"),
+    supported(
+        "--swap-space", becomes="--swap-bytes", spelled=_bytes_of_gib, why="GiB; --swap-bytes takes 512MiB as well"
+    ),
+    no_effect("--use-v2-block-manager", _ONE_POOL, _NOTHING),
+    no_effect("--num-lookahead-slots", _ONE_POOL),
+    no_effect("--preemption-mode", "KV is swapped, and computed anew when swap is full"),
+    no_effect("--cpu-offload-gb", "weights stay on their device", only=("0", "0.0")),
+    refused("--num-gpu-blocks-override", "say how much memory: --kv-cache-memory 4GiB"),
+)  # fmt: skip
+
+BATCH_FLAGS: Final = (
+    supported("--max-num-seqs"),
+    supported("--max-num-batched-tokens"),
+    no_effect(
+        "--enable-chunked-prefill", "prompts are always computed in chunks: --prefill-chunk-size", _MAYBE,
+        only=("true",),
+    ),
+    no_effect("--num-scheduler-steps", _STEPS),
+    no_effect("--multi-step-stream-outputs", _STEPS, _MAYBE),
+    no_effect("--scheduler-delay-factor", "a prompt never waits to be batched", only=("0", "0.0")),
+    no_effect("--scheduling-policy", "first come, first served", only=("fcfs",)),
+    no_effect("--enforce-eager", _GRAPHS, _NOTHING),
+    no_effect("--max-context-len-to-capture", _GRAPHS),
+    no_effect("--max-seq-len-to-capture", _GRAPHS),
+    no_effect("--compilation-config", "nothing is compiled", short="-O"),
+    no_effect("--disable-async-output-proc", "output is always handled beside the next step", _NOTHING),
+    no_effect("--max-logprobs", "the limit is 20", only=("20",)),
+    no_effect("--guided-decoding-backend", "llguidance compiles all grammars"),
+    no_effect("--tokenizer-pool-size", _FAST_TOKENS),
+    no_effect("--tokenizer-pool-type", _FAST_TOKENS),
+    no_effect("--tokenizer-pool-extra-config", _FAST_TOKENS),
+)  # fmt: skip
+
+RANK_FLAGS: Final = (
+    supported("--tensor-parallel-size", short="-tp"),
+    no_effect("--pipeline-parallel-size", _TP_ALONE, only=("1",), short="-pp"),
+    no_effect("--distributed-executor-backend", "ranks are processes of one host", only=("mp",)),
+    no_effect("--max-parallel-loading-workers", "each rank reads its own part"),
+    no_effect("--disable-custom-all-reduce", "the device's own collectives are used", _NOTHING),
+    no_effect("--worker-cls", "a rank is a process of ours", only=("auto",)),
+    refused("--worker-use-ray", "ranks are processes of one host", _NOTHING),
+    refused("--engine-use-ray", "an engine runs in its instance", _NOTHING),
+    refused("--ray-workers-use-nsight", "ranks are no Ray workers", _NOTHING),
+    refused("--kv-transfer-config", "who hands KV to whom stands in the ranktable, --kv-transport says how"),
+)
+
+ENGINE_ROWS: Final[tuple[VllmFlag, ...]] = (*MODEL_FLAGS, *MEMORY_FLAGS, *BATCH_FLAGS, *RANK_FLAGS)

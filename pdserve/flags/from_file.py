@@ -1,0 +1,137 @@
+"""Turn the entries of `--config` into words of a command line, for the command that is given them."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdserve.flags.config_file import Entry
+from pdserve.flags.row import Takes
+from pdserve.flags.settle import settle
+from pdserve.flags.table import find, nearest
+from scheduler.config import SchedulerOptions
+from wire.errors import ConfigError
+from wire.options import EngineOptions
+
+_NEVER = ("config", "help")
+_WHERE = ("--url", "--run-dir")
+_VARIABLES = {"run_dir": "PDSERVE_RUN_DIR"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileWords:
+    """What a file says to one command, and which fields it says it of."""
+
+    argv: tuple[str, ...]
+    fields: frozenset[str]
+
+
+def words(
+    entries: Sequence[Entry], known: Mapping[str, argparse.Action], environ: Mapping[str, str], *, serves: bool
+) -> FileWords:
+    """Return the entries as flags of the command that knows `known`.
+
+    What another command of the cluster knows is passed over, so that one file is for all of them, and what a variable
+    of the environment says wins. Raises ConfigError, with the place, for a key no command knows and for a bad value.
+    """
+    argv: list[str] = []
+    fields: set[str] = set()
+    theirs: list[str] = []
+    elsewhere = cluster_flags()
+    for entry in entries:
+        action = known.get(entry.flag)
+        if action is not None and not _is_no_key(entry, action):
+            if not _overruled(action.dest, environ):
+                argv += _checked(entry, action)
+                fields.add(action.dest)
+        elif find(entry.flag) is not None and entry.flag not in elsewhere:
+            if serves:
+                theirs += _foreign(entry, known)
+        elif entry.flag not in elsewhere:
+            raise ConfigError(f"{entry.place}: unknown key {entry.key!r}{_near(entry, (*known, *elsewhere))}")
+    return FileWords((*argv, *theirs), frozenset(fields))
+
+
+def cluster_flags() -> frozenset[str]:
+    """Return the flags that a cluster's commands have: engine, front door, `up`, and where it is."""
+    from pdserve.up_request import UpOptions  # it imports the parser, which imports this
+
+    declared = (
+        "--" + field.name.replace("_", "-")
+        for options in (EngineOptions, SchedulerOptions, UpOptions)
+        for field in dataclasses.fields(options)
+    )
+    return frozenset((*declared, *_WHERE))
+
+
+def _is_no_key(entry: Entry, action: argparse.Action) -> bool:
+    """Tell whether a flag is none for a file: --help, --config, and a switch's `no-`, which is false there."""
+    return action.dest in _NEVER or (action.nargs == 0 and entry.flag.startswith("--no-"))
+
+
+def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
+    declared = {
+        field.name: field.metadata["env"]
+        for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
+        if field.metadata.get("env")
+    }
+    return bool(environ.get((declared | _VARIABLES).get(dest, "")))
+
+
+def _checked(entry: Entry, action: argparse.Action) -> Iterator[str]:
+    """Yield the words of one of the command's own flags. Raises ConfigError for a value that it cannot have."""
+    if action.nargs == 0:
+        yield from _switch(entry, action)
+        return
+    if entry.is_list and action.nargs not in ("+", "*"):
+        raise ConfigError(f"{entry.place}: {entry.key} takes one value, not a list of {len(entry.values)}")
+    row = find(entry.flag)
+    texts = [row.spelled(value.text) if row is not None and row.spelled else value.text for value in entry.values]
+    for text in texts:
+        _check_value(entry, action, text)
+    # One word, however many values: a second one would take what was typed after it for its own.
+    yield f"{entry.flag}={','.join(texts)}"
+
+
+def _switch(entry: Entry, action: argparse.Action) -> Iterator[str]:
+    asked = None if entry.is_list else entry.values[0].boolean
+    if asked is None:
+        raise ConfigError(f"{entry.place}: {entry.key} is true or false, not {entry.values[0].text[:80]!r}")
+    opposite = "--no-" + entry.flag[2:]
+    if asked:
+        yield entry.flag
+    elif opposite in action.option_strings:
+        yield opposite
+
+
+def _check_value(entry: Entry, action: argparse.Action, text: str) -> None:
+    parse = action.type if callable(action.type) else str
+    try:
+        value = parse(text)
+    except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+        said = str(error) if isinstance(error, argparse.ArgumentTypeError) else f"{text[:80]!r} is no value for it"
+        raise ConfigError(f"{entry.place}: {entry.key}: {said}") from error
+    if action.choices is not None and value not in action.choices:
+        allowed = ", ".join(map(str, action.choices))
+        raise ConfigError(f"{entry.place}: {entry.key}: {text[:80]!r} is not one of {allowed}")
+
+
+def _foreign(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
+    """Return the words of a flag of vLLM's. Raises ConfigError, with the place, where it is refused."""
+    row = find(entry.flag)
+    assert row is not None, "the caller found it"
+    if row.takes is Takes.NOTHING:
+        if entry.values[0].boolean is None:
+            raise ConfigError(f"{entry.place}: {entry.key} is true or false, not {entry.values[0].text[:80]!r}")
+        typed: tuple[str, ...] = (entry.flag,) if entry.values[0].boolean else ()
+    else:
+        typed = (f"{entry.flag}={','.join(value.text for value in entry.values)}",)
+    try:
+        settle(typed, known)
+    except ConfigError as error:
+        raise ConfigError(f"{entry.place}: {error}") from error
+    return typed
+
+
+def _near(entry: Entry, known: Sequence[str]) -> str:
+    return nearest(entry.flag, known).replace("--", "")

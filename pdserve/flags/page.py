@@ -1,0 +1,96 @@
+"""`python -m pdserve.flags.page`: docs/flags.md, from the table. A test keeps the page as this prints it."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RANK_FLAGS
+from pdserve.flags.recent_rows import RECENT_ROWS
+from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.server_rows import SERVER_ROWS
+
+_HEAD: Final = """\
+# Flags
+
+Made by `python -m pdserve.flags.page > docs/flags.md`: edit the rows in `pdserve/flags/`, not this page.
+
+## vLLM's flags
+
+`pdserve serve`, `pdserve up`, `deploy/PD_separate/start_servers.sh` and `python -m pdserve.launch` take the engine and
+server flags of vLLM 0.5 and 0.6, as `--flag value`, `--flag=value`, and with `_` for `-`. Each is one of three things:
+
+- **supported**: it does what it does there. `pdserve serve --help` lists these and our own.
+- **no effect**: taken, so that a line that works there works here. One notice at the start names all of them with the
+  reason. Where values are listed, any other is refused.
+- **refused**: exit status 2 with the reason, because what it asks for would not happen.
+
+A flag that nobody knows is refused with the one that is most like it. Flags of the front door on a prefill or decode
+instance have no effect there, and one notice says so; the scheduler takes every engine flag and uses the model, its
+length and its names.
+"""
+
+_TAIL: Final = """\
+## A file of flags
+
+Every `pdserve` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key, without its dashes.
+
+    model: /models/Qwen3-0.6B
+    served-model-name: [qwen3, default]
+    port: 9000
+    prefill: 2
+    decode: 2
+    kv-cache-memory: 4GiB
+    enable-prefix-caching: false
+
+- What is typed wins over a variable of the environment, and that over the file.
+- One file is for all commands: a key that only another of them has is passed over. A key that none has is exit status 2
+  with its line and the nearest one.
+- `true` and `false` are for switches. Lists are for flags that take several values.
+- vLLM's flags are keys too, with the same three endings; a refusal says the line.
+- The file is at most 64 KiB of one flat mapping. A key twice, an alias, a tag or anything nested is refused with its
+  line: nothing in a file is ever constructed from it.
+- The environment's variables that are flags: GLOBAL_RANK_TABLE_FILE_PATH (`global-rank-table`), NODE_PORTS
+  (`node-ports`), USE_OPENAI (`use-openai`), PDSERVE_RUN_DIR (`run-dir`).
+"""
+
+_PARTS: Final[tuple[tuple[str, Sequence[VllmFlag]], ...]] = (
+    ("Model", MODEL_FLAGS),
+    ("Memory", MEMORY_FLAGS),
+    ("Batches", BATCH_FLAGS),
+    ("Ranks", RANK_FLAGS),
+    ("HTTP server", SERVER_ROWS),
+    ("Adapters, drafts, pictures, traces", ABSENT_ROWS),
+    ("Later than 0.6, not all of them", RECENT_ROWS),
+)
+_SHOWN: Final = {
+    Takes.NOTHING: "", Takes.ONE: " VALUE", Takes.MAYBE: " [true\\|false]", Takes.MANY: " VALUE ...",
+}  # fmt: skip
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join((_HEAD, *(_part(title, rows) for title, rows in _PARTS), _TAIL))
+
+
+def _part(title: str, rows: Sequence[VllmFlag]) -> str:
+    lines = "\n".join(_line(row) for verdict in Verdict for row in rows if row.verdict is verdict)
+    return f"### {title}\n\n| flag | here | |\n|---|---|---|\n{lines}\n"
+
+
+def _line(row: VllmFlag) -> str:
+    name = f"`{row.name}{_SHOWN[row.takes]}`" + (f", `{row.short}`" if row.short else "")
+    return f"| {name} | {row.verdict.value} | {'; '.join(_told(row))} |"
+
+
+def _told(row: VllmFlag) -> Iterator[str]:
+    if row.becomes:
+        yield f"as `{row.becomes}`"
+    if row.only:
+        yield f"only {', '.join(f'`{value}`' for value in row.only)}"
+    if row.why:
+        yield row.why
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,91 @@
+"""The parser of pdserve's commands: each takes `--config FILE`, those that serve take vLLM's flags too."""
+
+import argparse
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.flags.config_file import read
+from pdserve.flags.from_file import FileWords, words
+from pdserve.flags.settle import notice, settle
+from pdserve.flags.table import dashed, find
+from wire.errors import ConfigError
+from wire.options import Parser
+
+CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, which wins over the file"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A command line of our flags alone, the file's first; `from_file` are the fields that only the file names."""
+
+    argv: tuple[str, ...]
+    from_file: frozenset[str]
+    notice: str | None
+
+
+class CommandParser(Parser):
+    """A command's own flags, `--config`, and, where it `serves`, vLLM's. Owns which fields the file alone set."""
+
+    def __init__(self, *, serves: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._serves = serves
+        self.from_file: Collection[str] = ()
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse what was typed over what the file says; tell on stderr, once, what has no effect."""
+        typed = sys.argv[1:] if args is None else args
+        prepared = prepare(typed, self, os.environ, serves=self._serves)
+        if prepared.notice:
+            print(prepared.notice, file=sys.stderr, flush=True)
+        self.from_file = prepared.from_file
+        return super().parse_args(prepared.argv, namespace)
+
+
+def prepare(
+    typed: Sequence[str], parser: argparse.ArgumentParser, environ: Mapping[str, str], *, serves: bool
+) -> Prepared:
+    """Return what `parser` is given: the file's flags, then those typed, vLLM's settled. Raises ConfigError."""
+    known = parser._option_string_actions
+    path, rest = take_config(typed)
+    file = words(read(path), known, environ, serves=serves) if path is not None else FileWords((), frozenset())
+    merged = (*file.argv, *rest)
+    alone = file.fields - _fields(rest, known)
+    if not serves:
+        return Prepared(merged, alone, None)
+    settled = settle(merged, known)
+    return Prepared(settled.argv, alone, notice(settled.without_effect) if settled.without_effect else None)
+
+
+def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the path after --config, None without one, and the other words. Raises ConfigError."""
+    paths: list[str] = []
+    rest: list[str] = []
+    waiting = iter(typed)
+    for word in waiting:
+        if word == "--":
+            rest += (word, *waiting)
+        elif word == "--config":
+            paths.append(next(waiting, ""))
+        elif word.startswith("--config="):
+            paths.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    if any(not path for path in paths):
+        raise ConfigError("--config has no value: name a YAML file")
+    if len(paths) > 1:
+        raise ConfigError(f"--config is given {len(paths)} times: {', '.join(paths)}")
+    return (paths[0] if paths else None), tuple(rest)
+
+
+def _fields(argv: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
+    """Return the fields that a command line names, by vLLM's names of them too."""
+    names = [dashed(word.partition("=")[0]) for word in argv]
+    rows = [find(name) for name in names]
+    ours = {row.becomes or row.name for row in rows if row is not None}
+    return frozenset(known[name].dest for name in (*names, *ours) if name in known)

@@ -1,0 +1,28 @@
+"""Flags of vLLM after 0.6 that stand in lines people copy today; complete for none of its releases."""
+
+from typing import Final
+
+from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
+
+_NOTHING = Takes.NOTHING
+
+RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
+    supported("--shutdown-timeout"),
+    supported("--attention-backend"),
+    no_effect("--enable-log-requests", "prompts are never logged", _NOTHING),
+    no_effect("--disable-uvicorn-access-log", "there is no access log", _NOTHING),
+    no_effect("--structured-outputs-config.backend", "llguidance compiles all grammars"),
+    no_effect("--async-scheduling", "a device's steps are always launched ahead", _NOTHING),
+    no_effect("--stream-interval", "each step is streamed", only=("1",)),
+    no_effect("--data-parallel-size", "more instances are entries of the ranktable", only=("1",), short="-dp"),
+    refused("--reasoning-parser", "not supported yet"),
+    refused("--override-generation-config", "not supported yet"),
+    refused("--enable-force-include-usage", "not supported yet: a client asks by stream_options", _NOTHING),
+    refused("--enable-server-load-tracking", "load is on /metrics", _NOTHING),
+    refused("--enable-tokenizer-info-endpoint", "not supported yet", _NOTHING),
+    refused("--sse-keep-alive-interval", "not supported yet"),
+    refused("--enable-expert-parallel", "an instance is divided by --tensor-parallel-size alone", _NOTHING),
+    refused("--enable-scale-out", "instances speak gRPC among themselves", _NOTHING),
+    refused("--tokens-only", "the front door speaks text", _NOTHING),
+    refused("--speculative-config", "there is no speculative decoding"),
+)

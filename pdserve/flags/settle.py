@@ -1,0 +1,138 @@
+"""Turn a command line with vLLM's flags into one with ours alone. Pure.
+
+typed -> groups (a flag and the words up to the next) -> each kept, respelled, dropped with a notice, or refused
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.table import dashed, find, nearest
+from wire.errors import ConfigError
+
+_FLAG = re.compile(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_LEVEL = re.compile(r"-O(\d)")
+_BOOLEANS = ("true", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A command line of our flags, and the rows of those that were dropped from it."""
+
+    argv: tuple[str, ...]
+    without_effect: tuple[VllmFlag, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A flag as typed, the value after its `=`, and the words that follow; the flag is empty before the first one."""
+
+    flag: str
+    inline: str | None
+    words: tuple[str, ...]
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        if not self.flag:
+            return self.words
+        return (self.flag if self.inline is None else f"{self.flag}={self.inline}", *self.words)
+
+
+def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
+    """Return `argv` with what is in `known`, the flags that the command itself has.
+
+    Raises ConfigError for a flag that is refused, with the reason, and for one that nobody knows, with the nearest.
+    """
+    kept: list[str] = []
+    dropped: dict[str, VllmFlag] = {}
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    for group in _groups(argv[:end]):
+        row = find(group.flag)
+        name = dashed(group.flag)
+        if row is not None and row.verdict is Verdict.SUPPORTED and (row.becomes or row.name) in known:
+            kept += _respelled(group, row)
+        elif group.flag in known or not group.flag:
+            kept += group.typed
+        elif name in known:
+            kept += _Group(name, group.inline, group.words).typed
+        elif row is None:
+            kept += _unknown(group, known)
+        else:
+            dropped[row.name] = row
+            kept += _dropped(group, row, argv)
+    return Settled((*kept, *argv[end:]), tuple(dropped.values()))
+
+
+def notice(rows: Collection[VllmFlag]) -> str:
+    """Return the one notice for flags that were dropped, with the reason of each."""
+    return "without effect: " + "; ".join(f"{row.name} ({row.why})" for row in rows)
+
+
+def _groups(argv: Sequence[str]) -> Iterator[_Group]:
+    flag, inline, words = "", None, list[str]()
+    for word in argv:
+        match = _FLAG.fullmatch(word)
+        if match is None:
+            words.append(word)
+            continue
+        yield _Group(flag, inline, tuple(words))
+        level = _LEVEL.fullmatch(word)
+        flag, inline, words = ("-O", level[1], []) if level else (match[1], match[2], [])
+    yield _Group(flag, inline, tuple(words))
+
+
+def _respelled(group: _Group, row: VllmFlag) -> tuple[str, ...]:
+    """Return a supported flag by our name and with our value; `None`, vLLM's word for no value, leaves it out."""
+    name = row.becomes or row.name
+    value = group.inline if group.inline is not None else next(iter(group.words), None)
+    if row.takes is not Takes.ONE or value is None:
+        return _Group(name, group.inline, group.words).typed
+    if value != "None" and row.spelled is None and group.flag == name:
+        return group.typed
+    rest = group.words if group.inline is not None else group.words[1:]
+    if value == "None":
+        return rest
+    return (f"{name}={row.spelled(value) if row.spelled else value}", *rest)
+
+
+def _dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that are not the flag's own. Raises ConfigError where it is refused."""
+    if row.verdict is not Verdict.NO_EFFECT:
+        raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not take it'}")
+    values, rest = _values(group, row)
+    if row.takes is Takes.ONE and not values:
+        raise ConfigError(f"{group.flag} has no value")
+    for value in values:
+        if row.name == "--tokenizer" and value not in (*_models(argv), "None"):
+            raise ConfigError(f"{group.flag} {value} is refused: {row.why}")
+        if not row.takes_value(value):
+            raise ConfigError(f"{group.flag} {value} is refused: {row.why}; only {', '.join(row.only)} is taken")
+    return rest
+
+
+def _values(group: _Group, row: VllmFlag) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the flag's own values and the words after them."""
+    if group.inline is not None:
+        return (group.inline,), group.words
+    words = group.words
+    count = {Takes.NOTHING: 0, Takes.ONE: 1, Takes.MAYBE: 1, Takes.MANY: len(words)}[row.takes]
+    if row.takes is Takes.MAYBE and not (words and words[0].lower() in _BOOLEANS):
+        count = 0
+    return words[:count], words[count:]
+
+
+def _models(argv: Sequence[str]) -> Iterator[str]:
+    """Yield what the line names as its model: --model's value, and every word that could stand for it alone."""
+    for group in _groups(argv):
+        if group.flag == "--model" and group.inline is not None:
+            yield group.inline
+        elif group.flag in ("--model", ""):
+            yield from group.words[:1]
+
+
+def _unknown(group: _Group, known: Collection[str]) -> tuple[str, ...]:
+    """Return a short flag as typed, for argparse to judge. Raises ConfigError for a long one."""
+    if group.flag.startswith("--"):
+        raise ConfigError(f"unknown flag {group.flag}{nearest(group.flag, known)}")
+    return group.typed

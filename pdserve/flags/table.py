@@ -1,0 +1,31 @@
+"""The one table of vLLM's flags, by name and by short name."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Final
+
+from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.engine_rows import ENGINE_ROWS
+from pdserve.flags.recent_rows import RECENT_ROWS
+from pdserve.flags.row import Verdict, VllmFlag
+from pdserve.flags.server_rows import SERVER_ROWS
+
+ROWS: Final[tuple[VllmFlag, ...]] = (*ENGINE_ROWS, *SERVER_ROWS, *ABSENT_ROWS, *RECENT_ROWS)
+_BY_NAME: Final = {name: row for row in ROWS for name in (row.name, row.short) if name is not None}
+
+
+def find(name: str) -> VllmFlag | None:
+    """Return the row of a flag, `_` for `-` forgiven as vLLM does; None when it has none."""
+    return _BY_NAME.get(name) or _BY_NAME.get(dashed(name))
+
+
+def dashed(name: str) -> str:
+    """Return a long flag with dashes, as it is declared."""
+    return "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return words that name the flag most like `name`; refused ones are never proposed. Empty when none is like it."""
+    taken = {row.name for row in ROWS if row.verdict is not Verdict.REFUSED}
+    near = difflib.get_close_matches(dashed(name), sorted({*known, *taken}), n=1)
+    return f": did you mean {near[0]}?" if near else ""

@@ -1,0 +1,11 @@
+"""docs/flags.md is what the table says."""
+
+from pathlib import Path
+
+from pdserve.flags.page import page
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "flags.md"
+
+
+def test_the_page_is_the_tables() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m pdserve.flags.page > docs/flags.md"

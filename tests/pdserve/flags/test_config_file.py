@@ -1,0 +1,99 @@
+"""--config is one flat mapping with a line for each key, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.flags.config_file import MAX_BYTES, read
+from wire.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.yaml"
+
+
+def test_keys_and_values_are_read_as_they_are_written(file: Path) -> None:
+    file.write_text("# ours\nmodel: /m\nport: 0900\nkv_links: !!int 3\nnames: [a, 'b c']\nlist:\n- 1GiB\n- \"yes\"\n")
+
+    entries = read(str(file))
+
+    assert [(entry.flag, tuple(value.text for value in entry.values)) for entry in entries] == [
+        ("--model", ("/m",)), ("--port", ("0900",)), ("--kv-links", ("3",)), ("--names", ("a", "b c")),
+        ("--list", ("1GiB", "yes")),
+    ]  # fmt: skip
+    assert [entry.place for entry in entries[:2]] == [f"{file}:2", f"{file}:3"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "{}\n"])
+def test_an_empty_file_says_nothing(file: Path, text: str) -> None:
+    file.write_text(text)
+
+    assert read(str(file)) == ()
+
+
+@pytest.mark.parametrize(("written", "said"), [("yes", True), ("off", False), ("True", True), ("'true'", None)])
+def test_a_switch_is_a_plain_word(file: Path, written: str, said: bool | None) -> None:
+    file.write_text(f"detach: {written}\n")
+
+    assert read(str(file))[0].values[0].boolean is said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nhost: a\nport: 2\n", ":3: port stands on line 1 already"),
+        ("max_n: 1\nmax-n: 2\n", ":2: max-n stands on line 1 already"),
+        ("model: m\nport:\n", ":2: port has no value: leave the line out"),
+        ("port: null\n", ":1: port has no value"),
+        ("port: [1, ]\nhost: []\n", ":2: host is an empty list"),
+        ("scheduler:\n  port: 1\n", ":2: scheduler is a value or a list of values, and nothing nested"),
+        ("a: [[1]]\n", ":1: a is a value or a list of values, and nothing nested"),
+        ("- port\n", ":1: a file of flags is a mapping"),
+        ("port\n", ":1: a file of flags is a mapping"),
+        ("? [a]\n: 1\n", ":1: a key is the name of a flag"),
+        ("a: &x 1\nb: *x\n", r":2: \*x is an alias: write the value out"),
+        (
+            "a: !!python/object/apply:os.system [id]\n",
+            ":1: a has the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
+        ),
+        ("a: !!python/name:os.system ''\n", ":1: a has the tag 'tag:yaml.org,2002:python/name:os.system'"),
+        ("a: !!binary aGk=\n", ":1: a has the tag"),
+        ("a: 1\n---\nb: 2\n", ":3: a file of flags is one document"),
+        ("a: 1\nb: [1\nc: 2\n", ":3: this is no YAML"),
+        ("a: 1\n\tb: 2\n", ":2: this is no YAML"),
+        ("a: \x01\n", ": this is no YAML"),
+    ],
+)
+def test_anything_else_is_refused_with_its_line(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        read(str(file))
+
+
+def test_an_alias_bomb_ends_at_its_first_nesting(file: Path) -> None:
+    levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 30)]
+    file.write_text("\n".join(["l0: &l0 [x, x, x]", *levels]) + "\n")
+
+    with pytest.raises(ConfigError, match=r":2: \*l0 is an alias"):
+        read(str(file))
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "a: " + "[" * 60_000, "{a: " * 15_000])
+def test_deep_nesting_is_refused_before_it_is_followed(file: Path, text: str) -> None:
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=r":1: "):
+        read(str(file))
+
+
+def test_a_large_file_a_missing_one_and_one_that_is_no_text_are_refused(file: Path) -> None:
+    file.write_text("a: " + "x" * MAX_BYTES)
+    with pytest.raises(ConfigError, match=f"more than {MAX_BYTES} bytes"):
+        read(str(file))
+    file.write_bytes(b"a: \xff\xfe\n")
+    with pytest.raises(ConfigError, match="not UTF-8: byte 3"):
+        read(str(file))
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read(str(file) + "x")

@@ -1,0 +1,167 @@
+"""Flag over environment over file, on every command."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from pdserve import cli, serve, up_request
+from pdserve.flags.parser import CommandParser, prepare, take_config
+from pdserve.instance_flags import typed_over_file
+from pdserve.launch import table_variables
+from scheduler.config import parser as scheduler_parser
+from wire.errors import ConfigError
+
+VARIABLES = {"GLOBAL_RANK_TABLE_FILE_PATH": "/env/table.json", "NODE_PORTS": "1,2"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.yaml"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return str(tmp_path)
+
+
+def test_a_flag_wins_over_the_file(file: Path) -> None:
+    file.write_text("max-num-seqs: 4\nkv-links: 3\nserved-model-name: [a, b]\nkv_digests: false\n")
+
+    typed = typed_over_file(["--kv-links=5", "--config", str(file)], {})
+
+    assert (typed.options.kv_links, typed.options.max_num_seqs) == (5, 4)
+    assert typed.options.served_model_name == ("a", "b")
+    assert not typed.options.kv_digests
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(file: Path) -> None:
+    file.write_text("global-rank-table: /file/table.json\nnode-ports: 3,4\n")
+
+    assert table_variables(["--config", str(file)], {}) == {
+        "GLOBAL_RANK_TABLE_FILE_PATH": "/file/table.json", "NODE_PORTS": "3,4",
+    }  # fmt: skip
+    assert table_variables([f"--config={file}"], VARIABLES) == VARIABLES
+    assert table_variables(["--config", str(file), "--node-ports", "5,6"], VARIABLES)["NODE_PORTS"] == "5,6"
+
+
+def test_up_takes_its_shape_from_the_file(file: Path, model: str) -> None:
+    file.write_text(f"model: {model}\nprefill: 2\ndetach: yes\nport: 9100\nhttp-port: 9200\nmax-n: 3\n")
+
+    request = up_request.parse(["--config", str(file), "--decode", "3"])
+
+    assert (request.options.prefill, request.options.decode, request.options.detach) == (2, 3, True)
+    assert (request.engine.port, request.engine.http_port) == (9100, None)
+    assert request.flags[-2:] == ("--max-n", "3")
+
+
+def test_a_model_typed_to_serve_wins_over_the_files(file: Path, model: str) -> None:
+    file.write_text("model: /of/the/file\nserved-model-name: [a, b]\n")
+
+    config = serve.parse(["--config", str(file), model])
+
+    assert config.engine.model == model
+    assert config.engine.served_model_name == ("a", "b")
+    with pytest.raises(ConfigError, match="the model is given twice"):
+        serve.parse(["--config", str(file), model, "--model", "other"])
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
+def test_every_command_takes_a_file_and_refuses_an_unknown_key_with_its_line(
+    file: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("model: /m\nprefill: 2\n# a comment\nmax-modl-len: 5\n")
+    words = ["path"] if command == "model" else []
+
+    status = cli.main([command, *words, "--config", str(file)])
+
+    assert status == 2
+    assert f"{file}:4: unknown key 'max-modl-len': did you mean max-model-len?" in capsys.readouterr().err
+
+
+def test_bench_engine_takes_a_file_too(file: Path) -> None:
+    file.write_text("repeats: 7\nport: 9000\n")
+    engine = importlib.import_module("pdserve.bench.engine")
+
+    assert engine.parse(["--config", str(file)]).repeats == 7
+
+
+def test_one_file_serves_commands_that_know_only_some_of_it(file: Path) -> None:
+    file.write_text("model: /m\nprefill: 2\nurl: http://h:1\nenforce-eager: true\napi-key: secret\n")
+    parser = CommandParser(prog="x")
+    parser.add_argument("--url")
+
+    namespace = parser.parse_args(["--config", str(file)])
+
+    assert vars(namespace) == {"url": "http://h:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: abc", r":1: port: 'abc' is no value for it"),
+        ("kv-cache-memory: lots", r":1: kv-cache-memory: 'lots' is not a size"),
+        ("device: tpu", r":1: device: 'tpu' is not one of auto, cpu"),
+        ("kv-digests: 1", r":1: kv-digests is true or false, not '1'"),
+        ("port: [1, 2]", r":1: port takes one value, not a list of 2"),
+        ("config: other.yaml", r":1: unknown key 'config'"),
+        ("help: true", r":1: unknown key 'help'"),
+        ("model: m\napi-key: s", r":2: --api-key is refused"),
+        ("model: m\n\nkv-cache-dtype: fp8", r":3: --kv-cache-dtype fp8 is refused"),
+        ("enforce-eager: 3", r":1: enforce-eager is true or false"),
+        ("no-kv-digests: true", r":1: unknown key 'no-kv-digests'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_line(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        typed_over_file(["--config", str(file)], {})
+
+
+def test_flags_of_vllm_are_keys_too(file: Path) -> None:
+    file.write_text("swap-space: 1\ndtype: half\nenforce-eager: true\ntrust-remote-code: no\nseed: 3\n")
+
+    typed = typed_over_file(["--config", str(file), "--seed", "4"], {})
+
+    assert (typed.options.swap_bytes, typed.options.dtype) == (2**30, "float16")
+    assert len(typed.notices) == 1
+    assert typed.notices[0].count("--seed") == 1
+    assert "trust-remote-code" not in typed.notices[0]
+
+
+def test_what_is_typed_wins_over_a_flag_of_vllms_in_the_file(file: Path) -> None:
+    file.write_text("swap-space: 1\n")
+
+    assert typed_over_file(["--config", str(file), "--swap-bytes", "5"], {}).options.swap_bytes == 5
+
+
+def test_flags_of_the_front_door_have_one_notice_on_an_instance(file: Path) -> None:
+    file.write_text("max-queued-requests: 5\n")
+
+    typed = typed_over_file(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})
+
+    assert typed.notices == (
+        "without effect on an instance: --chat-template, --startup-timeout (the scheduler has the front door)",
+    )
+
+
+def test_config_is_given_once_and_with_a_name() -> None:
+    assert take_config(["a", "--config=f", "b"]) == ("f", ("a", "b"))
+    assert take_config(["--", "--config", "f"]) == (None, ("--", "--config", "f"))
+    with pytest.raises(ConfigError, match="--config has no value"):
+        take_config(["--config"])
+    with pytest.raises(ConfigError, match="--config is given 2 times: a, b"):
+        take_config(["--config", "a", "--config=b"])
+
+
+def test_the_schedulers_own_line_takes_a_file(file: Path) -> None:
+    file.write_text("model: /m\nmax-n: 3\n")
+
+    prepared = prepare(["--config", str(file), "--enforce-eager"], scheduler_parser(), {}, serves=True)
+
+    assert prepared.argv == ("--model=/m", "--max-n=3")
+    assert prepared.notice == "without effect: --enforce-eager (no graphs are captured)"

@@ -1,0 +1,107 @@
+"""A line with vLLM's flags becomes one with ours, or is refused in words."""
+
+import pytest
+
+from pdserve.flags.settle import notice, settle
+from scheduler.config import parser
+from wire.errors import ConfigError
+from wire.options import EngineOptions, from_namespace
+
+KNOWN = frozenset(parser()._option_string_actions)
+
+
+def settled(*argv: str) -> tuple[str, ...]:
+    return settle(argv, KNOWN).argv
+
+
+def options(*argv: str) -> EngineOptions:
+    return from_namespace(EngineOptions, parser().parse_args(settled(*argv)))
+
+
+def test_a_line_of_our_own_flags_stays_as_it_is() -> None:
+    line = ("--model=m", "--served-model-name", "a", "b", "--no-kv-digests", "--kv-links", "3")
+
+    assert settled(*line) == line
+
+
+def test_the_line_of_a_vllm_server_starts_one_of_ours() -> None:
+    made = options(
+        "--model", "m", "-tp", "2", "--dtype", "half", "-q=gptq_marlin", "--swap-space", "0.5", "--max_num_seqs", "8",
+        "--gpu-memory-utilization=0.8", "--trust-remote-code", "--enforce-eager", "--disable-log-requests",
+        "--enable-chunked-prefill", "True", "--block-size", "32", "-pp", "1", "--log-level", "debug",
+    )  # fmt: skip
+
+    assert (made.model, made.tensor_parallel_size, made.dtype, made.quantization) == ("m", 2, "float16", "gptq")
+    assert (made.swap_bytes, made.max_num_seqs, made.gpu_memory_utilization) == (2**29, 8, 0.8)
+    assert (made.block_size, made.log_level) == (32, "DEBUG")
+
+
+def test_flags_without_effect_are_told_once_each_with_the_reason() -> None:
+    made = settle(("--enforce-eager", "--seed", "1", "--enforce-eager", "--seed=2"), KNOWN)
+
+    assert made.argv == ()
+    assert notice(made.without_effect) == (
+        "without effect: --enforce-eager (no graphs are captured); "
+        "--seed (a request's own seed decides, and without one it gets a random one)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "left"),
+    [
+        (("--enforce-eager", "folder"), ("folder",)),
+        (("--seed", "7", "folder"), ("folder",)),
+        (("--seed=7", "folder"), ("folder",)),
+        (("--enable-chunked-prefill", "folder"), ("folder",)),
+        (("--enable-chunked-prefill", "true", "folder"), ("folder",)),
+        (("folder", "-O3"), ("folder",)),
+        (("-O", "3", "folder"), ("folder",)),
+        (("--seed", "-1", "folder"), ("folder",)),
+        (("--quantization", "None", "folder"), ("folder",)),
+        (("--seed", "1", "--", "--seed", "2"), ("--", "--seed", "2")),
+    ],
+)
+def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...], left: tuple[str, ...]) -> None:
+    assert settled(*typed) == left
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("--api-key", "s"), r"^--api-key is refused: clients are not asked for a key"),
+        (("--ssl-keyfile=k",), r"--ssl-keyfile is refused: .*plain HTTP"),
+        (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is taken"),
+        (("-pp", "2"), r"^-pp 2 is refused: .*--tensor-parallel-size alone; only 1 is taken"),
+        (("--enable-chunked-prefill=False",), r"--enable-chunked-prefill False is refused: prompts are always"),
+        (("--lora-modules", "a=b", "c=d"), r"--lora-modules is refused: adapters are not supported"),
+        (("--load-format", "pt"), r"--load-format pt is refused: .*auto, safetensors, gguf"),
+        (("--swap-space", "much"), r"--swap-space 'much' is not a number of GiB"),
+        (("--swap-space", "nan"), r"--swap-space 'nan' is not a number of GiB"),
+        (("--swap-space=-1",), r"--swap-space -1 is below 0"),
+        (("--seed",), r"--seed has no value"),
+        (("--speculative_model", "d"), r"--speculative_model is refused: there is no speculative decoding"),
+    ],
+)
+def test_what_would_not_happen_is_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settled(*typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("--max-modl-len", "--max-model-len"),
+        ("--tensor-paralel-size=2", "--tensor-parallel-size"),
+        ("--disable-log-request", "--disable-log-requests"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_nearest(typed: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"^unknown flag {typed.partition('=')[0]}: did you mean {near}\\?$"):
+        settled(typed)
+
+
+def test_a_tokenizer_is_taken_when_it_is_the_models() -> None:
+    assert settled("--model", "m", "--tokenizer", "m") == ("--model", "m")
+    assert settled("m", "--tokenizer=m") == ("m",)
+    with pytest.raises(ConfigError, match="--tokenizer other is refused"):
+        settled("--model", "m", "--tokenizer", "other")

@@ -1,0 +1,79 @@
+"""One table has every engine and server flag of vLLM 0.5 and 0.6."""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.table import ROWS, find, nearest
+from scheduler.config import SchedulerOptions
+from wire.options import EngineOptions
+
+# Names, short names and arities as they are declared in the source packages of vLLM 0.5.0, 0.5.3.post1, 0.5.5, 0.6.0,
+# 0.6.2, 0.6.3.post1, 0.6.4.post1 and 0.6.6.post1: engine/arg_utils.py, entrypoints/openai/cli_args.py and
+# entrypoints/api_server.py.
+DECLARED = json.loads((Path(__file__).parent / "vllm_flags.json").read_text(encoding="utf-8"))
+OURS = {
+    "--" + field.name.replace("_", "-")
+    for options in (EngineOptions, SchedulerOptions)
+    for field in dataclasses.fields(options)
+}
+# The flags that section B of the checklist names, and the guide's own (A8).
+NAMED = (
+    "--served-model-name", "--host", "--port", "--model", "--max-num-seqs", "--max-model-len",
+    "--max-num-batched-tokens", "--tensor-parallel-size", "--quantization", "--generation-config",
+    "--override-generation-config", "--reasoning-parser", "--enable-auto-tool-choice", "--tool-call-parser",
+    "--enable-request-id-headers", "--middleware", "--root-path", "--max-logprobs", "--enable-force-include-usage",
+    "--enable-prompt-tokens-details", "--stream-interval", "--sse-keep-alive-interval",
+    "--structured-outputs-config.backend", "--enable-server-load-tracking", "--enable-tokenizer-info-endpoint",
+    "--shutdown-timeout", "--enable-scale-out", "--tokens-only",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_line_145_every_flag_of_vllm_has_a_row_that_takes_as_many_words(name: str) -> None:
+    row = find(name)
+
+    assert row is not None
+    assert row.takes is Takes(DECLARED[name]["takes"])
+    assert all(find(short) is row for short in DECLARED[name]["short"])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_flag_the_checklist_names_has_a_row(name: str) -> None:
+    assert find(name) is not None
+
+
+def test_no_flag_has_two_rows() -> None:
+    names = Counter(name for row in ROWS for name in (row.name, row.short) if name)
+
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_supported_exactly_when_we_have_the_flag(row: VllmFlag) -> None:
+    assert ((row.becomes or row.name) in OURS) is (row.verdict is Verdict.SUPPORTED)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_whatever_is_not_done_has_its_reason(row: VllmFlag) -> None:
+    assert row.why or row.verdict is Verdict.SUPPORTED
+    assert not row.only or row.verdict is Verdict.NO_EFFECT
+    assert not re.search(r"[|\n]", row.why), "it stands in a table and in one line"
+
+
+def test_underscores_are_dashes_as_in_vllm() -> None:
+    row = find("--max_model_len")
+
+    assert row is not None
+    assert row.name == "--max-model-len"
+
+
+def test_the_nearest_name_is_never_one_that_would_be_refused() -> None:
+    assert nearest("--swap-spac", OURS) == ": did you mean --swap-space?"
+    assert nearest("--api-keys", ()) != ": did you mean --api-key?"
+    assert nearest("--zzzzzzzz", OURS) == ""
