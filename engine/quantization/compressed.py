@@ -32,11 +32,15 @@ PACKED_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class CompressedLayout:
-    """What config.json says of a compressed-tensors checkpoint; `block` is the rectangle of one scale, if any."""
+    """What config.json says of a compressed-tensors checkpoint; `block` is the rectangle of one scale, if any.
+
+    `group_sizes` are the inputs of one scale where weights are quantised by groups, one for each config group of them.
+    """
 
     name: str
     rounds_inputs: bool
     block: tuple[int, int] | None = None
+    group_sizes: frozenset[int] = frozenset()
     companions: frozenset[str] = frozenset(
         {
             "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
@@ -56,7 +60,10 @@ class CompressedLayout:
 
     def _scaled(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
         scale, zero = f"{module}.weight_scale", f"{module}.weight_zero_point"
-        return scaled_module(stored, module, scale=scale, zero=zero if zero in names else None, block=self.block)
+        stored_zero = zero if zero in names else None
+        return scaled_module(
+            stored, module, scale=scale, zero=stored_zero, block=self.block, group_sizes=self.group_sizes
+        )
 
     def _packed(self, stored: Weights, module: str, names: frozenset[str]) -> QuantisedModule:
         outputs, num_words = matrix_shape(stored, f"{module}.weight_packed", WORDS)
@@ -70,7 +77,7 @@ class CompressedLayout:
                 f"{module}.weight_packed {(outputs, num_words)} does not hold a weight {shape} of "
                 f"{' or '.join(map(str, PACKED_BITS))} bits"
             )
-        grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None)
+        grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None, self.group_sizes)
         zeros, order = (f"{module}.{tensor}" in names for tensor in ("weight_zero_point", "weight_g_idx"))
         needed = (-(-outputs * bits // WORD_BITS), inputs // grid.columns)
         if zeros and matrix_shape(stored, f"{module}.weight_zero_point", WORDS) != needed:

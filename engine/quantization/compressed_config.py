@@ -27,7 +27,8 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
         raise ConfigError(f"{config.source}: compressed-tensors without config_groups")
     names = sorted({_check_group(config, group) for group in groups})
     inputs = any(group.get("input_activations") for group in groups)
-    return CompressedLayout(f"compressed-tensors {' and '.join(names)}", inputs, _block(config, groups))
+    name = f"compressed-tensors {' and '.join(names)}"
+    return CompressedLayout(name, inputs, _block(config, groups), _group_sizes(config, groups))
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -56,6 +57,15 @@ def _check_group(config: QuantizationConfig, group: dict[str, Any]) -> str:
     elif bits != 8 or _UNPACKED[found] not in (kind, None):
         raise ConfigError(f"{config.source}: {found} with {bits}-bit {kind} is not supported: only 8-bit")
     return f"{kind}{bits}"
+
+
+def _group_sizes(config: QuantizationConfig, groups: list[dict[str, Any]]) -> frozenset[int]:
+    """Return the inputs of one scale of each config group that has several in a row."""
+    sizes = [group["weights"].get("group_size") for group in groups if group["weights"].get("strategy") == "group"]
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{config.source}: group_size {size!r} of weights in groups is no whole number above 0")
+    return frozenset(sizes)
 
 
 def _block(config: QuantizationConfig, groups: list[dict[str, Any]]) -> tuple[int, int] | None:

@@ -50,18 +50,33 @@ class ScaledModule:
 
 
 def scaled_module(
-    stored: Weights, module: str, *, scale: str, zero: str | None, block: tuple[int, int] | None
+    stored: Weights,
+    module: str,
+    *,
+    scale: str,
+    zero: str | None,
+    block: tuple[int, int] | None,
+    group_sizes: frozenset[int] = frozenset(),
 ) -> ScaledModule:
     """Return the module, checked by its shapes and dtypes. Raises ConfigError."""
     shape = matrix_shape(stored, f"{module}.weight", CODE_DTYPES)
-    grid = find_grid(stored, scale, shape, block)
+    grid = find_grid(stored, scale, shape, block, group_sizes)
     if zero is not None and stored.shape(zero) != stored.shape(scale):
         raise ConfigError(f"{zero} has shape {stored.shape(zero)}, its scale {stored.shape(scale)}")
     return ScaledModule(stored, module, shape, scale, zero, grid)
 
 
-def find_grid(stored: Weights, scale: str, shape: tuple[int, int], block: tuple[int, int] | None) -> ScaleGrid:
-    """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits."""
+def find_grid(
+    stored: Weights,
+    scale: str,
+    shape: tuple[int, int],
+    block: tuple[int, int] | None,
+    group_sizes: frozenset[int] = frozenset(),
+) -> ScaleGrid:
+    """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits.
+
+    `group_sizes` are the config's: a last group that is shorter would let the shape alone say another size.
+    """
     outputs, inputs = shape
     found = stored.shape(scale)
     rows, columns = (*found, 1, 1)[:2] if len(found) < 3 else (0, 0)
@@ -70,6 +85,11 @@ def find_grid(stored: Weights, scale: str, shape: tuple[int, int], block: tuple[
     if (rows, columns) == (1, 1):
         return ScaleGrid(outputs, inputs)
     if rows == outputs and columns > 0 and inputs % columns == 0:
+        if columns > 1 and group_sizes and inputs // columns not in group_sizes:
+            sizes = " or ".join(map(str, sorted(group_sizes)))
+            raise ConfigError(
+                f"{scale} has {columns} groups of {inputs} inputs, but config.json says group_size {sizes}"
+            )
         return ScaleGrid(1, inputs // columns)
     raise ConfigError(f"{scale} has shape {found}: no scale by tensor, row or group of a weight {shape}")
 

@@ -223,6 +223,17 @@ def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
         _open(llama)
 
 
+@pytest.mark.parametrize("scheme", [packed(4, 40), packed(8, 64), w8a8("group")], ids=lambda s: s.name)
+def test_groups_of_another_size_than_the_config_says_are_refused(scheme: Scheme, llama: Path) -> None:
+    """Three groups of 40 in 96 inputs are no three groups of 32: the scale's shape alone does not tell."""
+    quantise_checkpoint(scheme, llama)
+    if scheme.name.startswith("w8a8"):
+        _change(llama, "model.layers.0.mlp.down_proj.weight_scale", torch.ones(64, 12))
+
+    with pytest.raises(ConfigError, match=r"weight_scale has \d+ groups of 96 inputs.*group_size \d+"):
+        _open(llama)
+
+
 @pytest.mark.parametrize(("scheme", "tensor"), [(gptq(4, 32), "g_idx"), (packed(4, 32), "weight_g_idx")])
 def test_a_group_that_is_not_there_is_refused(scheme: Scheme, tensor: str, llama: Path) -> None:
     quantise_checkpoint(scheme, llama)

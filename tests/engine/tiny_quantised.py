@@ -177,6 +177,8 @@ def w8a8(strategy: str, *, symmetric: bool = True) -> Scheme:
         return tensors, _read(codes, zeros, scales, groups).reshape(-1, columns)
 
     weights = {"num_bits": 8, "type": "int", "strategy": strategy, "symmetric": symmetric}
+    if strategy == "group":
+        weights["group_size"] = 16
     return compressed("int-quantized", weights, pack, f"w8a8-{strategy}" + "-zeros" * (not symmetric))
 
 
