@@ -148,6 +148,8 @@ class EngineCore:
         selection = self._roster.select(started)
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
+        for prompt in selection.interrupted:
+            outcome.interrupted.append((prompt.state.prompt_id, prompt.num_swaps, prompt.num_rebuilds))
         pieces = self._masked(selection.pieces, outcome)
         if pieces:
             self._compute(pieces, on_layer, outcome)

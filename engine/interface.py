@@ -108,7 +108,8 @@ class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
 
     `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
-    `progressed` are prompts that came further without a token that could be told (beam search).
+    `progressed` are prompts that came further without a token that could be told (beam search). `interrupted` tells of
+    prompts put aside between two of their tokens how often they were by now: as copies, and as token ids alone.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -120,6 +121,7 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()
     progressed: tuple[str, ...] = ()
+    interrupted: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class Outcome:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     progressed: list[str] = field(default_factory=list)
     pooled: list[PooledPrompt] = field(default_factory=list)
+    interrupted: list[tuple[str, int, int]] = field(default_factory=list)
 
     def result(self, seconds: float) -> StepResult:
         """Return all of it as the step's result."""
@@ -31,4 +32,5 @@ class Outcome:
             prompt_logprobs=tuple(self.prompt_logprobs),
             progressed=tuple(dict.fromkeys(self.progressed)),
             pooled=tuple(self.pooled),
+            interrupted=tuple(self.interrupted),
         )

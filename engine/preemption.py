@@ -4,6 +4,7 @@ running --put_aside--> copies, or token ids where the area is full --bring_back,
 """
 
 from array import array
+from collections.abc import Iterable
 
 from engine.blocks import BlockPool
 from engine.prefix import BlockName
@@ -16,15 +17,25 @@ _log = EventLogger("engine")
 
 
 def put_aside(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> None:
-    """Free the prompt's blocks, with copies of what is computed where there is room for all of them."""
+    """Free the prompt's blocks, with copies of what is computed where there is room for all of them; count the way."""
+    interrupts = prompt.has_outputs
     tables = {sequence: _computed_blocks(sequence, block_size) for sequence in prompt.holders}
     slots = None if prompt.state.probe else _save(prompt, tables, swap)
     if not slots:
         prompt.drop(blocks)
+        prompt.num_rebuilds += interrupts
         return
     for sequence, table in tables.items():
         sequence.leave(blocks, SavedBlocks(swap, [slots[block_id] for block_id in table]))
     swap.release(list(slots.values()))
+    prompt.num_swaps += interrupts
+
+
+def due(running: Iterable[Prompt], after: int) -> list[Prompt]:
+    """Return whom the failpoint puts aside now, the youngest first: those with `after` outputs, each once."""
+    ready = [prompt for prompt in running if not prompt.hold and prompt.stem is None and not prompt.num_interruptions]
+    ready = [prompt for prompt in ready if min((one.num_outputs for one in prompt.live), default=0) >= after]
+    return sorted(ready, key=lambda prompt: prompt.age, reverse=True)
 
 
 def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> bool:

@@ -42,7 +42,8 @@ class Prompt:
     The lower its `turn`, the earlier it is served: probes first, then by age.
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
     With `beams` the sequences are the hypotheses that are told in the end, and the beams compute in their place.
-    `is_bound`: a grammar decides what its sequences may be.
+    `is_bound`: a grammar decides what its sequences may be. Between two of its tokens it was put aside as copies
+    `num_swaps` times, and `num_rebuilds` times as its token ids.
     """
 
     state: PromptState
@@ -57,6 +58,8 @@ class Prompt:
     beams: Beams | None = None
     collected: Collected | None = None
     is_bound: bool = False
+    num_swaps: int = 0
+    num_rebuilds: int = 0
     turn: tuple[bool, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +117,16 @@ class Prompt:
         """Prompt tokens whose KV is still to be computed. Safe from any thread."""
         stem = self.stem
         return stem.remaining if stem is not None else 0
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether a token of its answer is known."""
+        return any(sequence.num_outputs for sequence in (*self.sequences, *self.live))
+
+    @property
+    def num_interruptions(self) -> int:
+        """How often it was put aside between two of its tokens."""
+        return self.num_swaps + self.num_rebuilds
 
     @property
     def described(self) -> PromptState:

@@ -11,23 +11,27 @@ from operator import attrgetter
 
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
-from engine.preemption import bring_back, put_aside
+from engine.preemption import bring_back, due, put_aside
 from engine.prefix import BlockName
 from engine.prompt import Piece, Prompt
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
 from engine.step import Model
 from engine.swap import SwapArea
+from telemetry.logs import EventLogger
 from wire.errors import NoCapacity
+from wire.failpoints import PREEMPT, process_failpoints
 
+_log = EventLogger("engine")
 _TURN = attrgetter("turn")
 
 
 @dataclass(slots=True)
 class Selection:
-    """What the next step computes, and the prompts whose own handling failed while it was chosen."""
+    """What the next step computes, whom it interrupts, and the prompts whose own handling failed meanwhile."""
 
     pieces: list[Piece] = field(default_factory=list)
+    interrupted: list[Prompt] = field(default_factory=list)
     failed: list[tuple[Prompt, Exception]] = field(default_factory=list)
 
 
@@ -44,6 +48,7 @@ class Roster:
         self.running: dict[str, Prompt] = {}
         self.held: dict[str, Prompt] = {}
         self.preemptions = 0
+        self._preempt_after = process_failpoints().preempt_after
 
     def prompts(self) -> list[Prompt]:
         """Return every prompt. Safe from any thread; one that moves meanwhile may be missed or seen twice."""
@@ -94,6 +99,8 @@ class Roster:
         """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
         selection = Selection()
         self._start_waiting(now, selection)
+        if self._preempt_after is not None:
+            self._preempt_due(self._preempt_after, selection)
         in_order = sorted(self.running.values(), key=_TURN)
         pieces = [piece for prompt in in_order for piece in prompt.pieces()]
         if self._model.info.rope is not None:
@@ -126,36 +133,47 @@ class Roster:
         if not count or not self.runs(prompt):
             return 0
         try:
-            return self._make_room(prompt, sequence, count)
+            return self._make_room(prompt, sequence, count, selection)
         except Exception as error:  # noqa: BLE001 - a copy that fails ends this prompt only, and is reported
             self.remove(prompt)
             selection.failed.append((prompt, error))
             return 0
 
-    def _make_room(self, prompt: Prompt, sequence: Sequence, count: int) -> int:
+    def _make_room(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
         """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""
         while count:
             try:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
                 return count
             except NoCapacity:
-                if not self._preempt_youngest():
+                if not self._preempt_youngest(selection):
                     count = int(count > 1)
                 elif not self.runs(prompt):
                     return 0
         return 0
 
-    def _preempt_youngest(self) -> bool:
+    def _preempt_youngest(self, selection: Selection) -> bool:
         """Put the youngest running prompt aside; False where it is the only one, or held ones are all there is."""
         droppable = [prompt for prompt in self.running.values() if not prompt.hold]
         if len(droppable) < 2:
             return False
-        youngest = max(droppable, key=lambda prompt: prompt.age)
-        put_aside(youngest, self._blocks, self.swap, self._block_size)
-        del self.running[youngest.state.prompt_id]
-        self.waiting.appendleft(youngest)
-        self.preemptions += 1
+        self._preempt(max(droppable, key=lambda prompt: prompt.age), selection)
         return True
+
+    def _preempt(self, prompt: Prompt, selection: Selection) -> None:
+        known = prompt.num_interruptions
+        put_aside(prompt, self._blocks, self.swap, self._block_size)
+        del self.running[prompt.state.prompt_id]
+        self.waiting.appendleft(prompt)
+        self.preemptions += 1
+        if prompt.num_interruptions > known:
+            selection.interrupted.append(prompt)
+
+    def _preempt_due(self, after: int, selection: Selection) -> None:
+        """Do to each that the failpoint means what a full pool does to the youngest."""
+        for prompt in due(self.running.values(), after):
+            _log.warning("failpoint", point=PREEMPT, after=after, prompt_id=prompt.state.prompt_id)
+            self._preempt(prompt, selection)
 
     def _start_waiting(self, now: float, selection: Selection) -> None:
         while self.waiting and self._may_start(self.waiting[0]):

@@ -151,6 +151,8 @@ def times_to_pb(times: StageTimes) -> pb.StageTimes:
         transport=times.transport,
         kv_bytes_early=times.kv_bytes_early,
         cached_tokens=times.cached_tokens,
+        num_swaps=times.num_swaps,
+        num_rebuilds=times.num_rebuilds,
     )
 
 
@@ -166,6 +168,8 @@ def times_from_pb(message: pb.StageTimes) -> StageTimes:
         transport=message.transport,
         kv_bytes_early=message.kv_bytes_early,
         cached_tokens=message.cached_tokens,
+        num_swaps=message.num_swaps,
+        num_rebuilds=message.num_rebuilds,
     )
 
 

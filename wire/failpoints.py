@@ -5,6 +5,9 @@
 Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller spoils what it holds, where it holds
 something). `*N` means the first N times only, `@N` the N-th time only. Every place is in POINTS; another name is
 refused. Each act is logged before it happens. Unset, a failpoint costs one call and one truth test.
+
+One more name is no fault: `engine.preempt=after:N` has the engine put each prompt aside once, as a full pool does, when
+it has N output tokens.
 """
 
 import functools
@@ -21,6 +24,7 @@ _log = EventLogger("failpoints")
 
 VARIABLE = "PDSERVE_FAILPOINTS"
 ACTIONS = ("kill9", "stop", "raise", "delay", "corrupt")
+PREEMPT, AFTER = "engine.preempt", "after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ POINTS: dict[str, Point] = {
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """What happens at one named place, on hits `first` to `last` (1-based; last None is for ever)."""
+    """What happens at one named place, on hits `first` to `last` (1-based; last None is for ever).
+
+    Of PREEMPT `first` is the number of output tokens.
+    """
 
     name: str
     action: str
@@ -87,6 +94,12 @@ class Failpoints:
             if names.count(name) > 1:
                 raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times, once is the limit")
         return cls(points)
+
+    @property
+    def preempt_after(self) -> int | None:
+        """How many output tokens a prompt has when it is put aside once, None where only a full pool does that."""
+        point = self._points.get(PREEMPT)
+        return None if point is None else point.first
 
     def hit(self, name: str) -> bool:
         """Pass the place `name`: act as set there. True means that the caller is to corrupt what it holds."""
@@ -129,6 +142,8 @@ def failpoint(name: str) -> bool:
 
 def _parse_one(part: str) -> Failpoint:
     name, equals, rest = (piece.strip() for piece in part.partition("="))
+    if name == PREEMPT:
+        return _parse_preempt(part, rest)
     first, last = 1, None
     try:
         if "@" in rest:
@@ -144,11 +159,21 @@ def _parse_one(part: str) -> Failpoint:
     if not name or not equals or action not in ACTIONS or (argument and action != "delay"):
         raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(ACTIONS)}")
     if name not in POINTS:
-        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join(POINTS)}")
+        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join((*POINTS, PREEMPT))}")
     if action not in POINTS[name].actions:
         spoiled = ", ".join(known for known, point in POINTS.items() if point.corrupts is not None)
         raise ConfigError(f"{VARIABLE}: {name} holds nothing to corrupt; corrupt is for {spoiled}")
     return Failpoint(name, action, seconds, first, last)
+
+
+def _parse_preempt(part: str, rest: str) -> Failpoint:
+    action, _, count = rest.partition(":")
+    try:
+        if action != AFTER:
+            raise ValueError(f"its one action is {AFTER}:N, with N output tokens")
+        return Failpoint(PREEMPT, AFTER, first=_positive(count))
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {part!r}: {error}") from error
 
 
 def _positive(text: str) -> int:

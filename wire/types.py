@@ -229,7 +229,8 @@ class StageTimes:
     """Durations of one prompt's stages in seconds, each measured where it happens, None where it did not.
 
     `kv_bytes_early` of the `kv_bytes` had left P before the prompt was computed: what the overlap hid. The KV of
-    `cached_tokens` of the prompt was there already and was not computed.
+    `cached_tokens` of the prompt was there already and was not computed. Between two of its tokens a full pool put it
+    aside `num_swaps` times with copies of its KV, and `num_rebuilds` times to compute that again.
     """
 
     queue_s: float | None = None
@@ -241,6 +242,8 @@ class StageTimes:
     transport: str = ""
     kv_bytes_early: int = 0
     cached_tokens: int = 0
+    num_swaps: int = 0
+    num_rebuilds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from wire.types import FinishReason, LoadSnapshot, PromptLogprobs, StageTimes, T
 
 LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
 WIDEST = TokenLogprobs(-1.25, 2**31 - 1, tuple(range(2**31 - 128, 2**31)), tuple(-i / 7 for i in range(128)))
-TOLD = StageTimes(0.1, 0.2, 0.3, 0.4, 0.5, 2**62, "process_group", 2**62, 2**31 - 1)
+TOLD = StageTimes(0.1, 0.2, 0.3, 0.4, 0.5, 2**62, "process_group", 2**62, *[2**31 - 1] * 3)
 
 
 def positions(start: int, count: int, score: TokenLogprobs = WIDEST) -> PromptLogprobs:

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,11 +12,11 @@ from engine.core import EngineCore
 from engine.interface import Engine
 from instance.workers import Workers
 from tests.decode_worker.test_worker import A_MOMENT_S, GIVEN, RESERVE, ScriptedReceiver
-from tests.engine.fake_engines import engine, prompt
+from tests.engine.fake_engines import CONFIG, engine, prompt
 from tests.prefill_worker.test_worker import ScriptedSender, ticket_for
 from wire.convert import describe_prompt
 from wire.messages import Cancel, Event, Failed, Reserved, Step
-from wire.types import LoadSnapshot
+from wire.types import LoadSnapshot, StageTimes
 
 
 @dataclass
@@ -165,3 +165,15 @@ def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> Non
         tokens = [token for event in it.events if isinstance(event, Step) for token in event.tokens]
         assert [token.finish for token in tokens][-1] == "cancelled"
         assert [token.index for token in tokens] == [0, 1]
+
+
+def test_it_is_told_how_often_a_full_pool_stopped_a_prompt_between_two_tokens() -> None:
+    with engine(replace(CONFIG, num_blocks=12), swap_bytes=1 << 20) as (core, _):
+        it = Both(core)
+        for name in ("old", "young"):
+            it.workers.decode.generate(prompt(name, 6, max_tokens=30))
+        it.turn_until_idle()
+        told = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+
+        assert core.load().preemptions == 1
+        assert [entry for entry in told if entry[1].num_swaps] == [("young", StageTimes(num_swaps=1))]

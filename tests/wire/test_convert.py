@@ -104,7 +104,7 @@ EVENTS: list[Event] = [
         prompt_logprobs=(PromptLogprobs("r/0", 0, (None, TokenLogprobs(-1.5, 1))),),
     ),
     Step((TokenOutput("r/0", 0, 4, 0, FinishReason.STOP, 0),), LOAD),
-    HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm", 66)),
+    HandedOff("r/0", StageTimes(0.1, 0.2, 0.3, 0.4, None, 99, "shm", 66, 5, 2, 1)),
     Pooled("r/0", (0.5, -0.25), StageTimes(prefill_s=0.5)),
     Failed("r/0", "InternalError", "words"),
     LinkMeasured("d", LINK),

@@ -44,7 +44,8 @@ def test_a_place_that_is_not_set_is_passed_while_another_is() -> None:
     [
         "kv.before_ack", "kv.before_ack=explode", "kv.before_ack=raise*0", "kv.before_ack=raise@x",
         "kv.before_ack=delay", "kv.before_ack=delay:-1", "kv.before_ack=delay:nan", "kv.before_ack=delay:1e9",
-        "=raise", "kv.before_ack=raise:3", "kv.before_ack=kill9@0",
+        "=raise", "kv.before_ack=raise:3", "kv.before_ack=kill9@0", "engine.preempt=raise", "engine.preempt=after",
+        "engine.preempt=after:0", "engine.preempt=after:2@1", "decode.token=after:2",
     ],
 )  # fmt: skip
 def test_a_malformed_setting_is_refused_with_its_text(text: str) -> None:
@@ -65,6 +66,11 @@ def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
 def test_corrupt_is_refused_by_name_where_nothing_is_held(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} holds nothing to corrupt; corrupt is for kv.send.mid"):
         Failpoints.parse(f"{name}=corrupt")
+
+
+def test_preemption_is_set_by_the_number_of_output_tokens() -> None:
+    assert Failpoints.parse("kv.before_ack=raise; engine.preempt=after:2").preempt_after == 2
+    assert Failpoints.parse("kv.before_ack=raise").preempt_after is None
 
 
 def test_only_places_of_the_hand_off_can_be_corrupted() -> None:
