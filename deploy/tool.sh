@@ -1,0 +1,29 @@
+#!/bin/sh
+# Run one of pdserve's tools from the clone, with the standard library alone: tool.sh NAME MODULE [ARGUMENTS].
+# NAME is what its messages begin with. PDSERVE_PYTHON names another Python than the clone's .venv or python3.
+set -eu
+
+name=$1
+module=$2
+shift 2
+clone=$(dirname -- "$(dirname -- "$(readlink -f -- "$0")")")
+
+fail() {
+    echo "$name: $1" >&2
+    exit 2
+}
+
+if [ -n "${PDSERVE_PYTHON:-}" ]; then
+    python=$PDSERVE_PYTHON
+elif [ -x "$clone/.venv/bin/python" ]; then
+    python=$clone/.venv/bin/python
+else
+    python=python3
+fi
+command -v "$python" >/dev/null 2>&1 || fail "no Python at $python: set PDSERVE_PYTHON to Python 3.11 or newer"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "$python is older than Python 3.11, or does not run: set PDSERVE_PYTHON to a newer one"
+
+PYTHONPATH=$clone${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
+exec "$python" -P -m "$module" "$@"

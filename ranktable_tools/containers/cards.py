@@ -1,0 +1,35 @@
+"""Decide whether the cards of a container are still to be had. Pure."""
+
+from collections.abc import Sequence
+
+from ranktable_tools.containers.docker import Holder
+from ranktable_tools.devices.kinds import DeviceKind
+from ranktable_tools.errors import RanktableError
+
+
+def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[Holder], *, share: bool) -> list[str]:
+    """Return notes on what cannot be told. Raises RanktableError naming the card and the container that has it.
+
+    `share` allows one GPU in two containers; a second container with one NPU cannot use it.
+    """
+    for holder in holders:
+        given = holder.npus if kind == "npu" else holder.gpus
+        taken = [device_id for device_id in device_ids if device_id in given]
+        if taken and (kind == "npu" or not share):
+            cards = f"card{'s' if len(taken) > 1 else ''} {','.join(taken)}"
+            cure = "" if kind == "npu" else ", or --share-devices"
+            raise RanktableError(
+                f"{cards} of the table: the container {holder.name} was given {'them' if len(taken) > 1 else 'it'} "
+                f"already; stop it (docker rm -f {holder.name}), or take other cards{cure}"
+            )
+    return [] if kind != "cuda" or share else [*_unknown(holders)]
+
+
+def _unknown(holders: Sequence[Holder]) -> list[str]:
+    notes = [f"the container {holder.name} sees every GPU: check that it uses none of these" for holder in holders
+             if holder.all_gpus]  # fmt: skip
+    for holder in holders:
+        names = sorted(gpu for gpu in holder.gpus if not gpu.isdigit())
+        if names:
+            notes.append(f"the container {holder.name} has {', '.join(names)}: check that these are others")
+    return notes

@@ -1,0 +1,108 @@
+"""Ask docker which containers run and which cards they were given."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.containers.run_line import CARDS_LABEL
+from ranktable_tools.errors import RanktableError
+
+TIMEOUT_S = 10.0
+_NPU_NODE = re.compile(r"/dev/davinci([0-9]+)")
+_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+_MAX_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A running container and the cards it was given; `all_gpus` where it was given whatever is there."""
+
+    name: str
+    npus: frozenset[str]
+    gpus: frozenset[str]
+    all_gpus: bool
+
+
+def holders(timeout_s: float = TIMEOUT_S) -> list[Holder]:
+    """Return the running containers of this host. Raises RanktableError where docker does not tell them."""
+    ids = ask("ps", "--quiet", "--no-trunc", timeout_s=timeout_s).split()
+    # One that ended meanwhile is an error beside the answer about the others.
+    return parse_inspect(ask("inspect", *ids, timeout_s=timeout_s, strict=False)) if ids else []
+
+
+def parse_inspect(text: str) -> list[Holder]:
+    """Return the containers in what `docker inspect` answers. Raises RanktableError where that is no such answer."""
+    try:
+        listed = json.loads(text or "[]")
+        return [_holder(one) for one in listed]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RanktableError(f"docker inspect: no list of containers: {text[:_MAX_SHOWN]!r}") from error
+
+
+def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:
+    """Return what one docker command says; one that is not `strict` may have failed in part.
+
+    Raises RanktableError where docker is not there, does not answer, or fails.
+    """
+    docker = shutil.which("docker")
+    if docker is None:
+        raise RanktableError("docker is not installed here")
+    shown = f"docker {arguments[0]}"
+    try:
+        done = subprocess.run(
+            [docker, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RanktableError(f"{shown}: no answer within {timeout_s:g} s") from error
+    except OSError as error:
+        raise RanktableError(f"{shown}: cannot be run: {error.strerror}") from error
+    if strict and done.returncode != 0:
+        said = " ".join(done.stderr.split())[:_MAX_SHOWN]
+        raise RanktableError(f"{shown}: {said or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _holder(one: Mapping[str, object]) -> Holder:
+    host, config = _members(one, "HostConfig"), _members(one, "Config")
+    variables = dict(line.partition("=")[::2] for line in map(str, _list(config, "Env")))
+    nodes = (_NPU_NODE.fullmatch(str(node.get("PathOnHost", ""))) for node in _list(host, "Devices"))
+    npus = {match[1] for match in nodes if match} | set(_ids(variables.get("ASCEND_VISIBLE_DEVICES", "")))
+    requests = [request for request in _list(host, "DeviceRequests") if _is_gpu(request)]
+    gpus = {str(device) for request in requests for device in _list(request, "DeviceIDs")}
+    nvidia = variables.get("NVIDIA_VISIBLE_DEVICES", "")
+    every = nvidia == "all" or any(request.get("Count") == -1 for request in requests)
+    labelled = _members(config, "Labels").get(CARDS_LABEL)
+    if labelled is not None and not npus:
+        return Holder(_name(one), frozenset(), frozenset(str(labelled).split(",")), False)
+    return Holder(_name(one), frozenset(npus), frozenset({*gpus, *_ids(nvidia)}), every)
+
+
+def _ids(text: str) -> Iterator[str]:
+    """Yield the numbers of `0,2-4`; what else a driver's variable may hold (all, void, UUIDs) is none."""
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word.strip())
+        if match:
+            first = int(match[1])
+            yield from map(str, range(first, int(match[2] or first) + 1))
+
+
+def _is_gpu(request: Mapping[str, object]) -> bool:
+    return request.get("Driver") == "nvidia" or any("gpu" in each for each in _list(request, "Capabilities"))
+
+
+def _name(one: Mapping[str, object]) -> str:
+    return str(one.get("Name") or one.get("Id")).lstrip("/")
+
+
+def _members(value: Mapping[str, object], key: str) -> Mapping[str, object]:
+    member = value.get(key)
+    return member if isinstance(member, dict) else {}
+
+
+def _list(value: Mapping[str, object], key: str) -> Sequence[Mapping[str, object]]:
+    member = value.get(key)
+    return member if isinstance(member, list) else []

@@ -1,0 +1,65 @@
+"""A Docker engine on a Unix socket that says yes: it keeps what docker's own client makes of a command line."""
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+ID = "0" * 64
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _Handler)
+        self.created: list[dict[str, Any]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(200, b"")
+
+    def do_GET(self) -> None:
+        self._answer(200, b"{}" if "_ping" not in self.path else b"OK")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "/containers/create" in self.path:
+            self.server.created.append(json.loads(body))
+            self._answer(201, json.dumps({"Id": ID, "Warnings": []}).encode())
+        else:
+            self._answer(204, b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in (("Api-Version", "1.43"), ("OSType", "linux"), ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@contextmanager
+def fake_engine(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Serve at a Unix socket; yield the containers that clients created, as they described them."""
+    with _Server(path) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.created
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
