@@ -13,6 +13,7 @@ from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.host import Identity, InstanceHost
+from instance.kv_address import kv_host, kv_source
 from instance.offers import check_named
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
@@ -66,7 +67,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             memory,
             instance_id=identity.instance_id,
             epoch=identity.epoch,
-            host=_kv_host(config),
+            host=kv_host(config),
             transports=config.options.kv_transport,
             quorum=quorum,
             clock=clock,
@@ -88,16 +89,12 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             links_per_peer=config.options.kv_links,
             digests=config.options.kv_digests,
             trust=config.trust,
+            source=kv_source(config),
         )
 
     receiver = make_receiver(engine.memories, host.workers.decode, process_failpoints(), receive)
     sender = make_sender(engine.memories, host.workers.prefill, send)
     host.start(sender, receiver)
-
-
-def _kv_host(config: InstanceConfig) -> str:
-    """KV listeners take the table's address where --host is a wildcard: it is the one told to peers."""
-    return config.server_ip if config.options.host in ("", "0.0.0.0", "::") else config.options.host  # noqa: S104
 
 
 def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:

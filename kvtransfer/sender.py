@@ -40,12 +40,12 @@ class KvSender:
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
         digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
-        failpoints: Failpoints | None = None,
+        failpoints: Failpoints | None = None, source: str | None = None,
     ) -> None:  # fmt: skip
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
-            transports=make_transports(transports, memory), events=GuardedEvents(events),
+            transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
             acked=self._acked, claim=self._claim, clock=clock, progress_age=progress_age,
             failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,

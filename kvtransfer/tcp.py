@@ -30,6 +30,7 @@ class TcpTransport:
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
+        self.source: str | None = None
 
     def unusable(self) -> str | None:
         """It works everywhere."""
@@ -41,7 +42,7 @@ class TcpTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to "host:port"."""
-        return connect(endpoint.address, timeouts)
+        return connect(endpoint.address, timeouts, self.source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpOutlet":
         """Nothing to set up."""
@@ -141,10 +142,12 @@ def _is_scattered(place: Place) -> bool:
     return place.runs.num_rows > 1 and place.runs.num_bytes < _SMALL_ROW_BYTES * place.runs.num_rows
 
 
-def connect(address: str, timeouts: Timeouts) -> Stream:
-    """Connect to "host:port". Raises OSError, ValueError."""
+def connect(address: str, timeouts: Timeouts, source: str | None = None) -> Stream:
+    """Connect to "host:port", from the address `source` where both are of one family. Raises OSError, ValueError."""
     host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeouts.connect_s)
+    host = host.strip("[]")
+    start = (source, 0) if source is not None and (":" in source) == (":" in host) else None
+    sock = socket.create_connection((host, int(port)), timeout=timeouts.connect_s, source_address=start)
     tune(sock, timeouts.progress_s)
     return Stream(sock, progress_timeout_s=timeouts.progress_s)
 

@@ -24,11 +24,13 @@ DEFAULT_NAMES = tuple(name for name in NAMES if name not in ONLY_NAMED)
 READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool itself, some time after the announcement
 
 
-def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | None = None) -> tuple[Transport, ...]:
+def make_transports(
+    names: Sequence[str], memory: PoolMemory, *, host: str | None = None, source: str | None = None
+) -> tuple[Transport, ...]:
     """Return the named transports, best first; `names` empty means the default ones. Raises ConfigError.
 
     A transport that this machine lacks is an error when it was named. With `host`, the address of this instance, what
-    will open ports by itself warns of them now.
+    will open ports by itself warns of them now. Connections over TCP start at `source`, an address of this machine.
     """
     for name in names:
         if name not in _MAKERS:
@@ -41,6 +43,9 @@ def make_transports(names: Sequence[str], memory: PoolMemory, *, host: str | Non
     for transport in transports:
         if host is not None and isinstance(transport, MooncakeTransport):
             transport.open(host)
+    for transport in transports:
+        if isinstance(transport, (TcpTransport, ProcessGroupTransport)):
+            transport.source = source
     usable = tuple(transport for transport in transports if transport.unusable() is None)
     if not usable:
         raise ConfigError(f"none of the KV transports {', '.join(names or DEFAULT_NAMES)} works here")

@@ -5,16 +5,19 @@ deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same fla
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
+from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
 from pdserve.flags.parser import CONFIG_HELP, prepare
+from pdserve.instance_environment import prepare_environment
 from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
+from pdserve.start_lines import instance_lines, scheduler_lines
 from pdserve.step_tokens import check_step_tokens
 from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import LaunchPlan, resolve
@@ -63,8 +66,7 @@ def _launch(argv: Sequence[str]) -> int:
         return _help()
     process_failpoints()  # a wrong setting ends the process before it serves
     plan = resolve(table_variables(argv, os.environ))
-    for line in (describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
-        print(line, flush=True)
+    _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
     return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
 
 
@@ -88,6 +90,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
     trust = trust_of(plan, os.environ, parsed.engine)
+    _tell(scheduler_lines(parsed.engine, plan))
     logs.configure(parsed.engine.log_level)
     return process.run(parsed, plan, trust)
 
@@ -96,18 +99,27 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     from pdserve import instance_flags
 
     typed = instance_flags.typed_over_file(argv, os.environ)
-    options = with_plain_model(typed.options, os.environ)
-    launch = instance_flags.launch(options, plan, trust_of(plan, os.environ, options))
-    for notice in (*typed.notices, *launch.notices):
-        print(notice, flush=True)
+    options = with_own_address(typed.options, plan.own.server_ip)
+    trust = trust_of(plan, os.environ, options)
+    check_kv_address(options.kv_ip, trust)
+    around = prepare_environment(options, plan, os.environ)
+    launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
+    _tell((*typed.notices, *launch.notices))
     options = launch.config.options
     require_free(options.host, options.port)
     if options.http_port is not None:
         require_free(options.host, options.http_port, "--http-port")
-    logs.configure(options.log_level)
     from instance import process
+    from instance.kv_address import kv_host
 
+    _tell(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
+    logs.configure(options.log_level)
     return process.run(launch.config)
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ def interface_addresses() -> tuple[str, ...]:
     return bridges_last((*_ipv4(), *_ipv6()))
 
 
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has `address`, None where none has."""
+    return next((name for name, found in (*_ipv4(), *_ipv6()) if found == address), None)
+
+
 def bridges_last(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return the addresses of (interface name, address) pairs, those of bridges between containers last."""
     return tuple(address for _, address in sorted(named, key=lambda pair: _BRIDGES.match(pair[0]) is not None))

@@ -53,6 +53,8 @@ class EngineOptions:
     served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(0, "port to listen on (default: 9000 for a cluster, 8000 for pdserve serve)", parse=int)
+    ip: str | None = flag(None, "an instance's address in the table, to listen on (default: --host listens)")
+    kv_ip: str | None = flag(None, "address of its KV links, to listen on and connect from (default: the table's)")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = flag("auto", "where the engine runs", choices=("auto", "cpu", "cuda", "npu"))
     max_model_len: int | None = flag(None, "longest prompt + output (default: the model's)", parse=int)

@@ -29,6 +29,7 @@ class ProcessGroupTransport:
     def __init__(self, memory: PoolMemory) -> None:
         self._memory, self._device = memory, device_of(memory)
         self._backend = backends.backend_for(self._device)
+        self.source: str | None = None
 
     def unusable(self) -> str | None:
         """It needs torch and a backend for the pool's device."""
@@ -44,7 +45,7 @@ class ProcessGroupTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to "host:port"."""
-        return tcp.connect(endpoint.address, timeouts)
+        return tcp.connect(endpoint.address, timeouts, self.source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> GroupOutlet:
         """Make the group as its rank 0."""

@@ -1,0 +1,67 @@
+"""What start_servers.sh prints once a process knows what it is: ports, devices, network, and what to do next. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ranktable_tools.launch_plan import LaunchPlan
+from wire.kv_transports import ONE_HOST
+from wire.options import EngineOptions
+
+if TYPE_CHECKING:
+    from instance.config import InstanceConfig  # the scheduler comes here too, and it may lack the engine's packages
+
+PUBLIC_PORT = 9000
+
+
+def instance_lines(
+    config: "InstanceConfig", plan: LaunchPlan, kv_host: str, device_line: str | None, variables: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the lines of a prefill or decode instance; `kv_host` is where its KV listens."""
+    options = config.options
+    set_here = (f"network: {' '.join(f'{name}={value}' for name, value in variables.items())}",) if variables else ()
+    return (
+        f"ports: control {_at(options.host, options.port)}, KV {_kv(config.options, kv_host)}, /health and /metrics "
+        f"{_at(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
+        device_line or _cores(config),
+        *set_here,
+        f"next: start the other instances and the scheduler, whose NODE_PORTS has {options.port} as "
+        f"{_ordinal(plan)}; `pdserve status --url http://{plan.global_table.scheduler.server_ip}:{PUBLIC_PORT}` "
+        "shows them",
+    )
+
+
+def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
+    """Return the lines of the scheduler."""
+    instances = ", ".join(f"{one.role} {_at(one.host, one.port)}" for one in plan.instance_addresses)
+    return (
+        f"ports: OpenAI API {_at(engine.host, engine.port)}",
+        "devices: none",
+        f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}/v1/models",
+    )
+
+
+def _kv(options: EngineOptions, host: str) -> str:
+    names = options.kv_transport
+    if names and set(names) <= set(ONE_HOST):
+        return f"none ({', '.join(names)})"
+    return f"{options.kv_port_range or 'any free port'} of {host}"
+
+
+def _cores(config: "InstanceConfig") -> str:
+    cores = ",".join(map(str, config.cores)) or "all"
+    ranks = ", ".join(f"rank {rank} = device {device_id}" for rank, device_id in enumerate(config.device_ids))
+    return f"devices: {ranks} on CPU cores {cores}"
+
+
+def _ordinal(plan: LaunchPlan) -> str:
+    assert plan.index is not None, "an instance has its place in the table"
+    return f"number {plan.index + 1} of {len(plan.global_table.instances)}"
+
+
+def _reached(engine: EngineOptions, plan: LaunchPlan) -> str:
+    anywhere: Sequence[str] = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
+    return _at(plan.own.server_ip if engine.host in anywhere else engine.host, engine.port)
+
+
+def _at(host: str, port: int | None) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"

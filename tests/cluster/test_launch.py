@@ -1,0 +1,54 @@
+"""start_servers.sh with one file of flags for every role: what each process says, and what it takes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.guide import GuideCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_model: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("engine: fake\nmax-num-seqs: 8\nmax-queued-requests: 20\nenforce-eager: true\n")
+    flags = ("--config", str(file), "--trust-remote-code")
+
+    with GuideCluster(tmp_path, fake_model, flags=flags) as cluster:
+        cluster.start("scheduler")
+        cluster.start("prefill-0", flags=("--kv-ip=127.0.0.1",))
+        cluster.start("decode-0", flags=("--chat-template=t",))
+        cluster.wait_ready()
+        logs = {name: process.log for name, process in cluster.processes.items()}
+        answer = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 2})
+
+    assert answer.status == 200
+    for log in logs.values():
+        assert log.count("without effect: --enforce-eager") == 1
+        assert "--trust-remote-code (code that comes with a model is never run)" in log
+    prefill, decode = cluster.ports
+    assert f"ports: control 0.0.0.0:{prefill}, KV any free port of 127.0.0.1, " in logs["prefill-0"]
+    assert f"whose NODE_PORTS has {decode} as number 2 of 2" in logs["decode-0"]
+    assert "devices: rank 0 = device 4, rank 1 = device 5 on CPU cores" in logs["prefill-0"]
+    assert "without effect on an instance: --chat-template (the scheduler has the front door)" in logs["decode-0"]
+    assert f"ports: OpenAI API 0.0.0.0:{cluster.port}\ndevices: none\nnext: it waits for prefill " in logs["scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--api-key=s",), "--api-key is refused: clients are not asked for a key"),
+        (("--max-num-seq=8",), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
+        (("--ip=192.0.2.7",), "--ip 192.0.2.7 is not server_ip"),
+        (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is no address of this machine"),
+    ],
+)
+def test_a_flag_that_cannot_be_taken_ends_the_process_with_2(
+    tmp_path: Path, fake_model: Path, flags: tuple[str, ...], words: str
+) -> None:
+    with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+        process = cluster.start("prefill-0", flags=flags)
+        status = cluster.processes.pop("prefill-0").wait()
+
+    assert status == 2
+    assert words in process.log

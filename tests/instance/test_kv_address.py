@@ -1,0 +1,45 @@
+"""KV links listen and start at --kv-ip, else at the table's address."""
+
+import socket
+
+import pytest
+
+from instance.config import InstanceConfig
+from instance.kv_address import kv_host, kv_source
+from kvtransfer.tcp import connect, listen
+from kvtransfer.transport import Timeouts
+from wire.options import EngineOptions
+from wire.types import Role
+
+OWN = ("10.0.0.18", "10.0.1.18")
+
+
+def _config(server_ip: str = "10.0.0.18", **flags: str) -> InstanceConfig:
+    return InstanceConfig(EngineOptions(model="m", **flags), Role.DECODE, server_ip)  # type: ignore[arg-type]
+
+
+def test_listeners_take_the_tables_address_behind_a_wildcard_and_kv_ip_before_all() -> None:
+    assert kv_host(_config(host="0.0.0.0")) == "10.0.0.18"
+    assert kv_host(_config(host="10.0.0.7")) == "10.0.0.7"
+    assert kv_host(_config(host="0.0.0.0", kv_ip="10.0.1.18")) == "10.0.1.18"
+
+
+def test_outgoing_links_start_at_the_tables_address_where_this_machine_has_it() -> None:
+    assert kv_source(_config(), lambda: OWN) == "10.0.0.18"
+    assert kv_source(_config(kv_ip="10.0.1.18"), lambda: OWN) == "10.0.1.18"
+    assert kv_source(_config(), lambda: ()) is None
+    assert kv_source(_config("127.0.0.1"), lambda: ("127.0.0.1",)) is None
+
+
+@pytest.mark.parametrize(("source", "seen"), [("127.0.0.2", "127.0.0.2"), (None, "127.0.0.1"), ("::1", "127.0.0.1")])
+def test_a_peer_sees_the_source_where_it_is_of_its_family(source: str | None, seen: str) -> None:
+    listener, address = listen("127.0.0.1", None)
+    with listener:
+        listener.settimeout(5.0)
+        stream = connect(address, Timeouts(5.0, 5.0), source)
+        accepted, peer = listener.accept()
+        with accepted:
+            stream.close()
+
+    assert isinstance(accepted, socket.socket)
+    assert peer[0] == seen

@@ -1,0 +1,66 @@
+"""--ip and --kv-ip are checked against the table and this machine; the collectives' variables follow."""
+
+import pytest
+
+from pdserve.addresses import check_kv_address, network_variables, with_own_address
+from ranktable_tools.interfaces import interface_addresses, interface_of
+from wire.errors import ConfigError, Incompatible
+from wire.options import EngineOptions
+from wire.secret import Secret
+from wire.trust import Trust
+
+TABLE = Trust(addresses=frozenset({"10.0.0.18"}), loopback=False)
+
+
+def _interfaces(address: str) -> str | None:
+    return {"10.0.0.18": "eth0", "10.0.1.18": "eth1"}.get(address)
+
+
+def test_ip_is_where_an_instance_listens_unless_host_says_another() -> None:
+    assert with_own_address(EngineOptions(ip="10.0.0.18"), "10.0.0.18").host == "10.0.0.18"
+    assert with_own_address(EngineOptions(ip="10.0.0.18", host="0.0.0.0"), "10.0.0.18").host == "0.0.0.0"
+    assert with_own_address(EngineOptions(), "10.0.0.18").host == "127.0.0.1"
+
+
+def test_another_ip_than_the_tables_is_refused_with_both() -> None:
+    with pytest.raises(ConfigError, match=r"--ip 10.0.0.9 is not server_ip 10.0.0.18"):
+        with_own_address(EngineOptions(ip="10.0.0.9"), "10.0.0.18")
+
+
+def test_kv_ip_is_an_address_of_this_machine_that_peers_take() -> None:
+    check_kv_address(None, TABLE)
+    check_kv_address("10.0.0.18", TABLE, lambda: ("10.0.0.18",))
+    check_kv_address("10.0.1.18", Trust(secret=Secret(b"s" * 32)), lambda: ("10.0.1.18",))
+    with pytest.raises(ConfigError, match=r"--kv-ip '10.0.0.\*' is no address of a host"):
+        check_kv_address("10.0.0.*", TABLE)
+    with pytest.raises(ConfigError, match=r"--kv-ip 10.0.9.9 is no address of this machine: it has 10.0.0.18, 127"):
+        check_kv_address("10.0.9.9", TABLE, lambda: ("10.0.0.18",))
+    with pytest.raises(Incompatible, match=r"10.0.1.18 is not in the global table .* no cluster secret"):
+        check_kv_address("10.0.1.18", TABLE, lambda: ("10.0.1.18",))
+
+
+def test_the_variables_of_the_collectives_follow_the_address() -> None:
+    assert network_variables("10.0.1.18", "npu", {}, _interfaces) == {
+        "GLOO_SOCKET_IFNAME": "eth1", "HCCL_IF_IP": "10.0.1.18", "HCCL_SOCKET_IFNAME": "=eth1",
+    }  # fmt: skip
+    assert network_variables("10.0.0.18", "cuda", {}, _interfaces) == {
+        "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0",
+    }  # fmt: skip
+    assert network_variables("10.0.0.18", "cpu", {}, _interfaces) == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def test_a_variable_that_was_set_stays() -> None:
+    found = network_variables("10.0.0.18", "npu", {"HCCL_IF_IP": "10.9.9.9", "GLOO_SOCKET_IFNAME": "eth7"}, _interfaces)
+
+    assert found == {"HCCL_SOCKET_IFNAME": "=eth0"}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "node-1", "10.7.7.7"])
+def test_loopback_names_and_addresses_of_others_set_nothing(address: str) -> None:
+    assert network_variables(address, "npu", {}, _interfaces) == {}
+
+
+def test_the_kernel_names_the_interface_of_each_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") is None
+    assert all(interface_of(address) for address in interface_addresses())

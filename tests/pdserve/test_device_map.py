@@ -1,0 +1,117 @@
+"""Which card each rank gets: preset, all that are shown, or looked up by physical id."""
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.device_map import DeviceMap, map_devices
+from ranktable_tools.devices.kinds import DeviceKind
+from wire.errors import ConfigError
+
+NPU, CUDA = "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+MAP_HEAD = "\tNPU ID                         Chip ID                        Chip Logic ID                  Chip Name\n"
+GPUS = "--query-gpu=index,uuid,name,driver_version,memory.used,memory.total --format=csv,noheader,nounits"
+
+
+def _stub(folder: Path, name: str, arguments: str, answer: str) -> dict[str, str]:
+    """Put an executable that answers one command line into `folder`; return an environment that finds it alone."""
+    folder.mkdir(exist_ok=True)
+    (folder / "answer").write_text(answer)
+    tool = folder / name
+    tool.write_text(f'#!/bin/sh\n[ "$*" = "{arguments}" ] || exit 13\nwhile read -r line; do echo "$line"; done < '
+                    f"{folder}/answer\n")  # fmt: skip
+    tool.chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+def npus(tmp_path: Path, *ids: int) -> dict[str, str]:
+    rows = (
+        f"\t{i:<31}0                              {i:<31}Ascend 910B4\n\t{i:<31}1{' ' * 30}-{' ' * 30}Mcu\n"
+        for i in ids
+    )
+    return _stub(tmp_path / "bin", "npu-smi", "info -m", MAP_HEAD + "".join(rows))
+
+
+def gpus(tmp_path: Path, *ids: int) -> dict[str, str]:
+    rows = (f"{i}, GPU-{i}f, NVIDIA H200, 570.1, 1, 143771\n" for i in ids)
+    return _stub(tmp_path / "bin", "nvidia-smi", GPUS, "".join(rows))
+
+
+def mapped(kind: DeviceKind, ids: str, environ: dict[str, str], dev: Path) -> DeviceMap:
+    found = map_devices(kind, ids.split(","), environ, dev=dev)
+    assert found is not None
+    return found
+
+
+def test_cpus_have_no_map(tmp_path: Path) -> None:
+    assert map_devices("cpu", ["4", "5"], {}, dev=tmp_path) is None
+
+
+def test_a_container_with_the_entrys_cards_alone_leaves_the_variable_alone(tmp_path: Path) -> None:
+    npu = mapped("npu", "4,5", npus(tmp_path, 0, 1), tmp_path)
+    cuda = mapped("cuda", "4,5", gpus(tmp_path, 0, 1), tmp_path)
+
+    assert (npu.value, cuda.value) == (None, None)
+    assert npu.line == (
+        "devices: rank 0 = device 4 on card 0, rank 1 = device 5 on card 1 "
+        f"(every card shown here; {NPU} is left unset)"
+    )
+    assert f"{CUDA} is left unset" in cuda.line
+
+
+def test_where_more_npus_are_shown_physical_ids_are_mapped(tmp_path: Path) -> None:
+    host = mapped("npu", "6,4", npus(tmp_path, *range(8)), tmp_path)
+    some = mapped("npu", "6,7", npus(tmp_path, 7, 4, 5, 6), tmp_path)
+
+    assert (host.variable, host.value) == (NPU, "6,4")
+    assert some.value == "2,3"
+    assert some.line == f"devices: rank 0 = device 6 on 2, rank 1 = device 7 on 3 ({NPU}=2,3)"
+
+
+def test_where_more_gpus_are_shown_they_are_named_by_uuid(tmp_path: Path) -> None:
+    found = mapped("cuda", "3,1", gpus(tmp_path, 0, 1, 2, 3), tmp_path)
+
+    assert (found.variable, found.value) == (CUDA, "GPU-3f,GPU-1f")
+
+
+def test_without_npu_smi_the_device_nodes_are_counted(tmp_path: Path) -> None:
+    for name in ("davinci0", "davinci2", "davinci3", "davinci_manager"):
+        (tmp_path / name).touch()
+
+    assert mapped("npu", "3", {"PATH": "/nowhere"}, tmp_path).value == "2"
+
+
+def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+
+    assert mapped("cuda", "4,5", {"PATH": "/nowhere"}, tmp_path).value is None
+    with pytest.raises(ConfigError, match=rf"nvidia-smi is not found, .* \(0,1\) apart: set {CUDA}"):
+        map_devices("cuda", ["1"], {"PATH": "/nowhere"}, dev=tmp_path)
+
+
+def test_a_value_that_was_set_is_obeyed(tmp_path: Path) -> None:
+    environ = {**npus(tmp_path, 0, 1, 2, 3), NPU: "3, 2"}
+
+    found = mapped("npu", "4,5", environ, tmp_path)
+
+    assert found.value is None
+    assert found.line == f"devices: rank 0 = device 4 on 3, rank 1 = device 5 on 2 ({NPU}=3, 2, as it was set)"
+
+
+@pytest.mark.parametrize("preset", ["", "3"])
+def test_a_value_that_was_set_and_is_too_short_is_refused_with_both(tmp_path: Path, preset: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{CUDA}='{preset}' shows {len(preset)} cards, .* has 2 \(4,5\)"):
+        map_devices("cuda", ["4", "5"], {CUDA: preset}, dev=tmp_path)
+
+
+def test_too_few_cards_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"1 npu cards are shown here \(4\), the table's entry has 2 \(4,5\)"):
+        map_devices("npu", ["4", "5"], npus(tmp_path, 4), dev=tmp_path)
+    with pytest.raises(ConfigError, match=r"0 cuda cards are shown here \(none\)"):
+        map_devices("cuda", ["4"], {"PATH": "/nowhere"}, dev=tmp_path)
+
+
+def test_a_device_that_is_not_shown_is_refused_by_its_id(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"device 6 of the table is none of the npu .*\(0,1,2,3\): .* set {NPU}"):
+        map_devices("npu", ["6"], npus(tmp_path, 0, 1, 2, 3), dev=tmp_path)

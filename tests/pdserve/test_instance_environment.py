@@ -1,0 +1,48 @@
+"""What is set before anything that reads the environment is imported."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pdserve.instance_environment import prepare_environment
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.devices.tools import Answer
+from ranktable_tools.launch_plan import LaunchPlan, resolve
+from wire.options import EngineOptions
+
+GPUS = "".join(f"{i}, GPU-{i}, NVIDIA H200, 570.1, 1, 143771\n" for i in range(8))
+
+
+def _plan(folder: Path) -> LaunchPlan:
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(folder), "127.0.0.1", None, "cpu"), lambda line: None, {})
+    return resolve(
+        {
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(folder / made.global_name),
+            "RANK_TABLE_FILE_PATH": str(folder / made.instances[1].file_name),
+        }
+    )
+
+
+def _tool(folder: Path) -> dict[str, str]:
+    (folder / "nvidia-smi").touch(mode=0o755)
+    return {"PATH": str(folder)}
+
+
+def test_a_gpu_instance_gets_its_entrys_cards(tmp_path: Path) -> None:
+    environ = _tool(tmp_path)
+
+    made = prepare_environment(
+        EngineOptions(device="cuda"), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), GPUS, 0)
+    )
+
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-6,GPU-7"
+    assert made.device_line is not None
+    assert "rank 0 = device 6 on GPU-6, rank 1 = device 7 on GPU-7" in made.device_line
+
+
+def test_an_instance_on_cpus_and_loopback_changes_nothing(tmp_path: Path) -> None:
+    environ = _tool(tmp_path)
+    before = dict(environ)
+
+    for device in ("auto", "cpu"):
+        made = prepare_environment(replace(EngineOptions(), device=device), _plan(tmp_path), environ)
+        assert (made.device_line, made.network, environ) == (None, {}, before)

@@ -1,0 +1,73 @@
+"""A started process says its ports, its devices and what to do next."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from instance.config import InstanceConfig
+from instance.kv_address import kv_host
+from pdserve.start_lines import instance_lines, scheduler_lines
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.launch_plan import LaunchPlan, resolve
+from wire.options import EngineOptions
+from wire.types import Role
+
+
+def _plan(folder: Path, member: int | None) -> LaunchPlan:
+    made = gen(
+        GenArguments(["4,5"], ["6,7"], True, str(folder), "10.0.0.18", "8088,8089", "cpu"), lambda line: None, {}
+    )
+    local = made.host if member is None else made.instances[member]
+    assert local is not None
+    return resolve(
+        {
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(folder / made.global_name),
+            "RANK_TABLE_FILE_PATH": str(folder / local.file_name),
+        }
+    )
+
+
+def _config(**flags: object) -> InstanceConfig:
+    options = EngineOptions(**{"model": "m", "host": "0.0.0.0", "port": 8089, **flags})  # type: ignore[arg-type]
+    return InstanceConfig(options, Role.DECODE, "10.0.0.18", ("6", "7"), cores=(2, 3))
+
+
+def test_an_instance_says_ports_devices_and_the_next_step(tmp_path: Path) -> None:
+    config = _config()
+
+    lines = instance_lines(config, _plan(tmp_path, 1), kv_host(config), None, {})
+
+    assert lines == (
+        "ports: control 0.0.0.0:8089, KV any free port of 10.0.0.18, /health and /metrics off (--http-port)",
+        "devices: rank 0 = device 6, rank 1 = device 7 on CPU cores 2,3",
+        "next: start the other instances and the scheduler, whose NODE_PORTS has 8089 as number 2 of 2; "
+        "`pdserve status --url http://10.0.0.18:9000` shows them",
+    )
+
+
+def test_flags_change_what_it_says(tmp_path: Path) -> None:
+    config = _config(http_port=9100, kv_port_range="20000-20001", kv_ip="10.0.1.18")
+
+    lines = instance_lines(
+        config, _plan(tmp_path, 1), kv_host(config), "devices: rank 0 = device 6 on 2", {"HCCL_IF_IP": "10.0.1.18"}
+    )
+
+    assert lines[0] == ("ports: control 0.0.0.0:8089, KV 20000-20001 of 10.0.1.18, /health and /metrics 0.0.0.0:9100")
+    assert lines[1:3] == ("devices: rank 0 = device 6 on 2", "network: HCCL_IF_IP=10.0.1.18")
+    shm = instance_lines(_config(kv_transport=("shm",)), _plan(tmp_path, 1), "", None, {})
+    assert "KV none (shm)," in shm[0]
+
+
+@pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "10.0.0.18:9000"), ("127.0.0.1", "127.0.0.1:9000")])
+def test_the_scheduler_says_whom_it_waits_for_and_where_it_will_answer(tmp_path: Path, host: str, reached: str) -> None:
+    engine = replace(EngineOptions(), host=host, port=9000)
+
+    lines = scheduler_lines(engine, _plan(tmp_path, None))
+
+    assert lines == (
+        f"ports: OpenAI API {host}:9000",
+        "devices: none",
+        "next: it waits for prefill 10.0.0.18:8088, decode 10.0.0.18:8089; once it is ready, ask: "
+        f"curl http://{reached}/v1/models",
+    )
