@@ -60,6 +60,8 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     namespace = parser.parse_args(argv)
     if namespace.folder and "model" in namespace and "model" not in parser.from_file:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
+    if "ip" in namespace and "ip" not in parser.from_file:
+        raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: --host says where this listens")
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     check_engine_flags(from_namespace(EngineOptions, namespace))

@@ -25,7 +25,7 @@ examples:
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
 """
-_DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port")
+_DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip")
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 

@@ -69,6 +69,15 @@ def test_a_model_typed_to_serve_wins_over_the_files(file: Path, model: str) -> N
         serve.parse(["--config", str(file), model, "--model", "other"])
 
 
+def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path, model: str) -> None:
+    with pytest.raises(ConfigError, match=r"--ip 10.0.0.1 is for an instance of a ranktable"):
+        serve.parse([model, "--ip=10.0.0.1"])
+    with pytest.raises(ConfigError, match=r"--kv-ip is decided by `pdserve up` itself"):
+        up_request.parse(["--model", model, "--kv-ip=10.0.0.1"])
+    file.write_text("ip: 10.0.0.1\n")
+    assert serve.parse([model, "--config", str(file)]).engine.model == model
+
+
 @pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
 def test_every_command_takes_a_file_and_refuses_an_unknown_key_with_its_line(
     file: Path, command: str, capsys: pytest.CaptureFixture[str]
