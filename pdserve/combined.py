@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pdserve.cli import guarded
 from pdserve.instance_flags import typed_over_file
+from pdserve.tether import hold_on
 from telemetry import logs
 from wire.types import Role
 
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
+    hold_on(os.environ)
     from instance import process
     from instance.config import InstanceConfig
 

@@ -1,12 +1,15 @@
 """`pdserve down`: stop what `pdserve up` started."""
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.flags.parser import CommandParser
-from pdserve.processes import SCHEDULER_GRACE_S, stop
-from pdserve.run_folder import RunFolder, default_run_dir
+from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, stop, tell, wait
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir
+
+_AGAIN_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,13 +20,28 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     folder = RunFolder(Path(arguments.run_dir).absolute())
     state = folder.read()
-    living = () if state is None else state.living()
-    if not living:
+    if state is None or not state.is_up:
         print("nothing runs here")
     else:
-        killed = stop(living, arguments.timeout)
-        print(f"stopped {', '.join(process.name for process in living)}")
+        killed = end(state, arguments.timeout)
+        print(f"stopped {', '.join(process.name for process in state.processes)}")
         for process in killed:
             print(f"{process.name} did not stop in time and was killed (log: {process.log})")
     folder.clear()
     return 0
+
+
+def end(state: ClusterState, timeout_s: float) -> tuple[ProcessRecord, ...]:
+    """End a cluster, by its supervisor where that runs; return the processes that were given no more time."""
+    watcher = state.supervisor
+    if watcher is None or not watcher.alive:
+        return stop(state.living(), timeout_s)
+    tell(watcher, signal.SIGTERM)
+    late = wait([one for one in state.processes if one.role == "scheduler"], timeout_s)
+    for _ in range(round((INSTANCE_GRACE_S + 2 * KILL_WAIT_S) / _AGAIN_S)):
+        if late:
+            tell(watcher, signal.SIGTERM)  # the second one: at once
+        if not wait([watcher], _AGAIN_S):
+            return late
+    tell(watcher, signal.SIGKILL)
+    return wait(state.processes, KILL_WAIT_S) or late  # they end with it

@@ -19,6 +19,7 @@ from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.start_lines import instance_lines, scheduler_lines
 from pdserve.step_tokens import check_step_tokens
+from pdserve.tether import hold_on
 from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
@@ -64,6 +65,7 @@ def table_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str
 def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         return _help()
+    hold_on(os.environ)
     process_failpoints()  # a wrong setting ends the process before it serves
     plan = resolve(table_variables(argv, os.environ))
     _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))

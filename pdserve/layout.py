@@ -2,17 +2,18 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.ports import free_ports
+from pdserve.process_plan import ProcessPlan, environment
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.generate import Generated
 from ranktable_tools.secret import ensure_secret
 
 HOST = "127.0.0.1"
-_OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
+__all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +27,6 @@ class ClusterShape:
     flags: tuple[str, ...]
     device: str = "auto"
     num_ranks: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """One process to start; `env` is what it has beside our own environment."""
-
-    name: str
-    role: str
-    address: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
 
 
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
@@ -53,11 +43,6 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     assert generated.host is not None, "the host file was asked for"
     host_file = generated.host.file_name
     return (*instances, _process(tables, generated, host_file, "scheduler", shape.host, shape.port, shape.flags))
-
-
-def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process: ours, without what would mean another cluster."""
-    return {key: value for key, value in environ.items() if key not in _OF_OTHERS} | dict(plan.env)
 
 
 def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Generated:

@@ -5,31 +5,42 @@ import os
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pdserve.layout import ProcessPlan, environment
+from pdserve import tether
+from pdserve.process_plan import ProcessPlan, environment
 from pdserve.run_folder import ProcessRecord, last_line, start_time
 
 POLL_S = 0.1
 SCHEDULER_GRACE_S = 35.0
 INSTANCE_GRACE_S = 10.0
-_KILL_WAIT_S = 5.0
+KILL_WAIT_S = 5.0
 
 
 class Child:
-    """One process we started. `record` names it for others."""
+    """One process we started. `record` names it for others. A child that knows tether.py ends with us.
 
-    def __init__(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str]) -> None:
+    `again` is for one that died: what it says now follows in its log what it said then. Raises OSError.
+    """
+
+    def __init__(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists():
+        if log.exists() and not again:
             log.replace(log.with_name(log.name + ".1"))  # what the last run said last is often what one looks for
-        with log.open("wb") as output:
-            # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
-            self._popen = subprocess.Popen(
-                plan.command, env=environment(plan, environ), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+        held, ours = os.pipe()
+        weakref.finalize(self, os.close, ours)
+        env = environment(plan, environ) | {tether.VARIABLE: str(held)}
+        try:
+            with log.open("ab") as output:
+                # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
+                self._popen = subprocess.Popen(
+                    plan.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True, pass_fds=(held,),
+                )  # fmt: skip
+        finally:
+            os.close(held)
         started = start_time(self._popen.pid) or 0
         self.record = ProcessRecord(plan.name, plan.role, self._popen.pid, started, plan.address, str(log))
 
@@ -45,10 +56,6 @@ class Child:
     def exit_status(self) -> int | None:
         """Return the exit status, None while it runs."""
         return self._popen.poll()
-
-    def detach(self) -> None:
-        """Leave the process to itself: we no longer wait for it."""
-        self._popen.returncode = self._popen.poll() or 0
 
 
 def _never() -> bool:
@@ -72,16 +79,17 @@ def _stop(
     processes: Sequence[ProcessRecord], grace_s: float, at_once: Callable[[], bool]
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
     for process in processes:
-        _signal(process, signal.SIGTERM)
-    left = _wait(processes, grace_s, at_once)
+        tell(process, signal.SIGTERM)
+    left = wait(processes, grace_s, at_once)
     for process in left:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    _wait(left, _KILL_WAIT_S)
+    wait(left, KILL_WAIT_S)
     return left
 
 
-def _signal(process: ProcessRecord, number: signal.Signals) -> None:
+def tell(process: ProcessRecord, number: signal.Signals) -> None:
+    """Signal a process, if it is still that one."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)
         try:
@@ -92,9 +100,10 @@ def _signal(process: ProcessRecord, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _wait(
+def wait(
     processes: Sequence[ProcessRecord], timeout_s: float, at_once: Callable[[], bool] = _never
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
+    """Wait until all have ended, `timeout_s` at most; return those that have not."""
     deadline = time.monotonic() + timeout_s
     left = tuple(process for process in processes if process.alive)
     while left and time.monotonic() < deadline and not at_once():

@@ -42,7 +42,9 @@ def _run(folder: RunFolder, flags: Sequence[str]) -> int:
             print(f"a cluster serves already at {url}: asking it", flush=True)
         else:
             print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
-            up.main(["--detach", *flags])
+            status = up.main(["--detach", *flags])
+            if status != 0:
+                return status  # it has said why, and where its logs are
             url = serving(folder, _port(flags))
         if url is None:
             raise Unavailable("the cluster was ready and is no longer")
@@ -55,7 +57,7 @@ def _run(folder: RunFolder, flags: Sequence[str]) -> int:
 def serving(folder: RunFolder, port: int) -> str | None:
     """Return where a cluster serves: the run folder's, else whatever answers on `port`."""
     state = folder.read()
-    urls = [state.base_url] if state is not None and state.living() else []
+    urls = [state.base_url] if state is not None and state.is_up else []
     urls.append(f"http://127.0.0.1:{port}")
     return next((url for url in urls if ask_ready(Client(url, timeout_s=5.0))[0]), None)
 

@@ -1,7 +1,7 @@
 """Wait until a cluster is ready, watching its processes meanwhile."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdserve.client import Client
 from pdserve.processes import POLL_S, Child
@@ -11,13 +11,15 @@ _WRONG_INPUT = 2
 """The exit status of a process of ours that cannot start as it was told to."""
 
 
-def wait_ready(children: Sequence[Child], client: Client, timeout_s: float) -> None:
-    """Return when /ready says so, telling what it waits for.
+def wait_ready(
+    children: Sequence[Child], client: Client, timeout_s: float, say: Callable[[str], None]
+) -> None:  # fmt: skip
+    """Return when /ready says so, telling by `say` what it waits for.
 
     Raises Unavailable, with its last log line, when a process ends (ConfigError where it says that what it was told is
     wrong), and DeadlineExceeded after `timeout_s`.
     """
-    print(f"starting {', '.join(child.record.name for child in children)}", flush=True)
+    say(f"starting {', '.join(child.record.name for child in children)}")
     deadline = time.monotonic() + timeout_s
     told = ""
     while True:
@@ -30,7 +32,7 @@ def wait_ready(children: Sequence[Child], client: Client, timeout_s: float) -> N
             return
         if words not in ("", told):
             told = words
-            print(f"waiting: {words}", flush=True)
+            say(f"waiting: {words}")
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"not ready after {timeout_s:g} s: {told or 'the scheduler does not answer'}")
         time.sleep(POLL_S)

@@ -28,7 +28,10 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One process of a cluster. `started` tells it from a later one with the same pid."""
+    """One process of a cluster. `started` tells it from a later one with the same pid.
+
+    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words.
+    """
 
     name: str
     role: str
@@ -36,6 +39,8 @@ class ProcessRecord:
     started: int
     address: str
     log: str
+    restarts: int = 0
+    note: str = ""
 
     @property
     def alive(self) -> bool:
@@ -45,11 +50,17 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What `pdserve up` wrote: where the cluster is served and which processes make it."""
+    """What `pdserve up` wrote: where the cluster is served, which processes make it, and the one that watches them."""
 
     base_url: str
     model: str
     processes: tuple[ProcessRecord, ...]
+    supervisor: ProcessRecord | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether anything of it still runs."""
+        return bool(self.living()) or (self.supervisor is not None and self.supervisor.alive)
 
     def living(self) -> tuple[ProcessRecord, ...]:
         """Return the processes that still run."""
@@ -94,7 +105,9 @@ class RunFolder:
         try:
             data = json.loads(self._state.read_text())
             processes = tuple(ProcessRecord(**process) for process in data.pop("processes"))
-            return ClusterState(processes=processes, **data)
+            supervisor = data.pop("supervisor", None)
+            watcher = None if supervisor is None else ProcessRecord(**supervisor)
+            return ClusterState(processes=processes, supervisor=watcher, **data)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -115,13 +128,18 @@ class RunFolder:
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank, or words for an empty one."""
+    return last_lines(log, 1)[0].strip()
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the last `count` lines of a log that are not blank, or one line of words for an empty one."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except FileNotFoundError:
-        return "(no log)"
-    return lines[-1].strip() if lines else "(its log is empty)"
+        return ["(no log)"]
+    return lines[-count:] or ["(its log is empty)"]
 
 
 def _folder(environ: Mapping[str, str], own: str, xdg: str, home: str) -> Path:

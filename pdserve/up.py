@@ -1,36 +1,47 @@
-"""`pdserve up`: start a cluster on this machine, wait until it is ready, then stay in front or leave it serving."""
+"""`pdserve up`: start a cluster on this machine, keep its processes running, stay in front or in the background."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from pdserve.background import in_background
 from pdserve.client import Client
+from pdserve.journal import Journal
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import require_free
-from pdserve.processes import POLL_S, SCHEDULER_GRACE_S, Child, stop
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import POLL_S, Child, stop
 from pdserve.readiness import wait_ready
-from pdserve.run_folder import ClusterState, RunFolder, default_run_dir
+from pdserve.restarts import RestartLimits
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir, start_time
+from pdserve.supervisor import Supervisor
 from pdserve.up_request import UpRequest, parse
-from wire.errors import ConfigError, Unavailable
+from wire.errors import ConfigError
 
 _FAILED_GRACE_S = 3.0
+_CLOSE_S = 5.0  # the scheduler's own, after its requests
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process dies."""
+    """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process is given up."""
     request = parse(argv)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupts)
-    with folder.lock():
-        return _run(request, folder, interrupts)
+    with _ours(folder):
+        require_free(request.engine.host, request.engine.port)
+        cluster = _Cluster(request, folder, interrupts)
+        if not request.options.detach:
+            return cluster.run(lambda: None)
+        return in_background("pdserve up", cluster.run, folder.log("supervisor"))
 
 
-class _Interrupts:
+class Interrupts:
     """Ctrl-C and SIGTERM: the first is raised, those after it, or while we stop, only make us stop at once."""
 
     def __init__(self) -> None:
@@ -47,58 +58,68 @@ class _Interrupts:
         return lambda: self._count > before
 
 
-def _run(request: UpRequest, folder: RunFolder, interrupts: _Interrupts) -> int:
-    children: list[Child] = []
-    grace_s = _FAILED_GRACE_S
-    try:
-        start(request, folder, children)
-        wait_ready(children, Client(request.base_url), request.startup_timeout_s)
-        print(f"ready: {request.base_url}/v1 (logs: {folder.path / 'logs'})", flush=True)
-        if request.options.detach:
-            for child in children:
-                child.detach()
-            children.clear()
-            return 0
-        return _stay(children)
-    except KeyboardInterrupt:
-        print("stopping; requests under way have half a minute (Ctrl-C again: at once)", flush=True)
-        grace_s = SCHEDULER_GRACE_S
-        return 0
-    finally:
-        at_once = interrupts.hold()
-        if children:
-            stop([child.record for child in children], grace_s, at_once)
-            folder.clear()
-
-
-def start(request: UpRequest, folder: RunFolder, children: list[Child]) -> None:
-    """Start the processes into `children` and note them in the run folder, whose lock is held. Raises ConfigError."""
+@contextmanager
+def _ours(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder, in which no cluster runs. Raises ConfigError where one does."""
     state = folder.read()
-    if state is not None and state.living():
+    if state is not None and state.is_up:
         raise ConfigError(f"a cluster already runs at {state.base_url}: `pdserve down` stops it")
-    engine, options = request.engine, request.options
-    require_free(engine.host, engine.port)
-    folder.clear()
-    shape = ClusterShape(
-        options.prefill, options.decode, engine.host, engine.port, request.flags, engine.device,
-        engine.tensor_parallel_size or 1,
-    )  # fmt: skip
-    for plan in lay_out(shape, folder.tables):
-        children.append(Child(plan, folder.log(plan.name), os.environ))
-        folder.write(ClusterState(request.base_url, engine.model, tuple(child.record for child in children)))
+    with folder.lock():
+        yield
 
 
-def _stay(children: Sequence[Child]) -> int:
-    """Stay until Ctrl-C or the scheduler's end; say when an instance ends."""
-    told: set[str] = set()
-    while len(told) < len(children):
-        for child in children:
-            end = child.ended()
-            if end is None or child.record.name in told:
-                continue
-            told.add(child.record.name)
-            if child.record.role == "scheduler" and child.exit_status:
-                raise Unavailable(end)
-            print(end, flush=True)
-        time.sleep(POLL_S)
-    return 0
+class _Cluster:
+    """One run of a cluster, in the process that supervises it. Owns what the run folder says of it."""
+
+    def __init__(self, request: UpRequest, folder: RunFolder, interrupts: Interrupts) -> None:
+        self._request, self._folder, self._interrupts = request, folder, interrupts
+
+    def run(self, leave: Callable[[], None]) -> int:
+        """Start it, call `leave` when it is ready, and supervise it until a signal. Raises Unavailable, ConfigError."""
+        request, folder = self._request, self._folder
+        journal = Journal(folder.log("supervisor"))
+        options = request.options
+        limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
+        supervisor = Supervisor(limits, self._spawn, journal.say, self._write)
+        grace_s = _FAILED_GRACE_S
+        try:
+            folder.clear()
+            supervisor.start(self._plans())
+            wait_ready(supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say)
+            journal.say(f"ready: {request.base_url}/v1 (logs: {folder.path / 'logs'})")
+            grace_s = request.shutdown_timeout_s + _CLOSE_S
+            leave()
+            while True:
+                supervisor.tick(time.monotonic())
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            given = f"{request.shutdown_timeout_s:g} s"
+            grace_s = request.shutdown_timeout_s + _CLOSE_S
+            journal.say(f"stopping; requests under way have {given} (Ctrl-C or SIGTERM again: at once)")
+            return 0
+        finally:
+            self._stop(supervisor.children, grace_s, journal)
+
+    def _stop(self, children: Sequence[Child], grace_s: float, journal: Journal) -> None:
+        at_once = self._interrupts.hold()
+        for process in stop([child.record for child in children], grace_s, at_once):
+            journal.say(f"{process.name} did not stop in time and was killed (log: {process.log})")
+        self._folder.clear()
+
+    def _plans(self) -> Sequence[ProcessPlan]:
+        request, engine = self._request, self._request.engine
+        options = request.options
+        shape = ClusterShape(
+            options.prefill, options.decode, engine.host, engine.port, request.flags, engine.device,
+            engine.tensor_parallel_size or 1,
+        )  # fmt: skip
+        return lay_out(shape, self._folder.tables)
+
+    def _spawn(self, plan: ProcessPlan, again: bool) -> Child:
+        return Child(plan, self._folder.log(plan.name), os.environ, again=again)
+
+    def _write(self, processes: tuple[ProcessRecord, ...]) -> None:
+        request, pid = self._request, os.getpid()
+        log = str(self._folder.log("supervisor"))
+        watcher = ProcessRecord("supervisor", "supervisor", pid, start_time(pid) or 0, "", log)
+        self._folder.write(ClusterState(request.base_url, request.engine.model, processes, watcher))

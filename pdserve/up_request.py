@@ -36,6 +36,8 @@ class UpOptions:
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
     detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
+    max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
+    restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
     run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")
 
 
@@ -46,6 +48,7 @@ class UpRequest:
     options: UpOptions
     engine: EngineOptions
     startup_timeout_s: float
+    shutdown_timeout_s: float
     flags: tuple[str, ...]
 
     @property
@@ -79,13 +82,17 @@ def parse(argv: Sequence[str]) -> UpRequest:
     options = from_namespace(UpOptions, namespace)
     if options.prefill < 1 or options.decode < 1:
         raise ConfigError(f"--prefill {options.prefill} --decode {options.decode}: at least one of each")
+    if options.max_restarts < 0 or not options.restart_window > 0:
+        words = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
+        raise ConfigError(f"{words}: restarts are 0 or more, the window more than 0 s")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
-    return UpRequest(options, config.engine, config.options.startup_timeout, to_flags(namespace))
+    waits = config.options.startup_timeout, config.options.shutdown_timeout
+    return UpRequest(options, config.engine, *waits, to_flags(namespace))
 
 
 def fill_model(namespace: argparse.Namespace) -> None:

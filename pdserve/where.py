@@ -43,7 +43,7 @@ def find(url: str | None, run_dir: str | None) -> Where:
     if url is not None:
         return Where(base_url(url), None)
     state = RunFolder(Path(run_dir or default_run_dir(os.environ)).absolute()).read()
-    if state is not None and state.living():
+    if state is not None and state.is_up:
         return Where(state.base_url, state)
     if run_dir is not None:
         raise Unavailable(f"no cluster of `pdserve up` runs in {run_dir}: `pdserve up --run-dir {run_dir}` starts one")

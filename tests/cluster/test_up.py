@@ -1,10 +1,7 @@
 """`pdserve up --detach`, `status`, `logs` and `down` as a user types them."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,28 +9,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.client import Client
-from pdserve.ports import free_ports
-from pdserve.run_folder import RunFolder
+from tests.cluster.pdserve_command import Pdserve
 from tests.kvtransfer.rig import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-
-class Pdserve:
-    """The command, with a run folder of its own."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder = RunFolder(folder)
-        self.model = model
-        (self.port,) = free_ports(1)
-
-    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-P", "-m", "pdserve", *arguments]
-        env = {**os.environ, "PDSERVE_RUN_DIR": str(self.folder.path)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL)
-
-    def up(self, *flags: str) -> "subprocess.CompletedProcess[str]":
-        return self("up", "--detach", "--port", str(self.port), "--model", str(self.model), "--engine", "fake", *flags)
 
 
 @pytest.fixture
@@ -45,7 +24,7 @@ def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
 
 
 def test_a_detached_cluster_serves_until_down(pdserve: Pdserve) -> None:
-    up = pdserve.up("--served-model-name", "tiny")
+    up = pdserve.up()
 
     assert up.returncode == 0, up.stderr
     state = pdserve.folder.read()
@@ -107,28 +86,21 @@ def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
 
 
 def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
-    command = [sys.executable, "-P", "-m", "pdserve", "up", "--port", str(pdserve.port), "--engine", "fake"]
-    env = {**os.environ, "PDSERVE_RUN_DIR": str(pdserve.folder.path)}
-    with subprocess.Popen(
-        [*command, "--model", str(pdserve.model)], stdout=subprocess.PIPE, text=True, env=env
-    ) as front:
+    with pdserve.front() as front:
         assert front.stdout is not None
         lines = iter(front.stdout.readline, "")
         assert any(line.startswith("ready:") for line in lines)
-        state = pdserve.folder.read()
+        state = pdserve.state
         front.terminate()
 
         assert front.wait(60) == 0
-        assert state is not None
         assert state.living() == ()
 
 
 @pytest.mark.parametrize("presses", [1, 2, 3])
 @pytest.mark.parametrize("when", ["loading", "serving"])
 def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(pdserve: Pdserve, when: str, presses: int) -> None:
-    command = [sys.executable, "-P", "-m", "pdserve", "up", "--port", str(pdserve.port), "--model", str(pdserve.model)]
-    env = {**os.environ, "PDSERVE_RUN_DIR": str(pdserve.folder.path)}
-    with subprocess.Popen([*command, "--engine", "fake"], env=env, stdout=subprocess.PIPE, text=True) as up:
+    with pdserve.front() as up:
         assert up.stdout is not None
         wanted = "starting" if when == "loading" else "ready:"
         while not (line := up.stdout.readline()).startswith(wanted):
@@ -142,6 +114,6 @@ def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(pdserve: Pdserve, whe
         rest, _ = up.communicate(timeout=60)
 
         assert up.returncode == 0, rest
-        assert "stopping; requests under way have half a minute (Ctrl-C again: at once)" in rest
+        assert "stopping; requests under way have 30 s (Ctrl-C or SIGTERM again: at once)" in rest
         assert state.living() == ()
         assert pdserve.folder.read() is None

@@ -25,6 +25,6 @@ def test_a_process_that_was_told_wrong_is_the_users_to_mend(
     )
 
     with pytest.raises(error, match=f"prefill-0 ended with exit status {status}: its last words") as caught:
-        wait_ready([child], Client("http://127.0.0.1:1"), 30.0)
+        wait_ready([child], Client("http://127.0.0.1:1"), 30.0, print)
 
     assert type(caught.value) is error

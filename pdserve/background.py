@@ -1,0 +1,76 @@
+"""Go on in a process of its own after the command has returned to the shell.
+
+command ----fork----> wait: it left us (0), or ended (its exit status)
+           `--------> work ... leave(): the terminal is let go ... work
+"""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from pdserve.cli import guarded
+from wire.errors import Unavailable
+
+_STOP = (signal.SIGINT, signal.SIGTERM)
+
+
+def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Path) -> int:
+    """Run `work(leave)` in a process of its own; return 0 once that calls `leave`, else its exit status.
+
+    Until then it speaks on our terminal, and is told to end when we are; from then on into `log`. It never returns
+    here: an error of ours ends it as it would end a command called `name`. Raises Unavailable when it was killed.
+    """
+    sys.stdout.flush()
+    read, write = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)  # none may come while it is not ours to tell it
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
+        sys.exit(guarded(name, lambda: work(functools.partial(_leave, write, log))))
+    os.close(write)
+    with _passed_on_to(pid):
+        return _wait(pid, read)
+
+
+@contextmanager
+def _passed_on_to(pid: int) -> Iterator[None]:
+    """Whoever tells us to end tells it."""
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+    before = [signal.signal(number, tell) for number in _STOP]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
+    try:
+        yield
+    finally:
+        for number, handler in zip(_STOP, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _wait(pid: int, read: int) -> int:
+    with os.fdopen(read, "rb", buffering=0) as left:
+        if left.read(1):
+            return 0
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        raise Unavailable(f"what starts the cluster was ended by {signal.Signals(-status).name}")
+    return status
+
+
+def _leave(write: int, log: Path) -> None:
+    with log.open("ab") as output, open(os.devnull, "r+b") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    with suppress(BrokenPipeError):  # the command was killed meanwhile: we stay, as we were asked to
+        os.write(write, b"1")
+    os.close(write)

@@ -1,0 +1,22 @@
+"""What the supervisor says: on its terminal while it has one, and in its log, where `pdserve logs` shows it."""
+
+import time
+from pathlib import Path
+
+
+class Journal:
+    """Says lines. Owns the log, which is begun anew; the last run's is kept beside it."""
+
+    def __init__(self, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            log.replace(log.with_name(log.name + ".1"))
+        self.log = log
+        log.touch()
+
+    def say(self, text: str) -> None:
+        """Print the text and log it with the time, in UTC."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with self.log.open("a") as file:
+            file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
+        print(text, flush=True)

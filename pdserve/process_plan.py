@@ -1,0 +1,22 @@
+"""One process of a cluster on this machine: what it is called, what it runs, and with what environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process to start; `env` is what it has beside our own environment."""
+
+    name: str
+    role: str
+    address: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process: ours, without what would mean another cluster."""
+    return {key: value for key, value in environ.items() if key not in _OF_OTHERS} | dict(plan.env)

@@ -1,0 +1,103 @@
+"""Keep the processes of a cluster running: one that dies is started again, until it died too often.
+
+up ready ---> tick: died? ---> wait, longer each time ---> started again
+                          `--> too often: given up, and the end of all where the cluster cannot do without it
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import Child
+from pdserve.restarts import RestartLimits, Restarts
+from pdserve.run_folder import ProcessRecord, last_lines
+from wire.errors import Unavailable
+
+_LAST_LINES = 10
+
+Spawn = Callable[[ProcessPlan, bool], Child]
+
+
+@dataclass(slots=True)
+class _Place:
+    """One process of the cluster: the child that runs now, or when the next one is due, or neither: given up."""
+
+    plan: ProcessPlan
+    restarts: Restarts
+    child: Child
+    due: float | None = None
+    note: str = ""
+
+    @property
+    def record(self) -> ProcessRecord:
+        return replace(self.child.record, restarts=self.restarts.total, note=self.note)
+
+
+class Supervisor:
+    """Owns the children from the first start on. `spawn` starts one, anew or again; `changed` is told who there is."""
+
+    def __init__(
+        self, limits: RestartLimits, spawn: Spawn, say: Callable[[str], None],
+        changed: Callable[[tuple[ProcessRecord, ...]], None],
+    ) -> None:  # fmt: skip
+        self._limits = limits
+        self._spawn = spawn
+        self._say = say
+        self._changed = changed
+        self._places: list[_Place] = []
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """The processes as they were started last."""
+        return [place.child for place in self._places]
+
+    def start(self, plans: Sequence[ProcessPlan]) -> None:
+        """Start all processes, each known to `changed` from its start on."""
+        for plan in plans:
+            self._places.append(_Place(plan, Restarts(self._limits), self._spawn(plan, False)))
+            self._tell()
+
+    def tick(self, now: float) -> None:
+        """Look at each process once. Raises Unavailable when one is given up that the cluster cannot be without."""
+        for place in self._places:
+            if place.note and place.due is not None and now >= place.due:
+                self._start_again(place, now)
+            elif not place.note and (end := place.child.ended()) is not None:
+                self._died(place, end, now)
+
+    def _died(self, place: _Place, end: str, now: float) -> None:
+        wait_s = place.restarts.died(now)
+        if wait_s is None:
+            self._give_up(place, end)
+            return
+        place.due, place.note = now + wait_s, "starting again"
+        limits, number = self._limits, place.restarts.deaths
+        self._say(f"{end}; starting it again in {wait_s:g} s ({number} of {limits.most} in {limits.window_s:g} s)")
+        self._tell()
+
+    def _start_again(self, place: _Place, now: float) -> None:
+        place.due, place.note = None, ""
+        try:
+            place.child = self._spawn(place.plan, True)
+        except OSError as error:
+            self._died(place, f"{place.plan.name} cannot be started: {error}", now)
+            return
+        self._say(f"started {place.plan.name} again, pid {place.child.record.pid}")
+        self._tell()
+
+    def _give_up(self, place: _Place, end: str) -> None:
+        place.due, place.note = None, "given up"
+        limits, name = self._limits, place.plan.name
+        words = (
+            f"gave up on {name}: it died {place.restarts.deaths} times in {limits.window_s:g} s "
+            f"(limit {limits.most} restarts). {end}"
+        )
+        lines = last_lines(Path(place.child.record.log), _LAST_LINES)
+        self._say("\n  ".join([f"{words}; its last lines:", *lines]))
+        self._tell()
+        if not any(other.plan.role == place.plan.role and other.note != "given up" for other in self._places):
+            raise Unavailable(f"no {place.plan.role} is left, the cluster ends; {words}")
+
+    def _tell(self) -> None:
+        self._changed(tuple(place.record for place in self._places))

@@ -1,0 +1,172 @@
+"""`pdserve up` keeps its processes running, and none of them outlives it."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
+from tests.kvtransfer.rig import until
+from wire.errors import Unavailable
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture
+def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
+    command = Pdserve(tmp_path / "run", fake_model)
+    yield command
+    assert command("down").returncode == 0
+    assert command.folder.read() is None
+
+
+@pytest.fixture
+def slow(pdserve: Pdserve, slow_fake_model: Path) -> Pdserve:
+    pdserve.model = slow_fake_model
+    return pdserve
+
+
+def test_a_killed_instance_is_started_again_and_its_supervisor_says_so(pdserve: Pdserve) -> None:
+    assert pdserve.up().returncode == 0
+    dead = pdserve.record("decode-0")
+
+    os.kill(dead.pid, signal.SIGKILL)
+    pdserve.wait_replaced(dead)
+
+    assert pdserve.client.post("/v1/completions", ASK).status == 200
+    said = pdserve("logs", "supervisor").stdout
+    assert "decode-0 ended with signal SIGKILL: " in said
+    assert "; starting it again in 0.5 s (1 of 5 in 300 s)" in said
+    assert f"started decode-0 again, pid {pdserve.record('decode-0').pid}" in said
+    (line,) = (line for line in pdserve("status").stdout.splitlines() if line.startswith("decode-0"))
+    assert line.split()[3:5] == [str(pdserve.record("decode-0").pid), "living"]
+
+
+def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
+    assert pdserve.up().returncode == 0
+    watcher, *below = pdserve.everything()
+    assert len(below) >= 3
+
+    watcher.kill()
+
+    _, left = psutil.wait_procs([watcher, *below], timeout=10)
+    assert left == []
+    assert pdserve("down").stdout == "nothing runs here\n"
+
+
+@pytest.mark.long
+def test_an_instance_that_cannot_live_is_given_up_in_words_and_the_cluster_ends(pdserve: Pdserve) -> None:
+    assert pdserve.up("--max-restarts", "1").returncode == 0
+    everything = pdserve.everything()
+    dead = pdserve.record("decode-0")
+    (pdserve.model / "fake.json").rename(pdserve.model / "fake.json.away")
+    (pdserve.model / "fake.json").write_text("{")
+    try:
+        os.kill(dead.pid, signal.SIGKILL)
+        _, left = psutil.wait_procs(everything, timeout=DEADLINE_S)
+    finally:
+        (pdserve.model / "fake.json.away").replace(pdserve.model / "fake.json")
+
+    assert left == []
+    said = pdserve.folder.log("supervisor").read_text()
+    assert "gave up on decode-0: it died 2 times in 300 s (limit 1 restarts). decode-0 ended with exit status 2" in said
+    assert "fake.json cannot be read" in said
+    assert "pdserve up: no decode is left, the cluster ends; gave up on decode-0" in said
+
+
+@pytest.mark.long
+def test_down_lets_running_requests_finish(slow: Pdserve) -> None:
+    assert slow.up().returncode == 0
+    with _Asking(slow, {**LONG, "max_tokens": 20}) as answers:
+        down = slow("down")
+
+    assert "stopped prefill-0, decode-0, scheduler" in down.stdout
+    assert "killed" not in down.stdout
+    assert answers == [200]
+
+
+def test_down_in_a_hurry_ends_all_at_once(slow: Pdserve) -> None:
+    assert slow.up().returncode == 0
+    everything = slow.everything()
+    with _Asking(slow, LONG) as answers:
+        down = slow("down", "--timeout", "0")
+
+    assert "scheduler did not stop in time and was killed" in down.stdout
+    _, left = psutil.wait_procs(everything, timeout=10)
+    assert left == []
+    assert answers == [None]
+
+
+@pytest.mark.long
+def test_logs_follow_the_supervisor_and_a_process_over_its_restart(pdserve: Pdserve) -> None:
+    assert pdserve.up().returncode == 0
+    dead = pdserve.record("prefill-0")
+    with pdserve.follow() as following:
+        assert following.stdout is not None
+        os.kill(dead.pid, signal.SIGKILL)
+        wanted = {"supervisor | 20", "prefill-0  | this "}
+        while wanted:
+            line = following.stdout.readline()
+            assert line
+            wanted = {start for start in wanted if not line.startswith(start)}
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 130
+
+
+@pytest.mark.long
+def test_any_one_of_two_by_two_may_be_killed_and_the_cluster_serves_on(pdserve: Pdserve) -> None:
+    assert pdserve.up("--prefill", "2", "--decode", "2").returncode == 0
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "scheduler"):
+        dead = pdserve.record(name)
+        os.kill(dead.pid, signal.SIGKILL)
+        if name != "scheduler":  # the others serve meanwhile
+            for _ in range(10):
+                reply = pdserve.client.post("/v1/completions", ASK)
+                assert reply.status == 200, (name, reply.body)
+        pdserve.wait_replaced(dead)
+        reply = pdserve.client.post("/v1/completions", ASK)
+        assert reply.status == 200, (name, reply.body)
+
+    assert [process.restarts for process in pdserve.state.processes] == [1, 1, 1, 1, 1]
+    until(lambda: _blocks_used(pdserve) == [0, 0, 0, 0])
+
+
+def _blocks_used(pdserve: Pdserve) -> list[float]:
+    return [sample.value for sample in pdserve.client.metrics() if sample.name == "pdserve_kv_blocks_used"]
+
+
+class _Asking:
+    """One request in a thread, under way when the `with` begins; its status, or None without an answer, at the end."""
+
+    def __init__(self, pdserve: Pdserve, body: dict[str, object]) -> None:
+        self._pdserve, self._body = pdserve, body
+        self._answers: list[int | None] = []
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> "list[int | None]":
+        self._thread.start()
+        deadline = time.monotonic() + DEADLINE_S
+        while not self._inflight():
+            assert time.monotonic() < deadline
+        return self._answers
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.join(DEADLINE_S)
+
+    def _inflight(self) -> bool:
+        samples = self._pdserve.client.metrics()
+        return any(sample.value for sample in samples if sample.name == "pdserve_requests_inflight")
+
+    def _ask(self) -> None:
+        try:
+            self._answers.append(self._pdserve.patient.post("/v1/completions", self._body).status)
+        except Unavailable:
+            self._answers.append(None)

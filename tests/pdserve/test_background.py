@@ -1,0 +1,71 @@
+"""The command returns when its work has left the terminal, and with its status when that ended before."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+_BEGIN = """
+import os, signal, sys
+from pathlib import Path
+from pdserve.background import in_background
+from wire.errors import ConfigError
+
+def work(leave):
+"""
+_END = """
+log = Path(sys.argv[1])
+print("status", in_background("pdserve up", work, log), flush=True)
+print("after", flush=True)
+"""
+
+
+def _command(work: str, log: Path) -> "subprocess.Popen[str]":
+    code = _BEGIN + "".join(f"    {line}\n" for line in work.splitlines()) + _END
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_it_returns_while_the_work_goes_on_into_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    work = (
+        "print('on the terminal', flush=True)\nleave()\nprint('nowhere', flush=True)\n"
+        "print(os.getpid(), os.getpgrp(), file=sys.stderr, flush=True)\nsignal.sigwait([signal.SIGTERM])\nreturn 0"
+    )
+    with _command("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + work, log) as command:
+        out, err = command.communicate(timeout=30)  # it has let go of both, or this would wait for it
+
+        assert (out.splitlines(), err) == (["on the terminal", "status 0", "after"], "")
+        while not log.read_text().endswith("\n"):
+            pass
+        pid, group = map(int, log.read_text().split())
+        assert pid == group != command.pid
+        os.kill(pid, signal.SIGTERM)
+
+
+def test_an_error_before_that_is_told_in_one_line_and_the_work_never_comes_back(tmp_path: Path) -> None:
+    with _command("raise ConfigError('no such model')", tmp_path / "log") as command:
+        out, err = command.communicate(timeout=30)
+
+    assert out.splitlines() == ["status 2", "after"]
+    assert err == "pdserve up: no such model\n"
+
+
+def test_whoever_is_told_to_end_tells_the_work(tmp_path: Path) -> None:
+    work = "def ended(number, frame):\n    sys.exit(7)\nsignal.signal(signal.SIGTERM, ended)\nprint('up', flush=True)\n"
+    with _command(work + "signal.pause()", tmp_path / "log") as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "up\n"
+        command.send_signal(signal.SIGINT)
+        out, _ = command.communicate(timeout=30)
+
+    assert out.splitlines() == ["status 7", "after"]
+
+
+def test_work_that_is_killed_is_told(tmp_path: Path) -> None:
+    with _command("os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "log") as command:
+        _, err = command.communicate(timeout=30)
+
+    assert err.splitlines()[-1] == "wire.errors.Unavailable: what starts the cluster was ended by SIGKILL"

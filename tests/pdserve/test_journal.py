@@ -1,0 +1,28 @@
+"""The supervisor's words reach the terminal and, with the time, its log."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pdserve.journal import Journal
+
+
+def test_each_line_is_printed_and_logged_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "logs" / "supervisor.log"
+
+    Journal(log).say("gave up on decode-0\n  its last line")
+
+    assert capsys.readouterr().out == "gave up on decode-0\n  its last line\n"
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    assert re.fullmatch(rf"{time} gave up on decode-0\n{time}   its last line\n", log.read_text())
+
+
+def test_a_new_run_keeps_the_last_runs_words_beside_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "supervisor.log"
+    log.write_text("the end one looks for\n")
+
+    Journal(log)
+
+    assert log.read_text() == ""
+    assert (tmp_path / "supervisor.log.1").read_text() == "the end one looks for\n"

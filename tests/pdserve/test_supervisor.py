@@ -1,0 +1,131 @@
+"""The supervisor over real short-lived processes and a clock of its own."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import Child, stop
+from pdserve.restarts import RestartLimits
+from pdserve.run_folder import ProcessRecord
+from pdserve.supervisor import Supervisor
+from wire.errors import Unavailable
+
+_STAYS = "import signal; print('up', flush=True); signal.pause()"
+_DIES = "print('first'); print('no such device'); raise SystemExit(1)"
+LIMITS = RestartLimits(most=2, window_s=60.0, first_wait_s=1.0)
+
+
+class _Cluster:
+    """A supervisor whose processes run given code, and what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.told: list[tuple[ProcessRecord, ...]] = []
+        self.spawned: list[tuple[str, bool]] = []
+        self.no_fork = False
+        self._folder = folder
+        self.supervisor = Supervisor(LIMITS, self._spawn, self.said.append, self.told.append)
+
+    def start(self, **code: str) -> None:
+        """Start processes by name; `decode_0` is decode-0."""
+        names = {name.replace("_", "-"): text for name, text in code.items()}
+        self.supervisor.start([
+            ProcessPlan(name, name.partition("-")[0], "x:1", (sys.executable, "-S", "-c", text), {})
+            for name, text in names.items()
+        ])  # fmt: skip
+
+    def record(self, name: str) -> ProcessRecord:
+        return next(record for record in self.told[-1] if record.name == name)
+
+    def wait_dead(self, name: str) -> None:
+        child = next(child for child in self.supervisor.children if child.record.name == name)
+        while child.ended() is None:
+            pass
+
+    def _spawn(self, plan: ProcessPlan, again: bool) -> Child:
+        if self.no_fork:
+            raise BlockingIOError("no more processes")
+        self.spawned.append((plan.name, again))
+        return Child(plan, self._folder / f"{plan.name}.log", os.environ, again=again)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[_Cluster]:
+    made = _Cluster(tmp_path)
+    yield made
+    stop([child.record for child in made.supervisor.children], 0.0)
+    assert all(child.ended() for child in made.supervisor.children)
+
+
+def test_one_that_died_is_started_again_after_its_wait_and_not_before(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    cluster.wait_dead("decode-0")
+
+    cluster.supervisor.tick(10.0)
+    cluster.supervisor.tick(10.9)
+    assert cluster.spawned == [("decode-0", False), ("decode-1", False)]
+    assert (cluster.record("decode-0").note, cluster.record("decode-0").restarts) == ("starting again", 1)
+    cluster.supervisor.tick(11.0)
+
+    assert cluster.spawned[2:] == [("decode-0", True)]
+    assert cluster.record("decode-0").note == ""
+    assert cluster.said[0].startswith("decode-0 ended with exit status 1: no such device (log: ")
+    assert cluster.said[0].endswith("; starting it again in 1 s (1 of 2 in 60 s)")
+    assert cluster.said[1] == f"started decode-0 again, pid {cluster.record('decode-0').pid}"
+    assert cluster.record("decode-1").restarts == 0
+
+
+def test_one_that_dies_too_often_is_given_up_with_its_last_lines_and_the_others_go_on(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    for now in (0.0, 1.0, 1.0, 3.0, 3.0, 99.0):
+        if now != 99.0:
+            cluster.wait_dead("decode-0")
+        cluster.supervisor.tick(now)
+
+    assert len(cluster.spawned) == 4
+    words = "gave up on decode-0: it died 3 times in 60 s (limit 2 restarts). decode-0 ended with exit status 1: "
+    assert cluster.said[-1].startswith(words)
+    assert cluster.said[-1].splitlines()[-2:] == ["  first", "  no such device"]
+    assert cluster.record("decode-0").note == "given up"
+    assert cluster.record("decode-1").alive
+
+
+@pytest.mark.parametrize("name", ["decode_0", "scheduler"])
+def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str) -> None:
+    cluster.start(**{"prefill_0": _STAYS, name: _DIES})
+    ticks = iter([0.0, 1.0, 1.0, 3.0])
+    role = name.partition("_")[0]
+    for now in ticks:
+        cluster.wait_dead(name.replace("_", "-"))
+        cluster.supervisor.tick(now)
+    cluster.wait_dead(name.replace("_", "-"))
+
+    with pytest.raises(Unavailable, match=rf"^no {role} is left, the cluster ends; gave up on .*: no such device"):
+        cluster.supervisor.tick(3.0)
+
+
+def test_a_start_that_the_system_refuses_counts_as_a_death(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    cluster.wait_dead("decode-0")
+    cluster.supervisor.tick(0.0)
+    cluster.no_fork = True
+
+    cluster.supervisor.tick(1.0)
+
+    assert cluster.said[-1] == (
+        "decode-0 cannot be started: no more processes; starting it again in 2 s (2 of 2 in 60 s)"
+    )
+
+
+def test_what_a_process_said_before_it_died_stays_above_what_it_says_now(cluster: _Cluster, tmp_path: Path) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    cluster.wait_dead("decode-0")
+    cluster.supervisor.tick(0.0)
+    cluster.supervisor.tick(1.0)
+    cluster.wait_dead("decode-0")
+
+    assert (tmp_path / "decode-0.log").read_text() == "first\nno such device\n" * 2

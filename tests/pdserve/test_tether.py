@@ -1,0 +1,82 @@
+"""A child that holds on dies with its parent, however that ends."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.tether import VARIABLE, hold_on
+from wire.errors import ConfigError
+
+# The parent starts a child as `up` does, prints its pid once it holds on, and waits.
+_PARENT = """
+import os, signal, sys
+from pathlib import Path
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import Child
+code = "import os, signal; from pdserve.tether import hold_on; {child}"
+log = Path(sys.argv[1])
+child = Child(ProcessPlan("decode-0", "decode", "x:1", (sys.executable, "-c", code), {{}}), log, os.environ)
+while "up" not in log.read_text():
+    assert child.ended() is None, log.read_text()
+print(child.record.pid, flush=True)
+signal.pause()
+"""
+_HOLDS_ON = "hold_on(os.environ); print('up', flush=True); signal.pause()"
+_LATE = "print('up', flush=True); os.read(0, 0); signal.sigtimedwait([signal.SIGUSR1], 60); " + _HOLDS_ON
+_STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _HOLDS_ON
+
+
+def _parent(child: str, log: Path) -> "tuple[subprocess.Popen[str], int]":
+    """Start both; return the parent and a descriptor of the child's life."""
+    command = [sys.executable, "-c", _PARENT.format(child=child), str(log)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    return parent, os.pidfd_open(int(parent.stdout.readline()))
+
+
+def _ended(life: int, timeout_s: float = 10.0) -> bool:
+    return bool(select.select([life], [], [], timeout_s)[0])
+
+
+@pytest.mark.parametrize("child", [_HOLDS_ON, _STUBBORN])
+def test_a_parent_that_is_killed_takes_its_child_with_it(child: str, tmp_path: Path) -> None:
+    parent, life = _parent(child, tmp_path / "log")
+    with parent:
+        assert not _ended(life, 0.0)
+        parent.kill()
+        parent.wait()
+
+    assert _ended(life)
+    os.close(life)
+
+
+def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
+    parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
+    with parent:
+        parent.kill()
+        parent.wait()
+    assert not _ended(life, 0.0)
+
+    signal.pidfd_send_signal(life, signal.SIGUSR1)
+
+    assert _ended(life)
+    os.close(life)
+
+
+def test_whoever_was_told_nothing_holds_on_to_nobody() -> None:
+    environ = {"KEPT": "1"}
+
+    hold_on(environ)
+
+    assert environ == {"KEPT": "1"}
+
+
+@pytest.mark.parametrize("told", ["", "x", "1000000", "-1"])
+def test_what_is_no_pipe_is_refused(told: str) -> None:
+    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is no pipe of ours"):
+        hold_on({VARIABLE: told})
