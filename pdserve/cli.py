@@ -42,7 +42,7 @@ Two prefill and two decode instances of a model of yours:
 
 Over several machines: `ranktable gen --help` and deploy/PD_separate/start_servers.sh.
 
-`pdserve COMMAND --help` lists a command's flags. --version prints the version.
+`pdserve COMMAND --help` lists a command's flags; --config FILE reads them from YAML. --version prints the version.
 """
 
 

@@ -68,7 +68,7 @@ def map_devices(
             f"where the device is, show the entry's cards alone, or set {variable}"
         )
     if not all(named.values()):
-        raise ConfigError(f"nvidia-smi is not found, which tells the cards ({_listed(cards)}) apart: set {variable}")
+        raise ConfigError(f"nvidia-smi does not say which of the cards {_listed(cards)} is which: set {variable}")
     value = ",".join(named[device_id] for device_id in device_ids)
     return DeviceMap(variable, value, f"{_line(device_ids, value.split(','))} ({variable}={value})")
 
@@ -94,11 +94,12 @@ def _npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
 def _gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
     """Return the GPUs by nvidia-smi, named by UUID: CUDA's own order of them is another.
 
-    Without it they are counted by their nodes, whose numbers name no card for sure.
+    Where it says nothing they are counted by their nodes, whose numbers name no card for sure.
     """
     tool = find_tool("nvidia-smi", environ)
-    if tool is not None:
-        return [Card(gpu.device_id, gpu.uuid) for gpu in parse_gpus(run((tool, *GPU_QUERY)).text)]
+    gpus = parse_gpus(run((tool, *GPU_QUERY)).text) if tool is not None else []
+    if gpus:
+        return [Card(gpu.device_id, gpu.uuid) for gpu in gpus]
     return [Card(device_id, "") for device_id in present_devices("cuda", dev)]
 
 

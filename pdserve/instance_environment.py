@@ -13,6 +13,7 @@ from ranktable_tools.launch_plan import LaunchPlan
 from wire.options import EngineOptions
 
 _KINDS: Final[Mapping[str, DeviceKind]] = {"npu": "npu", "cuda": "cuda"}
+HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its groups from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ def prepare_environment(
     run: Run = run_tool, dev: Path = Path("/dev"),
 ) -> InstanceEnvironment:  # fmt: skip
     """Change `environ` before anything that reads it is imported. Raises ConfigError and RanktableError."""
+    environ.pop(HCCL_TABLE, None)
     kind = _KINDS.get(options.device, "cpu")
     devices = map_devices(kind, plan.own.device_ids, environ, run=run, dev=dev)
     if devices is not None and devices.value is not None:

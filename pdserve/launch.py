@@ -13,6 +13,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 
 from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
+from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.instance_environment import prepare_environment
 from pdserve.model_flags import with_plain_model
@@ -104,6 +105,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     options = with_own_address(typed.options, plan.own.server_ip)
     trust = trust_of(plan, os.environ, options)
     check_kv_address(options.kv_ip, trust)
+    check_engine_flags(options)
     around = prepare_environment(options, plan, os.environ)
     launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
     _tell((*typed.notices, *launch.notices))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CommandParser
+from pdserve.instance_environment import HCCL_TABLE
 from pdserve.ports import require_free
 from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse(argv)
     require_free(config.engine.host, config.engine.port)
     logs.configure(config.engine.log_level)
+    os.environ.pop(HCCL_TABLE, None)
     try:
         import instance.local  # noqa: F401 - only to say what is missing before anything starts
     except ModuleNotFoundError as error:

@@ -86,7 +86,7 @@ def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) 
         (tmp_path / name).touch()
 
     assert mapped("cuda", "4,5", {"PATH": "/nowhere"}, tmp_path).value is None
-    with pytest.raises(ConfigError, match=rf"nvidia-smi is not found, .* \(0,1\) apart: set {CUDA}"):
+    with pytest.raises(ConfigError, match=rf"nvidia-smi does not say which of the cards 0,1 is which: set {CUDA}"):
         map_devices("cuda", ["1"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 

@@ -39,9 +39,10 @@ def test_a_gpu_instance_gets_its_entrys_cards(tmp_path: Path) -> None:
     assert "rank 0 = device 6 on GPU-6, rank 1 = device 7 on GPU-7" in made.device_line
 
 
-def test_an_instance_on_cpus_and_loopback_changes_nothing(tmp_path: Path) -> None:
+def test_an_instance_on_cpus_and_loopback_only_loses_the_table_that_torch_npu_would_take(tmp_path: Path) -> None:
     environ = _tool(tmp_path)
     before = dict(environ)
+    environ["RANK_TABLE_FILE"] = "/hccl.json"
 
     for device in ("auto", "cpu"):
         made = prepare_environment(replace(EngineOptions(), device=device), _plan(tmp_path), environ)
