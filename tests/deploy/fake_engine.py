@@ -12,16 +12,19 @@ from typing import Any
 ID = "0" * 64
 
 
-class _Server(socketserver.ThreadingUnixStreamServer):
+class FakeEngine(socketserver.ThreadingUnixStreamServer):
+    """Owner of the socket, of what was created and of what was to be built."""
+
     daemon_threads = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _Handler)
         self.created: list[dict[str, Any]] = []
+        self.contexts: list[bytes] = []
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: FakeEngine
 
     def address_string(self) -> str:
         return "unix"
@@ -36,12 +39,24 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, b"{}" if "_ping" not in self.path else b"OK")
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         if "/containers/create" in self.path:
             self.server.created.append(json.loads(body))
             self._answer(201, json.dumps({"Id": ID, "Warnings": []}).encode())
+        elif "/build?" in self.path:
+            self.server.contexts.append(body)
+            self._answer(200, b'{"stream": "built"}')
         else:
             self._answer(204, b"")
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = bytearray()
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        return bytes(body)
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -53,13 +68,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def fake_engine(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Serve at a Unix socket; yield the containers that clients created, as they described them."""
-    with _Server(path) as server:
+def fake_engine(path: Path) -> Iterator[FakeEngine]:
+    """Serve at a Unix socket; yield what keeps the containers that clients created and the contexts they sent."""
+    with FakeEngine(path) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield server.created
+            yield server
         finally:
             server.shutdown()
             thread.join(timeout=10)

@@ -8,7 +8,7 @@ from typing import Any
 _SCRIPT = """#!/bin/sh
 here=$(dirname -- "$0")
 for word in "$@"; do printf '%s\\0' "$word" >> "$here/words"; done
-printf '\\n' >> "$here/words"
+printf '\\001' >> "$here/words"
 case "$1" in
     ps) cat "$here/ids" ;;
     inspect) cat "$here/inspect.json"; exit "$(cat "$here/status")" ;;
@@ -43,8 +43,8 @@ class StubDocker:
     def asked(self, command: str) -> list[list[str]]:
         """Return the argument lists of one of its commands, in order."""
         file = self.folder / "words"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [words for line in lines if (words := line.split("\0")[:-1])[0] == command]
+        calls = file.read_text().split("\1")[:-1] if file.exists() else []
+        return [words for call in calls if (words := call.split("\0")[:-1])[0] == command]
 
 
 def container(name: str, *, npus: Sequence[int] = (), env: Sequence[str] = (), **host: Any) -> dict[str, Any]:

@@ -354,10 +354,11 @@ def test_dockers_own_client_makes_of_the_line_what_is_meant(
     (docker.folder / "docker").unlink()
     environ = {"PATH": os.environ["PATH"], "DOCKER_HOST": f"unix://{tmp_path}/engine", "HOME": str(tmp_path)}
 
-    with fake_engine(tmp_path / "engine") as created:
+    with fake_engine(tmp_path / "engine") as engine:
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
 
     assert (done.returncode, done.stdout) == (0, f"{ENGINE_ID}\n"), done.stderr
+    created = engine.created
     host = created[0]["HostConfig"]
     assert (created[0]["Image"], created[0]["Cmd"], created[0]["Tty"]) == ("image1", ["/bin/bash"], True)
     assert {"/data:/work", "/m:/models:ro", "/sys/fs/cgroup:/sys/fs/cgroup:ro"} <= set(host["Binds"])

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Install the clone into its .venv, over the image's Python: install_pdserve.sh cpu|cuda|npu [TORCH [TORCH_NPU]].
+#
+# A torch that the image brings is seen and kept; TORCH and TORCH_NPU are the versions to hold to.
+set -eu
+cd "$(dirname -- "$0")/../.."
+
+device=$1
+pin() { [ -z "$2" ] || sed -i "s/^$1==.*/$1==$2/" constraints.txt; }
+pin torch "${2:-}"
+pin torch_npu "${3:-}"
+
+# What is compiled here is for the CPU of the machine that builds: thrown away, a container compiles its own.
+work=$(mktemp -d)
+export PDSERVE_RUN_DIR="$work" PDSERVE_CACHE_DIR="$work/cache" PIP_NO_CACHE_DIR=1
+python3 -m venv --system-site-packages .venv
+scripts/install --device "$device" || {
+    cat "$work/install.log" >&2
+    exit 1
+}
+.venv/bin/python -m compileall -q -x "[.]venv" .
+rm -rf "$work"

@@ -1,0 +1,128 @@
+"""`deploy/build_image.sh`: build the inference image on a base image, as the guide does."""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ranktable_tools.arguments import OneLineParser
+from ranktable_tools.containers.base_image import ask_image
+from ranktable_tools.containers.image_plan import IMAGE_KINDS, ImagePlan, plan_image
+from ranktable_tools.containers.vision import VISION_URL, check_tag, choose_tag, remote_tags, vision_of
+from ranktable_tools.errors import RanktableError
+
+_PROG = "build_image.sh"
+_IMAGE = re.compile(r"[a-z0-9]([A-Za-z0-9._/:@-]{0,254}[A-Za-z0-9])?")
+_NEWEST = ""
+# Their values come from the environment: docker takes them by name, and they are not on the command line.
+_PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL",
+              "TORCH_INDEX_URL")  # fmt: skip
+_EPILOG = """\
+The base image is asked first (docker run) what it brings. Its torch is kept and has to be 2.10 or newer, on Ascend with
+the torch_npu made for it; without torch, that of constraints.txt is installed. What does not go together is refused
+before anything is built. Exit status: docker's, or 2 for bad input.
+
+examples:
+  build_image.sh --base-image=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12 --image-name=pdserve
+  build_image.sh --base-image=python:3.12-slim-bookworm --image-name=pdserve:cpu
+  build_image.sh --base-image=python:3.12-slim-bookworm --image-name=pdserve:cuda --device=cuda --print
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return 2 for bad input. Else docker takes its place, or, with --print, 0."""
+    try:
+        arguments = _parser().parse_args(argv)
+        clone = Path(__file__).resolve().parents[2]
+        for flag, name in (("--base-image", arguments.base_image), ("--image-name", arguments.image_name)):
+            if _IMAGE.fullmatch(name) is None:
+                raise RanktableError(f"{flag} {name!r}: is no name of an image")
+        plan = plan_image(ask_image(arguments.base_image), pinned_version(clone, "torch"), arguments.device)
+        tag = _vision_tag(arguments, plan)
+        for note in (*plan.notes, *([f"torchvision_npu {tag}"] if tag else [])):
+            print(f"{_PROG}: {note}", file=sys.stderr)
+        command = build_command(plan, arguments.image_name, clone, tag, arguments.torchvision_npu_url, os.environ)
+        print(shlex.join(command), flush=True)
+        if not arguments.print:
+            _replace_by(command)
+    except RanktableError as error:
+        print(f"{_PROG}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_command(
+    plan: ImagePlan, image: str, clone: Path, tag: str | None, url: str, environ: Mapping[str, str]
+) -> list[str]:
+    """Return the `docker build` line: the clone is its context."""
+    values = {"BASE_IMAGE": plan.base.name, "TORCH": plan.torch.release}
+    if plan.torch_npu is not None:
+        values["TORCH_NPU"] = plan.torch_npu.text.partition("+")[0]
+    if tag is not None:
+        values |= {"TORCHVISION_NPU_TAG": tag, "TORCHVISION": vision_of(plan.torch), "TORCHVISION_NPU_URL": url}
+    given = [f"--build-arg={name}={value}" for name, value in values.items()]
+    passed = [f"--build-arg={name}" for name in _PASSED_ON if environ.get(name)]
+    file = clone / "deploy" / "docker" / f"Dockerfile.{plan.kind}"
+    return ["docker", "build", f"--file={file}", *given, *passed, f"--tag={image}", str(clone)]
+
+
+def pinned_version(clone: Path, name: str) -> str:
+    """Return a version that constraints.txt holds to. Raises RanktableError where it has none."""
+    path = clone / "constraints.txt"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise RanktableError(f"{path}: cannot be read: {error.strerror}") from error
+    found = [line.partition("==")[2].strip() for line in lines if line.startswith(f"{name}==")]
+    if not found:
+        raise RanktableError(f"{path}: has no line {name}==VERSION")
+    return found[0]
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog=_PROG, description="Build the inference image.", epilog=_EPILOG)
+    parser.add_argument("--base-image", required=True, metavar="IMAGE", help="what the image is built on")
+    parser.add_argument("--image-name", required=True, metavar="NAME", help="what it is to be called")
+    parser.add_argument(
+        "--with-torchvision-npu", nargs="?", const=_NEWEST, metavar="TAG",
+        help="ascend: build torchvision_npu too (default: the newest tag for the image's torch)",
+    )  # fmt: skip
+    parser.add_argument("--torchvision-npu-url", default=VISION_URL, metavar="URL", help=f"default: {VISION_URL}")
+    parser.add_argument(
+        "--device", choices=IMAGE_KINDS,
+        help="default: ascend where the base image has CANN, cuda where its torch is a CUDA build, else cpu",
+    )  # fmt: skip
+    parser.add_argument("--print", action="store_true", help="print the docker build line, and build nothing")
+    return parser
+
+
+def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
+    asked: str | None = arguments.with_torchvision_npu
+    if asked is None:
+        return None
+    if plan.kind != "ascend":
+        raise RanktableError(f"--with-torchvision-npu is for Ascend, and the image is for {plan.kind}: leave it out")
+    if plan.base.torchvision_npu is not None:
+        have = plan.base.torchvision_npu.text
+        raise RanktableError(
+            f"--base-image {plan.base.name} has torchvision_npu {have}: leave --with-torchvision-npu out"
+        )
+    if asked != _NEWEST:
+        return check_tag(asked, plan.torch)
+    return choose_tag(remote_tags(arguments.torchvision_npu_url), plan.torch)
+
+
+def _replace_by(command: list[str]) -> None:
+    """Become docker: a build takes as long as it takes, and Ctrl-C is docker's."""
+    docker = shutil.which(command[0])
+    if docker is None:
+        raise RanktableError("docker is not installed here")
+    os.execv(docker, command)  # noqa: S606 - an argument list, made here
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
