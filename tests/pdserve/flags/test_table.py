@@ -35,7 +35,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_line_145_every_flag_of_vllm_has_a_row_that_takes_as_many_words(name: str) -> None:
+def test_a10_145_every_flag_of_vllm_has_a_row_that_takes_as_many_words(name: str) -> None:
     row = find(name)
 
     assert row is not None

@@ -1,0 +1,112 @@
+"""Lines 100 to 114 of the checklist, as far as one process can see them: what ends start_servers.sh, in which words."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve import launch
+from ranktable_tools.commands import GenArguments, gen
+from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
+
+VARIABLES = ("GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH", "NODE_PORTS", "USE_OPENAI")
+Start = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE, "max_position_embeddings": 4096}))
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
+    """Start one process of 1P1D with flags and variables on top of the guide's; return the line it ends with."""
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
+    files = dict(zip(("prefill", "decode", "scheduler"), made.locals, strict=True))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def started(name: str, *flags: str, **variables: str | None) -> str:
+        guide: dict[str, str | None] = {
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / made.global_name),
+            "RANK_TABLE_FILE_PATH": str(tmp_path / files[name].file_name),
+            "NODE_PORTS": "8088,8089",
+        }
+        for variable, value in (guide | variables).items():
+            if value is not None:
+                monkeypatch.setenv(variable, value)
+        status = launch.main([f"--model={model}", "--port", "1", *flags])
+        lines = capsys.readouterr().err.splitlines()
+        assert status == 2, lines
+        assert len(lines) == 1
+        return lines[0]
+
+    return started
+
+
+@pytest.mark.parametrize("name", ["prefill", "scheduler"])
+@pytest.mark.parametrize("variable", VARIABLES[:2], ids=["a8_100", "a8_101"])
+def test_a8_100_101_each_table_is_required_readable_json(
+    tmp_path: Path, start: Start, name: str, variable: str
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+
+    assert f"{variable} is not set" in start(name, **{variable: None})
+    assert f"{variable}: " in (said := start(name, **{variable: str(tmp_path / "none.json")}))
+    assert "none.json" in said
+    assert f"{variable}: {broken}" in start(name, **{variable: str(broken)})
+
+
+@pytest.mark.parametrize("value", ["8088", "8088,8089,8090", "8088,x", ""])
+def test_a8_102_node_ports_fit_the_table(start: Start, value: str) -> None:
+    assert "NODE_PORTS is" in start("scheduler", NODE_PORTS=value)
+
+
+def test_a8_102_an_instance_ignores_node_ports(start: Start) -> None:
+    assert "NODE_PORTS" not in start("prefill", "--tensor-parallel-size=4", NODE_PORTS="nonsense")
+
+
+@pytest.mark.parametrize("value", ["2", "yes", ""])
+def test_a8_104_use_openai_is_0_or_1(start: Start, value: str) -> None:
+    assert f'USE_OPENAI is "{value}": must be 1' in start("scheduler", USE_OPENAI=value)
+
+
+def test_a8_107_a_host_that_is_no_address_here_is_named(start: Start) -> None:
+    assert "192.0.2.1" in start("decode", "--host=192.0.2.1")
+
+
+def test_a8_108_a_port_is_one(start: Start) -> None:
+    assert "--port 70000 is not in 1..65535" in start("decode", "--port", "70000")
+
+
+def test_a8_109_a_model_that_is_not_there_is_named(start: Start) -> None:
+    assert "/no/such/model" in start("decode", "--model=/no/such/model")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_a8_110_max_num_seqs_is_a_number_from_1(start: Start, value: str) -> None:
+    assert "--max-num-seqs" in start("prefill", f"--max-num-seqs={value}")
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode", "scheduler"])
+def test_a8_112_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
+    said = start(name, "--max-model-len=4096", "--max-num-batched-tokens=2048")
+
+    assert "--max-num-batched-tokens 2048 is below --max-model-len 4096" in said
+
+
+def test_a8_113_the_ranks_are_the_local_tables_devices(start: Start) -> None:
+    said = start("prefill", "--tensor-parallel-size=4")
+
+    assert "--tensor-parallel-size 4 differs from the 2 devices of the local ranktable (4,5)" in said
+
+
+def test_a8_114_quantization_is_what_the_checkpoint_has(start: Start) -> None:
+    said = start("prefill", "--quantization=awq")
+
+    assert "--quantization awq" in said
