@@ -51,8 +51,8 @@ async def describe(
     table = read_global(path)
     addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
     expected = [
-        ExpectedInstance(one.index, Role(one.role), f"{_bracketed(one.host)}:{one.port}", one.server.server_ip,
-                         one.server.device_ids)
+        ExpectedInstance(one.index, one.name, Role(one.role), f"{_bracketed(one.host)}:{one.port}",
+                         one.server.server_ip, one.server.device_ids)
         for one in addresses
     ]  # fmt: skip
     trust = find_trust(environ, path, peer_addresses(table), tls)
@@ -75,7 +75,7 @@ async def _ask(address: str, trust: Trust, timeout_s: float) -> Answer:
 
 
 def _said(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
-    known: dict[str, Any] = {"index": one.index, "role": one.role, "address": one.address}
+    known: dict[str, Any] = {"index": one.index, "name": one.name, "role": one.role, "address": one.address}
     if isinstance(answer, PdserveError):
         return {**known, "error": str(answer), "refused": isinstance(answer, Incompatible)}
     return {

@@ -47,7 +47,7 @@ def describe(plan: LaunchPlan) -> str:
     if plan.index is None:
         return f"this process is the scheduler ({plan.own.server_ip})"
     devices = ",".join(plan.own.device_ids)
-    return f"this process is instance {plan.index}, role {plan.role} ({plan.own.server_ip}, devices {devices})"
+    return f"this process is {plan.name} ({plan.own.server_ip}, devices {devices})"
 
 
 def table_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

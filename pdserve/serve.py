@@ -91,7 +91,7 @@ async def _serve(config: SchedulerConfig) -> None:
         age = instance.progress_age()
         return None if age <= MAX_PROGRESS_AGE_S else f"the engine has made no progress for {age:.0f} s"
 
-    expected = ExpectedInstance(0, Role.COMBINED, f"{HOST}:{config.engine.port}", HOST, DEVICE_IDS)
+    expected = ExpectedInstance(0, "combined-0", Role.COMBINED, f"{HOST}:{config.engine.port}", HOST, DEVICE_IDS)
     try:
         await serve_cluster(config, Cluster((expected,), lambda address: instance.connection(), health=health))
     finally:

@@ -65,7 +65,7 @@ def alone(flags: Sequence[str]) -> Deployment:
     address = f"{combined.HOST}:{port}"
     where = ("--host", combined.HOST, "--port", str(port))
     command = (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags)
-    expected = ExpectedInstance(0, Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
+    expected = ExpectedInstance(0, "combined-0", Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
     return Deployment(
         (ProcessPlan("combined", "combined", address, command, {}),), Cluster((expected,), GrpcConnection)
     )

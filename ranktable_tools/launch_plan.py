@@ -23,10 +23,10 @@ _Table = TypeVar("_Table", GlobalTable, LocalTable)
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What one process is: its role, its own entry of the table and that entry's index in global order.
+    """What one process is: its role, its own entry of the table, that entry's index in global order and its name.
 
-    The scheduler's own entry is group 0's; it has no index, and it alone has `instance_addresses`. `notes` and
-    `warnings` are for the log.
+    The scheduler's own entry is group 0's; it has no index and no name, and it alone has `instance_addresses`. `notes`
+    and `warnings` are for the log.
     """
 
     role: Role
@@ -36,6 +36,7 @@ class LaunchPlan:
     table_digest: str
     own: Server
     index: int | None
+    name: str | None = None
     instance_addresses: tuple[InstanceAddress, ...] = ()
     use_openai: bool = True
     notes: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ def _instance_plan(
         table_digest=table_digest(table),
         own=entry.server,
         index=entry.index,
+        name=entry.name,
         notes=notes,
     )
 

@@ -11,13 +11,14 @@ from ranktable_tools.tables import GlobalTable, Instance, Role, Server
 
 @dataclass(frozen=True, slots=True)
 class InstanceAddress:
-    """Where one instance listens; `index` counts over the whole table, prefill first."""
+    """Where one instance listens; `index` counts over the whole table, prefill first, `name` is as `decode-0`."""
 
     role: Role
     server: Server
     host: str
     port: int
     index: int
+    name: str
 
 
 def instance_addresses(
@@ -76,7 +77,7 @@ def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instanc
 
 def _address(instance: Instance, port: int) -> InstanceAddress:
     server = instance.server
-    return InstanceAddress(instance.role, server, dial_host(server.server_ip), port, instance.index)
+    return InstanceAddress(instance.role, server, dial_host(server.server_ip), port, instance.index, instance.name)
 
 
 def _missing(instance: Instance) -> str:

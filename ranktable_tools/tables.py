@@ -58,6 +58,11 @@ class Instance:
     server: Server
 
     @property
+    def name(self) -> str:
+        """What it is called in logs and messages: its role and its number within it, as `decode-0`."""
+        return f"{self.role}-{self.number}"
+
+    @property
     def place(self) -> str:
         """Where the entry stands in a whole table."""
         return f"server_group_list[{1 if self.role == 'prefill' else 2}].server_list[{self.number}]"

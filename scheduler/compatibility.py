@@ -12,16 +12,20 @@ SameHost = Callable[[str, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInstance:
-    """One instance of the global table, in table order, and where it is to be reached."""
+    """One instance of the global table, in table order, and where it is to be reached.
+
+    `name` is what logs and messages call it, for clients too: its role there and its number within it, as `decode-0`.
+    """
 
     index: int
+    name: str
     role: Role
     address: str
     server_ip: str
     device_ids: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.role} instance {self.index} at {self.address}"
+        return f"{self.name} at {self.address}"
 
 
 def check_version(expected: ExpectedInstance, found: InstanceDescription) -> None:

@@ -61,6 +61,7 @@ def _instance_view(member: Member) -> InstanceView:
     instance, expected = member.instance, member.expected
     return InstanceView(
         index=expected.index,
+        name=expected.name,
         role=member.role,
         address=expected.address,
         state=member.state.value,

@@ -88,7 +88,7 @@ class Dispatch:
             if self._draining:
                 raise Draining("the scheduler is shutting down")
             if not self._registry.has_path():
-                lost = [f"{missing.role} instance {missing.index}" for missing in self._registry.missing()]
+                lost = [missing.name for missing in self._registry.missing()]
                 missing = "; ".join([*([", ".join(lost)] if lost else []), *map(str, self._registry.gaps())])
                 raise Unavailable(f"no path can serve this now; missing: {missing}")
             self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)))

@@ -44,6 +44,7 @@ class Instance:
     def __init__(
         self,
         index: int,
+        name: str,
         description: InstanceDescription,
         role: Role,
         session: Session,
@@ -52,6 +53,7 @@ class Instance:
         changed: Callable[[], None],
     ) -> None:
         self.index = index
+        self.name = name
         self.description = description
         self.role = role
         self.address = f"{description.host}:{description.port}"
@@ -68,7 +70,7 @@ class Instance:
 
     def __str__(self) -> str:
         """Its name for clients: no address."""
-        return f"{self.role} instance {self.index}"
+        return self.name
 
     @property
     def load(self) -> LoadSnapshot:

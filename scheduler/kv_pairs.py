@@ -57,7 +57,7 @@ class KvPairs:
             if before is not None:
                 log.info("kv_transport_found", prefill=start, decode=end)
             return
-        have = f"{_name(start)} has {_names(sending)} and {_name(end)} has {_names(taking)}"
+        have = f"{start.name} has {_names(sending)} and {end.name} has {_names(taking)}"
         gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"no KV can go between them: {have}; {lacking}")
         if gap != before:
             hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints}))
@@ -85,8 +85,3 @@ def missing_transport(sender: InstanceDescription, receiver: InstanceDescription
 
 def _names(found: InstanceDescription) -> str:
     return ", ".join(dict.fromkeys(endpoint.transport for endpoint in found.endpoints))
-
-
-def _name(expected: ExpectedInstance) -> str:
-    """Name it for clients too: no address."""
-    return f"{expected.role} instance {expected.index}"

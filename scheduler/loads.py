@@ -26,6 +26,7 @@ class InstanceLoad:
     """
 
     index: int
+    name: str
     role: Role
     outstanding_tokens: int
     prefill_chunk_size: int

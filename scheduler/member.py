@@ -130,7 +130,14 @@ class Member:
         self, description: InstanceDescription, session: Session, events: AsyncIterator[Event], load: LoadSnapshot
     ) -> None:
         self.instance = Instance(
-            self.expected.index, description, self.role, session, load, self._limits, self._registry.changed
+            self.expected.index,
+            self.expected.name,
+            description,
+            self.role,
+            session,
+            load,
+            self._limits,
+            self._registry.changed,
         )
         self.description = description
         self._backoff_s = self._limits.backoff_first_s

@@ -13,10 +13,10 @@ def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, sh
         yield from _of_link(start, decode, share)
         yield from _of_blocks(decode, prompt)
         if decode.waiting > 0:
-            yield f"{_name(decode)} has {decode.waiting} prompts that wait for KV blocks"
+            yield f"{decode.name} has {decode.waiting} prompts that wait for KV blocks"
     if decode.sequences + prompt.num_sequences > decode.max_num_seqs:
         yield (
-            f"{_name(decode)} has {decode.sequences} sequences and {prompt.num_sequences} would come "
+            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would come "
             f"(limit {decode.max_num_seqs})"
         )
 
@@ -24,10 +24,10 @@ def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, sh
 def _of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     if not start.can_start:
         outstanding, limit = start.outstanding_tokens, start.prefill_chunk_size
-        yield f"{_name(start)} has {outstanding} prompt tokens to compute (limit {limit}, its next step)"
+        yield f"{start.name} has {outstanding} prompt tokens to compute (limit {limit}, its next step)"
     held, limit = start.held_tokens, hold_limit(start.pool_tokens)
     if held >= limit:
-        yield f"{_name(start)} holds {held} tokens of KV for its receivers (limit {limit})"
+        yield f"{start.name} holds {held} tokens of KV for its receivers (limit {limit})"
     yield from _of_blocks(start, prompt)
 
 
@@ -35,7 +35,7 @@ def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Ite
     held = start.held_for.get(decode.index)
     if held is None:
         return
-    name = f"the link from {_name(start)} to {_name(decode)}"
+    name = f"the link from {start.name} to {decode.name}"
     if held.tokens >= share.tokens:
         yield f"{name} has {held.tokens} tokens of KV to send (limit {share.tokens})"
     if held.sequences >= share.sequences:
@@ -46,8 +46,4 @@ def _of_blocks(load: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     needed = load.blocks_for(prompt.num_tokens) - load.blocks_shared(prompt)
     if needed > load.blocks_free:
         free = max(0, load.blocks_free)
-        yield f"{_name(load)} has {free} of {load.blocks_total} KV blocks free, {needed} are needed"
-
-
-def _name(load: InstanceLoad) -> str:
-    return f"{load.role} instance {load.index}"
+        yield f"{load.name} has {free} of {load.blocks_total} KV blocks free, {needed} are needed"

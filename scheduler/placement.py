@@ -150,12 +150,12 @@ def _worth(decode: InstanceLoad, prompt: PromptFacts) -> float:
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:
     room = "room for the whole sequence" if _has_whole_room(decode, prompt) else "room for the prompt"
     if prompt.pooled:
-        return Plan("pooling", None, start.index, f"{start.role} instance {start.index}: {room}")
+        return Plan("pooling", None, start.index, f"{start.name}: {room}")
     if start is decode:
-        return Plan("local", None, decode.index, f"combined instance {decode.index}: {room}")
+        return Plan("local", None, decode.index, f"{decode.name}: {room}")
     reason = (
-        f"prefill {start.index}: {start.outstanding_tokens} tokens outstanding{_held(start, prompt)}; "
-        f"decode {decode.index}: {decode.sequences} sequences, {room}{_held(decode, prompt)}"
+        f"{start.name}: {start.outstanding_tokens} tokens outstanding{_held(start, prompt)}; "
+        f"{decode.name}: {decode.sequences} sequences, {room}{_held(decode, prompt)}"
     )
     return Plan("handoff", start.index, decode.index, reason)
 

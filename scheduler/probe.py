@@ -48,11 +48,11 @@ class Probe:
         except PdserveError as error:
             if isinstance(error, (NoCapacity, DeadlineExceeded)) and self._readiness.works(plan):
                 self._readiness.busy(plan)
-                log.debug("probe_found_no_room", prefill=plan.prefill, decode=plan.decode, reason=error)
+                log.debug("probe_found_no_room", **self._readiness.names(plan), reason=error)
                 return True
             self._readiness.broken(plan)
-            pair = {"prefill": plan.prefill, "decode": plan.decode}
-            self._failures.warning("probe_failed", f"probe of {plan.pair}", **pair, reason=error)
+            pair = self._readiness.names(plan)
+            self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, reason=error)
             return False
         return True
 

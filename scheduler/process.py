@@ -59,6 +59,7 @@ def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
     expected = tuple(
         ExpectedInstance(
             index=address.index,
+            name=address.name,
             role=Role(address.role),
             address=f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}",
             server_ip=address.server.server_ip,
@@ -130,7 +131,14 @@ def report(control: Control) -> ReadyReport:
     if not view.ready and not missing:
         missing = ["a request or probe that crosses a path: none has in the last 10 s"]
     instances = [
-        {"instance": i.instance_id, "role": i.role.value, "address": i.address, "state": i.state, "why": i.why}
+        {
+            "instance": i.instance_id,
+            "name": i.name,
+            "role": i.role.value,
+            "address": i.address,
+            "state": i.state,
+            "why": i.why,
+        }
         for i in view.instances
     ]
     return ReadyReport(view.ready, tuple(missing), {"instances": instances})

@@ -26,6 +26,11 @@ class Readiness:
         self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
+    def names(self, plan: Plan) -> dict[str, str]:
+        """Return what the ends of a plan are called, by what each does."""
+        ends = {"prefill": plan.prefill, "decode": plan.decode}
+        return {role: self._registry.name(index) for role, index in ends.items() if index is not None}
+
     def works(self, plan: Plan) -> bool:
         """Whether the pair has no room for a probe because it works: a pool is full, and one end made a step lately."""
         ends = [one for one in self._registry.living() if one.index in plan.pair]

@@ -25,13 +25,12 @@ log = EventLogger("registry")
 class Missing:
     """An instance of the table that is not living, and why."""
 
-    index: int
-    role: Role
+    name: str
     address: str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.role} instance {self.index} at {self.address} ({self.why})"
+        return f"{self.name} at {self.address} ({self.why})"
 
 
 class Registry:
@@ -82,7 +81,7 @@ class Registry:
     def missing(self) -> list[Missing]:
         """Return the members that do not live, in table order."""
         return [
-            Missing(member.expected.index, member.role, member.expected.address, member.why)
+            Missing(member.expected.name, member.expected.address, member.why)
             for member in self.members
             if not member.is_living
         ]
@@ -96,7 +95,11 @@ class Registry:
         for instance in self.living():
             if instance.index == index:
                 return instance
-        raise InstanceLost(f"instance {index} is not connected")
+        raise InstanceLost(f"{self.name(index)} is not connected")
+
+    def name(self, index: int) -> str:
+        """Return what the entry at a table index is called."""
+        return next(member.expected.name for member in self.members if member.expected.index == index)
 
     def loads(self) -> list[InstanceLoad]:
         """Return what placement needs to know of every living instance."""
@@ -168,6 +171,7 @@ def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
     description, books = instance.description, instance.books
     return InstanceLoad(
         index=instance.index,
+        name=instance.name,
         role=instance.role,
         outstanding_tokens=books.outstanding_tokens,
         prefill_chunk_size=description.prefill_chunk_size,

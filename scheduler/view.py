@@ -10,6 +10,7 @@ class InstanceView:
     """One entry of the table. `why` says what is wrong where it does not live; `load` is None then."""
 
     index: int
+    name: str
     role: Role
     address: str
     state: str

@@ -28,7 +28,7 @@ def main() -> None:
     args, flags = parser.parse_known_args()
     config = parse(flags)
     logs.configure(config.engine.log_level)
-    expected = ExpectedInstance(0, Role.COMBINED, args.instance, combined.HOST, combined.DEVICE_IDS)
+    expected = ExpectedInstance(0, "combined-0", Role.COMBINED, args.instance, combined.HOST, combined.DEVICE_IDS)
     asyncio.run(serve_cluster(config, Cluster((expected,), GrpcConnection)))
 
 

@@ -79,7 +79,7 @@ def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path
 def test_a_pair_without_a_common_transport_is_said_everywhere_and_serves_once_it_has_one(
     tmp_path: Path, fake_model: Path
 ) -> None:
-    apart = "prefill instance 0 has shm and decode instance 1 has tcp"
+    apart = "prefill-0 has shm and decode-0 has tcp"
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))
         cluster.start("prefill-0", flags=("--kv-transport", "shm"))

@@ -130,12 +130,12 @@ def test_killing_the_scheduler_with_fifty_requests_under_way_leaves_no_work_behi
 @pytest.mark.parametrize(
     ("victim", "setting", "words"),
     [
-        ("prefill-0", "prefill.in_chunk=kill9", "prefill instance 0"),
+        ("prefill-0", "prefill.in_chunk=kill9", "prefill-0"),
         ("prefill-0", "prefill.in_chunk=raise", "internal error"),
-        ("prefill-0", "prefill.between_chunks=stop", "prefill instance 0"),
-        ("decode-0", "decode.reserve=kill9", "decode instance 1"),
+        ("prefill-0", "prefill.between_chunks=stop", "prefill-0"),
+        ("decode-0", "decode.reserve=kill9", "decode-0"),
         ("decode-0", "decode.reserve=raise", "internal error"),
-        ("decode-0", "decode.reserve=stop", "decode instance 1"),
+        ("decode-0", "decode.reserve=stop", "decode-0"),
     ],
 )
 def test_with_no_peer_left_the_error_comes_in_words_before_any_token(
@@ -160,4 +160,4 @@ def test_without_a_decode_instance_requests_are_refused_at_once(lone_pair: Fault
     reply = lone_pair.guide.client.post("/v1/completions", {"model": "tiny", "prompt": [5], "max_tokens": 2})
 
     assert reply.status == 503, reply.body
-    assert "decode instance 1" in reply.json()["error"]["message"]
+    assert "decode-0" in reply.json()["error"]["message"]

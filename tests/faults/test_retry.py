@@ -12,7 +12,7 @@ PROMPT = (5, 6, 7)
 
 
 def _load(index: int, role: Role, blocks_free: int = 100) -> InstanceLoad:
-    return InstanceLoad(index, role, 0, 512, 100, blocks_free, 16, 0, 0, 8)
+    return InstanceLoad(index, f"{role}-{index}", role, 0, 512, 100, blocks_free, 16, 0, 0, 8)
 
 
 def _pair(*loads: InstanceLoad, avoid: set[tuple[int | None, int]]) -> tuple[int | None, int] | None:

@@ -16,6 +16,7 @@ from tests.scheduler.fake_cluster import Answer, collect, control_over
 from wire.types import Role, SamplingParams
 
 ROLES = (Role.PREFILL, Role.DECODE, Role.DECODE)
+NAMES = ("prefill-0", "decode-0", "decode-1")
 FIRST = tuple(range(3, 83))
 
 
@@ -26,8 +27,8 @@ async def cluster(folder: Path, **options: object) -> AsyncIterator[Control]:
     instances = [await LocalInstance.start(config) for config in configs]
     by_address = {f"{c.server_ip}:{c.options.port}": one for c, one in zip(configs, instances, strict=True)}
     expected = [
-        ExpectedInstance(i, config.role, address, config.server_ip, config.device_ids)
-        for i, (config, address) in enumerate(zip(configs, by_address, strict=True))
+        ExpectedInstance(i, name, config.role, address, config.server_ip, config.device_ids)
+        for i, (name, config, address) in enumerate(zip(NAMES, configs, by_address, strict=True))
     ]
     control = control_over(
         expected, lambda address: by_address[address].connection(), ControlLimits(), table_digest=""

@@ -91,7 +91,9 @@ class FakeCluster:
         self.peers: dict[str, FakeInstance] = {}
         self.descriptions = [describe(i, by_letter[letter], **changes) for i, letter in enumerate(roles)]
         self.expected = [
-            ExpectedInstance(i, d.role, f"{d.host}:{d.port}", d.server_ip, d.device_ids)
+            ExpectedInstance(
+                i, f"{d.role}-{roles[:i].count(roles[i])}", d.role, f"{d.host}:{d.port}", d.server_ip, d.device_ids
+            )
             for i, d in enumerate(self.descriptions)
         ]
         self.instances: list[FakeInstance] = []

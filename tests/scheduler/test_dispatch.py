@@ -21,7 +21,7 @@ async def test_without_a_path_requests_are_refused_and_what_is_missing_is_named(
     running = asyncio.create_task(cluster.control.run())
     await asyncio.sleep(1.0)
 
-    with pytest.raises(Unavailable, match=r"missing: decode instance 1$"):
+    with pytest.raises(Unavailable, match=r"missing: decode-0$"):
         cluster.control.dispatch.start(request(LONG))
     assert cluster.control.dispatch.ledger.rejected == 1
     assert cluster.control.dispatch.ledger.received == 0

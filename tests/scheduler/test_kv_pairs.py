@@ -19,7 +19,7 @@ from wire.messages import MeasureLink, Prefill
 from wire.types import InstanceDescription, KvEndpoint, LinkStatus, LoadSnapshot, Role
 
 PROMPT = (1, 2, 3, 4, 5)
-APART = "prefill instance 0 has shm and decode instance 1 has tcp"
+APART = "prefill-0 has shm and decode-0 has tcp"
 
 
 def offers(*transports: str, host: str = "boot/1", ranks: int = 1) -> tuple[KvEndpoint, ...]:

@@ -76,7 +76,7 @@ async def test_an_instance_that_says_nothing_costs_its_deadline() -> None:
 
         (told,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
 
-        assert told.error == "prefill instance 0 said nothing of this link within 7 s"
+        assert told.error == "prefill-0 said nothing of this link within 7 s"
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0)
         cluster.instances[0].behaviour.deaf = False
         (again,) = await measured(LinkProbe(cluster.control.registry))
@@ -92,7 +92,7 @@ async def test_an_instance_that_dies_meanwhile_is_told_at_once() -> None:
 
         (told,) = await measured(LinkProbe(cluster.control.registry))
 
-        assert told.error.startswith("prefill instance 0 was lost")
+        assert told.error.startswith("prefill-0 was lost")
         assert asyncio.get_running_loop().time() - began < 1.0
 
 

@@ -14,7 +14,7 @@ def _shown() -> set[tuple[str, str]]:
     """Return name and kind of all metrics of a scheduler with one instance and one link."""
     link = LinkStatus("d", "tcp", "up", 1, 1, 0, 0, 0.1, 1.0, ("shm: another host",))
     load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, links=(link,))
-    instance = InstanceView(0, Role.PREFILL, "p", "living", "", None, load)
+    instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", None, load)
     view = ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0)
     text = Metrics(lambda: view).render().decode()
     families = re.findall(r"^# TYPE pdserve_(\w+) (\w+)$", text, re.M)

@@ -56,13 +56,13 @@ async def test_health_is_the_process_own(serve: Any, reason: str | None, status:
 
 
 async def test_ready_names_what_is_missing(serve: Any) -> None:
-    report = ReadyReport(False, ("decode instance 1 at 127.0.0.1:8089",), {"instances": []})
+    report = ReadyReport(False, ("decode-0 at 127.0.0.1:8089",), {"instances": []})
     async with serve(readiness=report) as served:
         response = await served.client.get("/ready")
 
         assert response.status_code == 503
         assert response.json() == {
-            "ready": False, "missing": ["decode instance 1 at 127.0.0.1:8089"], "instances": [],
+            "ready": False, "missing": ["decode-0 at 127.0.0.1:8089"], "instances": [],
         }  # fmt: skip
 
 
@@ -103,8 +103,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         kv_frames_corrupt=5, kv_frames_resent=4, kv_frames_dropped=3, kv_frames_duplicate=2, kv_links_refused=1,
         prefix_tokens_sought=96, prefix_tokens_found=64, blocks_swapped=12,
     )  # fmt: skip
-    living = InstanceView(0, Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
-    lost = InstanceView(1, Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
+    living = InstanceView(0, "prefill-0", Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
+    lost = InstanceView(1, "decode-0", Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
     ledger = LedgerView(10, 5, 1, 2, 2, 4, 1, delayed_retries=6)
     view = ClusterView(True, (living, lost), ledger, queued_prompts=3, queued_tokens=300, retries=RetryView(7, 8, 9))
 
@@ -137,7 +137,9 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
 def _link_samples(*links: LinkStatus) -> dict[str, float]:
     """Return the samples of links as a scheduler would tell them, by name and labels."""
     load = LoadSnapshot(10, 0, 0, 0, 0, 0, 0, 0, 0.0, links=links)
-    view = ClusterView(True, (InstanceView(0, Role.PREFILL, "p", "living", "", None, load),), _NO_REQUESTS, 0, 0)
+    view = ClusterView(
+        True, (InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", None, load),), _NO_REQUESTS, 0, 0
+    )
     found = re.findall(r"^pdserve_link_(\w+\{.*\}) (\S+)$", Metrics(lambda: view).render().decode(), re.M)
     assert len(found) == len(dict(found)), "a sample stands twice"
     return {name: float(value) for name, value in found}

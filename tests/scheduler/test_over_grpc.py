@@ -41,7 +41,9 @@ async def serving() -> AsyncIterator[GrpcCluster]:
         description = dataclasses.replace(describe(index, role), host="127.0.0.1", port=await server.start())
         await server.serve(FakeInstance(description, peers))
         address = f"127.0.0.1:{description.port}"
-        entries.append(ExpectedInstance(index, role, address, description.server_ip, description.device_ids))
+        entries.append(
+            ExpectedInstance(index, f"{role}-0", role, address, description.server_ip, description.device_ids)
+        )
     control = control_over(entries, GrpcConnection, ControlLimits())
     running = asyncio.create_task(control.run())
     try:
@@ -79,7 +81,7 @@ def test_a_server_that_goes_ends_its_requests_in_words() -> None:
             await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
             await cluster.servers[1].stop(0.0)
 
-            with pytest.raises(InstanceLost, match="decode instance 1 was lost: its connection broke"):
+            with pytest.raises(InstanceLost, match="decode-0 was lost: its connection broke"):
                 await asyncio.wait_for(reader, 3.0)
             assert not cluster.control.ready()
 

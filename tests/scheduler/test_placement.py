@@ -16,8 +16,8 @@ from wire.types import Role
 
 def load(index: int, role: Role, **changes: Any) -> InstanceLoad:
     idle = InstanceLoad(
-        index, role, outstanding_tokens=0, prefill_chunk_size=512, blocks_total=100, blocks_free=100, block_size=16,
-        sequences=0, waiting=0, max_num_seqs=8,
+        index, f"{role}-{index}", role, outstanding_tokens=0, prefill_chunk_size=512, blocks_total=100,
+        blocks_free=100, block_size=16, sequences=0, waiting=0, max_num_seqs=8,
     )  # fmt: skip
     return dataclasses.replace(idle, **changes)
 
@@ -86,7 +86,7 @@ def test_the_reason_says_what_is_held() -> None:
     plan = place([prefill(0), decode(1)], PromptFacts(100, 50, known={0: 64, 1: 96}))
 
     assert plan is not None
-    assert "prefill 0: 0 tokens outstanding, 64 of 100 prompt tokens held;" in plan.reason
+    assert "prefill-0: 0 tokens outstanding, 64 of 100 prompt tokens held;" in plan.reason
     assert plan.reason.endswith("room for the whole sequence, 96 of 100 prompt tokens held")
 
 
@@ -113,7 +113,7 @@ def test_combined_instance_serves_alone() -> None:
 
     assert plan is not None
     assert (plan.path, plan.pair) == ("local", (None, 0))
-    assert "combined instance 0" in plan.reason
+    assert "combined-0" in plan.reason
 
 
 def test_combined_instance_takes_over_when_decode_is_full() -> None:
@@ -243,11 +243,11 @@ def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None
 @pytest.mark.parametrize(
     ("loads", "words"),
     [
-        ([prefill(0, outstanding_tokens=900), decode(1)], "instance 0 has 900 prompt tokens to compute (limit 512"),
-        ([prefill(0, blocks_free=3), decode(1)], "prefill instance 0 has 3 of 100 KV blocks free, 7 are needed"),
-        ([prefill(0), decode(1, blocks_free=-1)], "decode instance 1 has 0 of 100 KV blocks free, 7 are needed"),
-        ([prefill(0), decode(1, sequences=8)], "decode instance 1 has 8 sequences and 1 would come (limit 8)"),
-        ([prefill(0), decode(1, waiting=2)], "decode instance 1 has 2 prompts that wait for KV blocks"),
+        ([prefill(0, outstanding_tokens=900), decode(1)], "prefill-0 has 900 prompt tokens to compute (limit 512"),
+        ([prefill(0, blocks_free=3), decode(1)], "prefill-0 has 3 of 100 KV blocks free, 7 are needed"),
+        ([prefill(0), decode(1, blocks_free=-1)], "decode-1 has 0 of 100 KV blocks free, 7 are needed"),
+        ([prefill(0), decode(1, sequences=8)], "decode-1 has 8 sequences and 1 would come (limit 8)"),
+        ([prefill(0), decode(1, waiting=2)], "decode-1 has 2 prompts that wait for KV blocks"),
         ([prefill(0, held_for={9: Held(1, 800)}), decode(1)], "holds 800 tokens of KV for its receivers (limit 800)"),
         ([prefill(0, held_for={1: Held(4, 80)}), decode(1)], "has 4 sequences to send (limit 4)"),
         ([prefill(0, held_for={1: Held(1, 300)}), decode(1), decode(2, blocks_total=50)], ""),

@@ -66,7 +66,7 @@ async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
 async def test_an_answer_that_does_not_come_ends_at_the_limit_in_words() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
-        with pytest.raises(DeadlineExceeded, match="in pooling on combined instance 0"):
+        with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):
             await collect_vectors(cluster.control.dispatch, replace(wanted((1, 2)), first_token_timeout_s=1.0))
 
 

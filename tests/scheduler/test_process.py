@@ -51,7 +51,7 @@ async def test_a_cluster_that_never_gets_ready_ends_in_one_line_that_names_what_
     fakes.boot(0)
 
     async with asyncio.timeout(WAIT_S):
-        with pytest.raises(ConfigError, match=r"--startup-timeout 0.3 s; .*decode instance 1 at 10.0.0.1:8001"):
+        with pytest.raises(ConfigError, match=r"--startup-timeout 0.3 s; .*decode-0 at 10.0.0.1:8001"):
             await serve_cluster(_config(model_folder, startup_timeout=0.3), cluster)
 
 

@@ -18,7 +18,7 @@ REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 
 def started_prompt(*, short_of_blocks: bool) -> tuple[PromptRun, Work]:
     """A prompt with one token out, attended by one instance."""
     prompt = PromptRun(REQUEST, 0, lambda: "p", lambda token: None)
-    work = Work("decode instance 1", "p", prompt.inbox, lambda command: None, lambda: short_of_blocks)
+    work = Work("decode-0", "p", prompt.inbox, lambda command: None, lambda: short_of_blocks)
     prompt._works.append(work)
     prompt.take(PromptStep("p", (TokenOutput("p", 0, 0, 5),)), work)
     return prompt, work

@@ -42,9 +42,9 @@ async def refusal(cluster: FakeCluster) -> str:
         ({"endpoints": (KvEndpoint("tcp", "10.0.0.1:1", "", 2),)}, "decode-1 .* listens for KV on ranks 2: .*from 0"),
         (
             {"protocol_version": 9},
-            f"decode instance 1 .* speaks protocol version 9, the scheduler {PROTOCOL_VERSION}",
+            f"decode-0 .* speaks protocol version 9, the scheduler {PROTOCOL_VERSION}",
         ),
-        ({"table_digest": "0ther"}, "decode instance 1 .*another global table: digest 0ther there, 7ab1e"),
+        ({"table_digest": "0ther"}, "decode-0 .*another global table: digest 0ther there, 7ab1e"),
     ],
 )
 @virtual
@@ -70,7 +70,7 @@ async def test_ports_in_the_wrong_order_name_both_instances_and_both_values() ->
 
     message = await refusal(cluster)
 
-    assert "prefill instance 0 at 10.0.0.1:8000 should be server 10.0.0.1 devices 0" in message
+    assert "prefill-0 at 10.0.0.1:8000 should be server 10.0.0.1 devices 0" in message
     assert "decode decode-1" in message
     assert "is server 10.0.0.1 devices 1: NODE_PORTS not in the table's order?" in message
 
@@ -139,8 +139,8 @@ async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
 
     message = str(caught.value)
     assert "no path after 600 s" in message
-    assert "prefill instance 0 at 10.0.0.1:8000 (nothing listens at 10.0.0.1:8000)" in message
-    assert "decode instance 2 at 10.0.0.1:8002 (nothing listens" in message
+    assert "prefill-0 at 10.0.0.1:8000 (nothing listens at 10.0.0.1:8000)" in message
+    assert "decode-0 at 10.0.0.1:8002 (nothing listens" in message
     assert ":8001" not in message
     running.cancel()
 
