@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pdserve.feature_judges import (
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 class Case:
     """A feature. `turns`: the asks are sent one after the other, each when the one before has ended.
 
-    `meaningless` says of a way of serving why the feature means nothing there. Where the judge has no reference for the
-    tokens they are `compared` with those of the combined instance.
+    Where the judge has no reference for the tokens they are `compared` with those of the combined instance.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Case:
     judge: Judge
     turns: bool = False
     compared: bool = False
-    meaningless: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
 
 def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
     told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
-    prompt = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3)
+    prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
     return [
         Case("logprobs", _asks(prompts, told), equal_logprobs),
         Case("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
@@ -117,7 +115,7 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     kinds: dict[str, tuple[StructuredOutput, Callable[[str], bool]]] = {
         "json schema": (StructuredOutput("json", json.dumps(schema), whitespace_pattern=""), _fits_schema),
         "regex": (StructuredOutput("regex", "[a-f]{3}-[0-9]{2}"), lambda text: bool(_CODE.fullmatch(text))),
-        "choice": (StructuredOutput("choice", '["red", "reddish", "blue"]'), {"red", "reddish", "blue"}.__contains__),
+        "choice": (StructuredOutput("choice", json.dumps(_CHOICES)), _CHOICES.__contains__),
         "grammar (EBNF)": (StructuredOutput("grammar", _EBNF), lambda text: bool(_SUM.fullmatch(text))),
         "grammar (Lark)": (StructuredOutput("grammar", _LARK), lambda text: bool(_SUM.fullmatch(text))),
     }
@@ -128,6 +126,7 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
 
 
 _TURNS = (64, 112, 160)  # tokens of the prompts of a chat
+_CHOICES = ("a red fox", "a red foxglove", "a blue bird")  # of three tokens or more, the end included
 _CODE = re.compile("[a-f]{3}-[0-9]{2}")
 _SUM = re.compile(r"[0-9](\+[0-9]){1,3}")
 _EBNF = 'root ::= digit "+" digit more?\nmore ::= "+" digit ("+" digit)?\ndigit ::= [0-9]\n'

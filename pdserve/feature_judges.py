@@ -29,13 +29,18 @@ class Ask:
 
 @dataclass(slots=True)
 class Answered:
-    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector."""
+    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector.
+
+    Between two of its tokens it was put aside `num_swaps` times with copies of its KV, `num_rebuilds` times without.
+    """
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     vector: tuple[float, ...] = ()
     cached_tokens: int = 0
+    num_swaps: int = 0
+    num_rebuilds: int = 0
     path: str = ""
 
     @property
@@ -70,7 +75,10 @@ def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: An
 
 
 def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
-    """Judge the log probabilities of the prompt's own tokens."""
+    """Judge the tokens, and the log probabilities of the prompt's own."""
+    different = equal_tokens(decoder, asks, answers)
+    if different is not None:
+        return different
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         wrong = _unlike(decoder.score_prompt(ask.prompt, ask.params.prompt_logprobs or 0), answer.prompt_logprobs)
         if wrong is not None:

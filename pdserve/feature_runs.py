@@ -28,18 +28,22 @@ class Served:
 def serve_cases(
     runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool = False
 ) -> Served:
-    """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start."""
+    """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start.
+
+    Turns are no part of what is at once: they follow, since what one leaves in the cache is for the next.
+    """
     return runner.run(_serve(folder, deployment, cases, at_once=at_once))
 
 
 async def _serve(folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool) -> Served:
     served = Served()
     async with serving(folder, deployment) as control:
-        if at_once:
-            outcomes = await asyncio.gather(*(_outcome(control, case) for case in cases))
-        else:
-            outcomes = [await _outcome(control, case) for case in cases]
-        served.outcomes = {case.name: outcome for case, outcome in zip(cases, outcomes, strict=True)}
+        together = [case for case in cases if at_once and not case.turns]
+        outcomes = await asyncio.gather(*(_outcome(control, case) for case in together))
+        served.outcomes = {case.name: outcome for case, outcome in zip(together, outcomes, strict=True)}
+        for case in cases:
+            if case.name not in served.outcomes:
+                served.outcomes[case.name] = await _outcome(control, case)
         for instance in control.registry.living():
             served.preemptions += instance.load.preemptions
             served.token_bytes = sum(tensor.token_bytes for tensor in instance.description.kv_tensors)
@@ -84,3 +88,4 @@ def _take(answered: Answered, event: PathEvent) -> None:
         case PromptDone():
             answered.path = event.path
             answered.cached_tokens = event.times.cached_tokens
+            answered.num_swaps, answered.num_rebuilds = event.times.num_swaps, event.times.num_rebuilds

@@ -9,23 +9,24 @@ from tokenizers import Tokenizer
 
 from engine.oracle import load_plain
 from engine.reference_decoding import ReferenceDecoder
+from pdserve import feature_preemption as preemption
 from pdserve.feature_cases import Case, Vocabulary, make_cases
-from pdserve.feature_judges import Ask
-from pdserve.feature_runs import Outcome, Served, serve_cases
+from pdserve.feature_judges import Answers, Ask
+from pdserve.feature_runs import Served, serve_cases
 from pdserve.text_table import text_table
 from pdserve.verify_runs import alone, pair
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
 from wire.types import SamplingParams
 
-COMBINED, PREEMPTED = "combined", "after preemption"
+COMBINED = "combined"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
 TIE = 2e-5
 """So near a border between two tokens, in a draw from [0, 1), float32 logits of another order of sums may differ."""
 _MOST_SEEDS = 20
 _BLOCK = 16
 _SHARE = 10
-"""The pool of the preempted run holds one in so many of the blocks that all cases want at once."""
+"""The pool of the preempted runs holds one in so many of the blocks that all cases want at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def verify_features(
     """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
     decoder = ReferenceDecoder(load_plain(model, "float32"))
     cases = [far_from_ties(case, decoder) for case in make_cases(prompts, read_vocabulary(model), max_tokens)]
-    columns = _serve_all(model, work, cases, transports)
+    columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens))
     rows = {case.name: judge(case, columns, decoder) for case in cases}
     print("\n".join(report(list(columns), rows)))
     return 1 if any(cell.verdict == WRONG for cells in rows.values() for cell in cells) else 0
@@ -78,14 +79,7 @@ def _clear_params(ask: Ask, decoder: ReferenceDecoder) -> SamplingParams:
 
 def judge(case: Case, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> list[Cell]:
     """Return the cells of one feature, in the columns' order."""
-    cells = []
-    for way, served in columns.items():
-        idle = way == PREEMPTED and served.preemptions == 0
-        outcome = "nothing was preempted" if idle else served.outcomes.get(case.name)
-        cell = _cell(case, way, outcome, decoder)
-        unlike = _unlike_combined(case, outcome, columns) if cell.verdict == EQUAL else None
-        cells.append(cell if unlike is None else Cell(WRONG, unlike))
-    return cells
+    return [_cell(case, way, columns, decoder) for way in columns]
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
@@ -109,7 +103,9 @@ def small_pool_tokens(cases: Sequence[Case]) -> int:
     return max(max(wants), sum(wants) // _SHARE)
 
 
-def _serve_all(model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str]) -> dict[str, Served]:
+def _serve_all(
+    model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str], stopping: Mapping[str, str]
+) -> dict[str, Served]:
     flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK))
     roomy = (*flags, "--kv-cache-memory", "256MiB")
     columns: dict[str, Served] = {}
@@ -120,29 +116,40 @@ def _serve_all(model: Path, work: Path, cases: Sequence[Case], transports: Seque
             columns[f"P/D {name}"] = serve_cases(runner, work / name, pair(work / name, roomy, name), cases)
             print(f"served: P/D {name}", flush=True)
         tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
-        small = alone((*flags, "--kv-cache-memory", str(tight)))
-        columns[PREEMPTED] = serve_cases(runner, work / "preempted", small, cases, at_once=True)
-    print(f"served: {PREEMPTED} ({columns[PREEMPTED].preemptions} times in a pool of {tight:,} bytes)", flush=True)
+        for way, more in preemption.FLAGS.items():
+            small = alone((*flags, "--kv-cache-memory", str(tight), *more), stopping)
+            columns[way] = serve_cases(runner, work / way, small, cases, at_once=True)
+            print(f"served: {way}: {columns[way].preemptions} in a pool of {tight:,} bytes", flush=True)
     return columns
 
 
-def _unlike_combined(case: Case, outcome: Outcome | None, columns: Mapping[str, Served]) -> str | None:
+def _cell(case: Case, way: str, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> Cell:
+    stops = way in preemption.FLAGS
+    meaningless = preemption.why_meaningless(case.asks) if stops else None
+    if meaningless is not None:
+        return Cell(MEANINGLESS, meaningless)
+    outcome = columns[way].outcomes.get(case.name, "not served")
+    if isinstance(outcome, str):
+        return Cell(WRONG, outcome)
+    wrong = (
+        _other_path(case, way, outcome)
+        or case.judge(decoder, case.asks, outcome)
+        or _unlike_combined(case, outcome, columns)
+        or (preemption.why_unproven(way, outcome) if stops else None)
+    )
+    return Cell(EQUAL) if wrong is None else Cell(WRONG, wrong)
+
+
+def _other_path(case: Case, way: str, answers: Answers) -> str | None:
+    expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
+    other = next((answer.path for answer in answers if expected and answer.path != expected), None)
+    return None if other is None else f"it went by {other}, not by {expected}"
+
+
+def _unlike_combined(case: Case, answers: Answers, columns: Mapping[str, Served]) -> str | None:
     combined = columns[COMBINED].outcomes.get(case.name) if case.compared else None
-    if isinstance(outcome, list) and isinstance(combined, list):
-        for number, (ours, theirs) in enumerate(zip(outcome, combined, strict=True)):
+    if isinstance(combined, list):
+        for number, (ours, theirs) in enumerate(zip(answers, combined, strict=True)):
             if ours.sequences != theirs.sequences:
                 return f"prompt {number}: {ours.sequences} in place of the combined instance's {theirs.sequences}"
     return None
-
-
-def _cell(case: Case, way: str, outcome: Outcome | None, decoder: ReferenceDecoder) -> Cell:
-    if way in case.meaningless:
-        return Cell(MEANINGLESS, case.meaningless[way])
-    if outcome is None or isinstance(outcome, str):
-        return Cell(WRONG, outcome or "not served")
-    expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
-    other = next((answer.path for answer in outcome if expected and answer.path != expected), None)
-    if other is not None:
-        return Cell(WRONG, f"it went by {other}, not by {expected}")
-    wrong = case.judge(decoder, case.asks, outcome)
-    return Cell(EQUAL) if wrong is None else Cell(WRONG, wrong)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,15 +59,15 @@ def pair(folder: Path, flags: Sequence[str], transport: str) -> Deployment:
     return Deployment(tuple(instances), cluster_of(plan, trust_of(plan, environ)))
 
 
-def alone(flags: Sequence[str]) -> Deployment:
-    """Return one combined instance with `flags`."""
+def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Deployment:
+    """Return one combined instance with `flags`, and `environ` beside our own environment."""
     (port,) = free_ports(1)
     address = f"{combined.HOST}:{port}"
     where = ("--host", combined.HOST, "--port", str(port))
     command = (sys.executable, "-P", "-m", "pdserve.combined", *where, *flags)
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
     return Deployment(
-        (ProcessPlan("combined", "combined", address, command, {}),), Cluster((expected,), GrpcConnection)
+        (ProcessPlan("combined", "combined", address, command, environ or {}),), Cluster((expected,), GrpcConnection)
     )
 
 

@@ -1,5 +1,6 @@
 """`pdserve verify --features` on a tiny model: every feature is equal in every way of serving."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,14 @@ import psutil
 import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+
+
+_STOPS_NOBODY = """
+import sys
+from pdserve import feature_preemption, verify
+feature_preemption.environment_of = lambda max_tokens: {}
+sys.exit(verify.main(sys.argv[1:]))
+"""
 
 
 def _verify(*flags: str) -> "subprocess.CompletedProcess[str]":
@@ -24,10 +33,27 @@ def test_every_feature_is_equal_combined_over_shm_and_tcp_and_after_preemption(t
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     header = next(line for line in lines if line.startswith("feature "))
-    assert header.split("  ")[-1].strip() == "after preemption"
-    assert all(way in header for way in ("combined", "P/D shm", "P/D tcp"))
+    ways = ["combined", "P/D shm", "P/D tcp", "after preemption (swap)", "after preemption (rebuild)"]
+    assert re.split("  +", header.strip()) == ["feature", *ways]
+    left_out = {line.split(": ")[1].split(", after")[0] for line in lines if line.startswith("n/a: ")}
+    assert left_out == {"embedding (last)", "embedding (mean)", "embedding (dimensions)", "score (cosine of vectors)"}
     assert lines[-1].startswith("equal: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_features_that_nothing_stops_are_not_said_to_be_equal_after_preemption(tiny_model: Path) -> None:
+    flags = ("--features", "--model", str(tiny_model), "--max-tokens", "24", "--transport", "shm")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _STOPS_NOBODY, *flags], capture_output=True, text=True, timeout=450
+    )
+
+    lines = done.stdout.splitlines()
+    unproven = [line for line in lines if re.search("after preemption .*was never preempted between two", line)]
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [line for line in lines if line.startswith("WRONG")] == unproven
+    assert len(unproven) > 24, done.stderr  # of 24 features in two ways: a pool of a tenth stops but some
+    assert lines[-1].startswith("not equal: ")
 
 
 def test_what_it_started_ends_with_it_on_sigterm(tiny_model: Path) -> None:

@@ -19,11 +19,11 @@ from pdserve.feature_judges import (
     likeliest_of_all,
     reads_as,
 )
+from pdserve.feature_preemption import SHORT, SWAP
 from pdserve.feature_runs import Served
 from pdserve.verify_features import (
     EQUAL,
     MEANINGLESS,
-    PREEMPTED,
     WRONG,
     Cell,
     far_from_ties,
@@ -80,8 +80,18 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
         equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0], off]})])
     )
     assert "1 told in place of 2" in str(equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0]]})]))
-    assert equal_prompt_logprobs(reference, [ASK], [Answered(prompt_logprobs=[None, TOLD[0]])]) is None
-    assert "token 0" in str(equal_prompt_logprobs(reference, [ASK], [Answered(prompt_logprobs=[TOLD[0], TOLD[0]])]))
+
+
+def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() -> None:
+    reference = script(Decoded((7, 8)))
+
+    def judged(token_ids: list[int], *told: TokenLogprobs | None) -> str:
+        return str(equal_prompt_logprobs(reference, [ASK], [Answered({0: token_ids}, prompt_logprobs=list(told))]))
+
+    assert judged([7, 8], None, TOLD[0]) == "None"
+    assert "token 0" in judged([7, 8], TOLD[0], TOLD[0])
+    assert "4 told in place of 2" in judged([7, 8], None, TOLD[0], None, TOLD[0])
+    assert "token 1: (9,) in place of (8,)" in judged([7, 9], None, TOLD[0])
 
 
 def test_the_likeliest_of_all_sequences_have_to_be_those_of_the_reference() -> None:
@@ -114,27 +124,28 @@ def test_a_reader_judges_the_text_without_its_end() -> None:
 
 
 def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_not() -> None:
-    case = Case("greedy", (ASK,), equal_tokens, meaningless={"P/D tcp": "there is no tcp"})
+    case = Case("greedy", (replace(ASK, params=replace(GREEDY, max_tokens=1)),), equal_tokens)
     right, other = Answered({0: [5]}, path="handoff"), Answered({0: [5]}, path="local")
     columns = {
         "combined": Served({"greedy": [other]}),
         "P/D shm": Served({"greedy": [other]}),
         "P/D tcp": Served({"greedy": [right]}),
-        PREEMPTED: Served({"greedy": [right]}, preemptions=0),
+        "P/D none": Served(),
+        SWAP: Served({"greedy": [right]}),
     }
 
     cells = judge(case, columns, script(Decoded((5,))))
 
     assert cells == [
-        Cell(EQUAL), Cell(WRONG, "it went by local, not by handoff"), Cell(MEANINGLESS, "there is no tcp"),
-        Cell(WRONG, "nothing was preempted"),
+        Cell(EQUAL), Cell(WRONG, "it went by local, not by handoff"), Cell(EQUAL), Cell(WRONG, "not served"),
+        Cell(MEANINGLESS, SHORT),
     ]  # fmt: skip
     assert report(list(columns), {"greedy": cells}) == [
-        "feature  combined  P/D shm  P/D tcp  after preemption",
-        "greedy   equal     WRONG    n/a      WRONG",
+        "feature  combined  P/D shm  P/D tcp  P/D none  after preemption (swap)",
+        "greedy   equal     WRONG    equal    WRONG     n/a",
         "WRONG: greedy, P/D shm: it went by local, not by handoff",
-        "n/a: greedy, P/D tcp: there is no tcp",
-        "WRONG: greedy, after preemption: nothing was preempted",
+        "WRONG: greedy, P/D none: not served",
+        f"n/a: greedy, after preemption (swap): {SHORT}",
         "not equal: greedy",
     ]
     assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
