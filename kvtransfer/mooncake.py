@@ -46,6 +46,7 @@ class MooncakeTransport:
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
+        self.source: str | None = None
 
     def unusable(self) -> str | None:
         """It needs the package, and that needs Debian's libibverbs1."""
@@ -61,7 +62,7 @@ class MooncakeTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to the instance's TCP listener."""
-        return connect(endpoint.address, timeouts)
+        return connect(endpoint.address, timeouts, self.source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
         """Register the ring and tell the receiver where it is; the first link starts the engine. Raises OSError."""

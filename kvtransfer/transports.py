@@ -44,7 +44,7 @@ def make_transports(
         if host is not None and isinstance(transport, MooncakeTransport):
             transport.open(host)
     for transport in transports:
-        if isinstance(transport, (TcpTransport, ProcessGroupTransport)):
+        if isinstance(transport, (TcpTransport, ProcessGroupTransport, MooncakeTransport)):
             transport.source = source
     usable = tuple(transport for transport in transports if transport.unusable() is None)
     if not usable:

@@ -43,5 +43,5 @@ ABSENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     *_refused(_PICTURES, "models are served for text alone"),
     no_effect("--limit-mm-per-prompt", "models are served for text alone: a picture in a request is refused"),
     no_effect("--disable-mm-preprocessor-cache", "models are served for text alone", Takes.NOTHING),
-    *_refused(_TRACES, "traces are not exported; each answer carries its stage times"),
+    *_refused(_TRACES, "traces are not exported"),
 )  # fmt: skip

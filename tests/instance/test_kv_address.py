@@ -8,8 +8,11 @@ from instance.config import InstanceConfig
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.tcp import connect, listen
 from kvtransfer.transport import Timeouts
+from kvtransfer.transports import make_transports
+from tests.kvtransfer.rig import TENSORS, Pool
+from wire.kv_layout import PoolLayout
 from wire.options import EngineOptions
-from wire.types import Role
+from wire.types import KvEndpoint, Role
 
 OWN = ("10.0.0.18", "10.0.1.18")
 
@@ -29,6 +32,20 @@ def test_outgoing_links_start_at_the_tables_address_where_this_machine_has_it() 
     assert kv_source(_config(kv_ip="10.0.1.18"), lambda: OWN) == "10.0.1.18"
     assert kv_source(_config(), lambda: ()) is None
     assert kv_source(_config("127.0.0.1"), lambda: ("127.0.0.1",)) is None
+
+
+@pytest.mark.parametrize("name", ["tcp", "process_group"])
+def test_a_sender_dials_from_its_source(name: str) -> None:
+    (transport,) = make_transports([name], Pool(PoolLayout(TENSORS, num_blocks=4, block_size=4)), source="127.0.0.2")
+    listener, address = listen("127.0.0.1", None)
+    with listener:
+        listener.settimeout(5.0)
+        stream = transport.connect(KvEndpoint(name, address), Timeouts(5.0, 5.0))
+        accepted, peer = listener.accept()
+        with accepted:
+            stream.close()
+
+    assert peer[0] == "127.0.0.2"
 
 
 @pytest.mark.parametrize(("source", "seen"), [("127.0.0.2", "127.0.0.2"), (None, "127.0.0.1"), ("::1", "127.0.0.1")])

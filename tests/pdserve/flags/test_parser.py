@@ -142,6 +142,19 @@ def test_flags_of_vllm_are_keys_too(file: Path) -> None:
     assert "trust-remote-code" not in typed.notices[0]
 
 
+def test_serve_and_up_tell_once_and_pass_nothing_on(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    serve.parse([model, "--enforce-eager", "--seed", "1"])
+    request = up_request.parse(["--model", model, "--enforce-eager", "--swap-space", "1"])
+
+    assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "without effect: --enforce-eager"
+    ] * 2
+    assert request.flags == ("--model", model, "--swap-bytes", str(2**30))
+    for parse in (serve.parse, up_request.parse):
+        with pytest.raises(ConfigError, match=r"^--lora-modules is refused"):
+            parse(["--model", model, "--lora-modules", "a=b"])
+
+
 def test_what_is_typed_wins_over_a_flag_of_vllms_in_the_file(file: Path) -> None:
     file.write_text("swap-space: 1\n")
 
