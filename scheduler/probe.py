@@ -46,7 +46,7 @@ class Probe:
         try:
             await self._dispatch.probe(self._request(), plan)
         except PdserveError as error:
-            if isinstance(error, (NoCapacity, DeadlineExceeded)) and self._readiness.works(plan):
+            if self._found_no_room(error, plan):
                 self._readiness.busy(plan)
                 log.debug("probe_found_no_room", **self._readiness.names(plan), reason=error)
                 return True
@@ -55,6 +55,12 @@ class Probe:
             self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, reason=error)
             return False
         return True
+
+    def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
+        """Whether the probe only came while others had all the room: refused by a pair that moves, or kept waiting."""
+        if isinstance(error, NoCapacity):
+            return self._readiness.moves(plan)
+        return isinstance(error, DeadlineExceeded) and self._readiness.works(plan)
 
     def _request(self) -> GenerationRequest:
         timeout_s = self._limits.probe_timeout_s

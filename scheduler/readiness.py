@@ -6,8 +6,10 @@ A pair too full for a probe is as good as crossed while it works: its own long r
 import asyncio
 
 from scheduler.limits import ControlLimits
+from scheduler.loads import InstanceLoad
 from scheduler.placement import Plan
 from scheduler.registry import Registry
+from wire.hold import hold_limit
 from wire.types import Role
 
 Pair = tuple[int | None, int]
@@ -32,10 +34,16 @@ class Readiness:
         return {role: self._registry.name(index) for role, index in ends.items() if index is not None}
 
     def works(self, plan: Plan) -> bool:
-        """Whether the pair has no room for a probe because it works: a pool is full, and one end made a step lately."""
+        """Whether the pair has no room for a probe because it works: an end is full, and one made a step lately."""
+        loads = {load.index: load for load in self._registry.loads() if load.index in plan.pair}
+        decode = loads.get(plan.decode)
+        is_full = any(load.blocks_free < 1 or _holds_its_share(load) for load in loads.values())
+        return (is_full or (decode is not None and _has_no_seat(decode))) and self.moves(plan)
+
+    def moves(self, plan: Plan) -> bool:
+        """Whether one end of the pair made a step lately."""
         ends = [one for one in self._registry.living() if one.index in plan.pair]
-        is_full = any(one.books.blocks_free < 1 for one in ends)
-        return is_full and any(one.stepped_within(self._limits.probe_after_s) for one in ends)
+        return any(one.stepped_within(self._limits.probe_after_s) for one in ends)
 
     def busy(self, plan: Plan) -> None:
         """No probe finds room on this pair, which works: what crossed it before counts on."""
@@ -74,3 +82,13 @@ class Readiness:
         ]
         alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
         return pairs + alone
+
+
+def _has_no_seat(decode: InstanceLoad) -> bool:
+    """Whether what comes would wait there for others to end, a reservation or a sequence."""
+    return decode.waiting > 0 or decode.sequences >= decode.max_num_seqs
+
+
+def _holds_its_share(start: InstanceLoad) -> bool:
+    """Whether finished KV that waits for its receivers keeps new prompts out."""
+    return start.held_tokens >= hold_limit(start.pool_tokens)

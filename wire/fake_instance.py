@@ -215,7 +215,8 @@ class FakeInstance:
         if self.behaviour.stuck:
             return
         self.steps += 1
-        running = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
+        decoding = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
+        running = decoding[: self.behaviour.seats]
         tokens = [token for prompt in (*running, *self._prefill_chunk()) for token in self._sample(prompt)]
         times = tuple((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_told)
         for prompt in running:

@@ -11,7 +11,8 @@ class FakeBehaviour:
     """What the instance does; tests change it while it runs. Times in seconds.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
-    its events leave `lag_s` late. A `deaf` instance ignores commands; a stuck one (see `get_stuck`) makes no step.
+    its events leave `lag_s` late. A `deaf` instance ignores commands; a stuck one (see `get_stuck`) makes no step. It
+    runs as many prompts at once as it has `seats`, the oldest; None is no limit.
     """
 
     step_s: float = 0.01
@@ -21,6 +22,7 @@ class FakeBehaviour:
     stuck: bool = False
     deaf: bool = False
     fail_handoffs: int = 0
+    seats: int | None = None
     refuse: deque[str] = field(default_factory=deque)
 
 

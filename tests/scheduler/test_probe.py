@@ -103,6 +103,51 @@ async def test_long_generations_that_fill_decode_do_not_make_it_unready() -> Non
         assert cluster.control.dispatch.ledger.completed == 1
 
 
+@virtual
+async def test_long_generations_that_take_every_seat_of_decode_do_not_make_it_unready() -> None:
+    async with FakeCluster("PPD", probes=True, max_num_seqs=8).serving() as cluster:
+        await until(cluster.control.ready)
+        behaviour = cluster.instances[2].behaviour
+        behaviour.step_s, behaviour.seats = 0.05, 8
+        prompts = [tuple(range(16)) for _ in range(8)]  # of 64 blocks
+        running = cluster.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
+        reader = asyncio.create_task(collect(running))
+        await until(lambda: cluster.blocks_used[2] == 8)
+        for _ in range(80):
+            assert cluster.control.ready()
+            await asyncio.sleep(0.5)
+
+        assert all(len(tokens) == 1000 for tokens in (await reader).tokens.values())
+
+
+@virtual
+async def test_a_decode_instance_that_works_and_refuses_probes_for_want_of_room_stays_ready() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        await until(cluster.control.ready)
+        behaviour = cluster.instances[1].behaviour
+        behaviour.step_s = 0.05
+        running = cluster.control.dispatch.start(request((1, 2, 3), max_tokens=900, limits_s=(99.0, 10.0)))
+        reader = asyncio.create_task(collect(running))
+        await until(lambda: cluster.blocks_used[1] == 1)
+        cluster.instances[1].behaviour.refuse.extend(["NoCapacity"] * 1000)
+        for _ in range(80):
+            assert cluster.control.ready()
+            await asyncio.sleep(0.5)
+
+        assert len(behaviour.refuse) < 1000
+        behaviour.refuse.clear()
+        await reader
+
+
+@virtual
+async def test_a_decode_instance_that_refuses_probes_and_does_nothing_is_not_ready() -> None:
+    async with FakeCluster("PD", probes=True).serving() as cluster:
+        await until(cluster.control.ready)
+        cluster.instances[1].behaviour.refuse.extend(["NoCapacity"] * 1000)
+
+        await until(lambda: not cluster.control.ready(), timeout_s=12.0)
+
+
 @pytest.mark.parametrize("prefill_blocks", [63, 64])
 @virtual
 async def test_a_prompt_that_fills_a_pool_for_long_does_not_make_it_unready(prefill_blocks: int) -> None:
