@@ -1,6 +1,8 @@
 """A line with vLLM's flags becomes one with ours, or is refused in words."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdserve.flags.settle import notice, settle
 from scheduler.config import parser
@@ -105,3 +107,22 @@ def test_a_tokenizer_is_taken_when_it_is_the_models() -> None:
     assert settled("m", "--tokenizer=m") == ("m",)
     with pytest.raises(ConfigError, match="--tokenizer other is refused"):
         settled("--model", "m", "--tokenizer", "other")
+
+
+_OURS: tuple[tuple[str, ...], ...] = (
+    ("--max-num-seqs", "8"), ("--max-num-seqs=9",), ("--model", "m"), ("--model=a b",), ("--no-kv-digests",),
+    ("--enable-prefix-caching",), ("--served-model-name", "a", "b"), ("--swap-bytes=1GiB",), ("--port", "8088"),
+    ("--quantization=awq",), ("--dtype", "float32"), ("--log-level=DEBUG",), ("--kv-transport", "tcp", "shm"),
+)  # fmt: skip
+_THEIRS: tuple[tuple[str, ...], ...] = (
+    ("--enforce-eager",), ("--seed", "7"), ("--seed=-1",), ("-O3",), ("-O", "2"), ("--enable-chunked-prefill",),
+    ("--enable-chunked-prefill", "True"), ("-pp=1",), ("--disable_log_requests",), ("--load-format", "auto"),
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(_OURS + _THEIRS), max_size=12))
+def test_flags_of_vllm_anywhere_in_a_line_change_nothing_of_ours(groups: list[tuple[str, ...]]) -> None:
+    ours = [word for group in groups if group in _OURS for word in group]
+    line = [word for group in groups for word in group]
+
+    assert options(*line) == from_namespace(EngineOptions, parser().parse_args(ours))
