@@ -1,23 +1,30 @@
 #!/bin/sh
-# Install what an image needs beside Python: a C compiler, which builds the native parts for the CPU that they run on,
-# and git where torchvision_npu is built. Nothing is done for what is there already.
+# Install what an image needs beside Python: a C compiler, which builds the native parts for the CPU that they run on;
+# install_tools.sh vision: g++ and git too, for torchvision_npu. Nothing is done for what is there already.
 set -eu
 
+there() { command -v "$1" >/dev/null 2>&1; }
+
+cplusplus=g++
+if ! there apt-get; then cplusplus=gcc-c++; fi
 wanted=
-command -v gcc >/dev/null 2>&1 || wanted="gcc"
-if [ "${1:-}" = git ]; then command -v git >/dev/null 2>&1 || wanted="$wanted git"; fi
+there gcc || wanted="gcc"
+if [ "${1:-}" = vision ]; then
+    there g++ || wanted="$wanted $cplusplus"
+    there git || wanted="$wanted git"
+fi
 [ -n "$wanted" ] || exit 0
 
-if command -v apt-get >/dev/null 2>&1; then
+if there apt-get; then
     apt-get update
     # shellcheck disable=SC2086  # words
     DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $wanted libc6-dev ca-certificates
     rm -rf /var/lib/apt/lists/*
-elif command -v dnf >/dev/null 2>&1; then
+elif there dnf; then
     # shellcheck disable=SC2086  # words
     dnf install -y $wanted glibc-devel
     dnf clean all
-elif command -v yum >/dev/null 2>&1; then
+elif there yum; then
     # shellcheck disable=SC2086  # words
     yum install -y $wanted glibc-devel
     yum clean all

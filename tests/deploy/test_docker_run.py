@@ -9,10 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from ranktable_tools.containers import docker_run
+from ranktable_tools.containers import build_image, docker_run
 from ranktable_tools.containers.docker import parse_inspect
 from ranktable_tools.generate import GenRequest, build
 from ranktable_tools.table_file import write_global, write_local
@@ -378,3 +379,12 @@ def test_a_table_that_is_wrong_is_named(tmp_path: Path, capsys: Capture) -> None
     path.write_text(json.dumps({"version": "1.0"}))
 
     assert str(path) in _refusal(capsys, "prefill", "--global-table", str(path), *FLAGS)
+
+
+@pytest.mark.parametrize("page", ["deploy.md", "deploy.zh-CN.md"])
+@pytest.mark.parametrize("script", [docker_run, build_image])
+def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
+    text = (SCRIPT.parents[1] / "docs" / page).read_text()
+    flags = [flag for action in script._parser()._actions for flag in action.option_strings if flag[2:] != "help"]
+
+    assert [flag for flag in flags if flag.startswith("--") and flag not in text] == []

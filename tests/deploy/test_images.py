@@ -169,12 +169,12 @@ def test_tools_are_installed_only_where_they_are_missing(tmp_path: Path) -> None
         (bare / name).chmod(0o700)
     (bare / "basename").symlink_to(shutil.which("basename") or "")
 
-    missing = _run("/bin/sh", DOCKER / "install_tools.sh", "git", PATH=str(bare))
+    missing = _run("/bin/sh", DOCKER / "install_tools.sh", "vision", PATH=str(bare))
     (bare / "gcc").symlink_to("/bin/true")
     there = _run("/bin/sh", DOCKER / "install_tools.sh", PATH=str(bare))
 
     assert missing.stdout.splitlines()[1] == (
-        "apt-get install -y --no-install-recommends gcc git libc6-dev ca-certificates"
+        "apt-get install -y --no-install-recommends gcc g++ git libc6-dev ca-certificates"
     )
     assert there.stdout == ""
 
