@@ -24,15 +24,15 @@ def instance_lines(
         f"{_at(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
         device_line or _cores(config),
         *set_here,
-        f"next: start the other instances and the scheduler, whose NODE_PORTS has {options.port} as "
-        f"{_ordinal(plan)}; `pdserve status --url http://{plan.global_table.scheduler.server_ip}:{PUBLIC_PORT}` "
+        f"next: start the other instances and the scheduler{_node_ports(options, plan)}; "
+        f"`pdserve status --url http://{plan.global_table.scheduler.server_ip}:{PUBLIC_PORT}` "
         "shows them",
     )
 
 
 def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
     """Return the lines of the scheduler."""
-    instances = ", ".join(f"{one.role} {_at(one.host, one.port)}" for one in plan.instance_addresses)
+    instances = ", ".join(f"{one.name} {_at(one.host, one.port)}" for one in plan.instance_addresses)
     return (
         f"ports: OpenAI API {_at(engine.host, engine.port)}",
         "devices: none",
@@ -53,9 +53,12 @@ def _cores(config: "InstanceConfig") -> str:
     return f"devices: {ranks} on CPU cores {cores}"
 
 
-def _ordinal(plan: LaunchPlan) -> str:
+def _node_ports(options: EngineOptions, plan: LaunchPlan) -> str:
+    """Say what the scheduler needs to know of this instance's port: nothing where the table has it."""
     assert plan.index is not None, "an instance has its place in the table"
-    return f"number {plan.index + 1} of {len(plan.global_table.instances)}"
+    if plan.own.server_port == options.port:
+        return ""
+    return f", whose NODE_PORTS has {options.port} as number {plan.index + 1} of {len(plan.global_table.instances)}"
 
 
 def _reached(engine: EngineOptions, plan: LaunchPlan) -> str:

@@ -14,10 +14,8 @@ from wire.options import EngineOptions
 from wire.types import Role
 
 
-def _plan(folder: Path, member: int | None) -> LaunchPlan:
-    made = gen(
-        GenArguments(["4,5"], ["6,7"], True, str(folder), "10.0.0.18", "8088,8089", "cpu"), lambda line: None, {}
-    )
+def _plan(folder: Path, member: int | None, ports: str | None = "8088,8089") -> LaunchPlan:
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(folder), "10.0.0.18", ports, "cpu"), lambda line: None, {})
     local = made.host if member is None else made.instances[member]
     assert local is not None
     return resolve(
@@ -36,7 +34,7 @@ def _config(**flags: object) -> InstanceConfig:
 def test_an_instance_says_ports_devices_and_the_next_step(tmp_path: Path) -> None:
     config = _config()
 
-    lines = instance_lines(config, _plan(tmp_path, 1), kv_host(config), None, {})
+    lines = instance_lines(config, _plan(tmp_path, 1, ports=None), kv_host(config), None, {})
 
     assert lines == (
         "ports: control 0.0.0.0:8089, KV any free port of 10.0.0.18, /health and /metrics off (--http-port)",
@@ -54,6 +52,9 @@ def test_flags_change_what_it_says(tmp_path: Path) -> None:
     )
 
     assert lines[0] == ("ports: control 0.0.0.0:8089, KV 20000-20001 of 10.0.1.18, /health and /metrics 0.0.0.0:9100")
+    assert lines[3] == (
+        "next: start the other instances and the scheduler; `pdserve status --url http://10.0.0.18:9000` shows them"
+    )
     assert lines[1:3] == ("devices: rank 0 = device 6 on 2", "network: HCCL_IF_IP=10.0.1.18")
     shm = instance_lines(_config(kv_transport=("shm",)), _plan(tmp_path, 1), "", None, {})
     assert "KV none (shm)," in shm[0]
@@ -68,6 +69,6 @@ def test_the_scheduler_says_whom_it_waits_for_and_where_it_will_answer(tmp_path:
     assert lines == (
         f"ports: OpenAI API {host}:9000",
         "devices: none",
-        "next: it waits for prefill 10.0.0.18:8088, decode 10.0.0.18:8089; once it is ready, ask: "
+        "next: it waits for prefill-0 10.0.0.18:8088, decode-0 10.0.0.18:8089; once it is ready, ask: "
         f"curl http://{reached}/v1/models",
     )
