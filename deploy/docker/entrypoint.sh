@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # What a container runs. A command is run as it is; flags alone go to start_servers.sh where a ranktable is named, else
 # to `pdserve serve`, one instance that does it all.
 set -eu

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # Build torchvision_npu as the guide does: install_torchvision_npu.sh URL TAG TORCHVISION, the tag v0.N.x-... that
 # build_image.sh chose for the image's torch, and the torchvision 0.N that goes with both.
 set -eu

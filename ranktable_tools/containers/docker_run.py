@@ -87,12 +87,18 @@ def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapp
     member = find_member(arguments.role, tables, arguments.instance)
     kind = arguments.device_type or find_table_kind(tables) or find_kind()
     host = Host(member.server)
+    if kind == "cuda" and member.server is not None and tables.whole is None:
+        _note("without --global-table its peers on this host are not known, so no cuda_ipc: their GPUs are not visible")
     container = _on_host(_container(arguments, member, kind, command), host)
     if arguments.run:
         require_ready(container, host)
     for note in notes_of(container, host, share=arguments.share_devices, strict=arguments.run):
-        print(f"{_PROG}: {note}", file=sys.stderr)
+        _note(note)
     return run_line(container)
+
+
+def _note(text: str) -> None:
+    print(f"{_PROG}: {text}", file=sys.stderr)
 
 
 def _container(arguments: argparse.Namespace, member: Member, kind: DeviceKind, command: tuple[str, ...]) -> Container:

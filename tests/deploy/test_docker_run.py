@@ -271,8 +271,11 @@ def test_a_gpu_instance_without_peers_here_gets_its_own_cards_alone(
     tables(npu=False)
     local = ["--local-table", str(tmp_path / "local_ranktable_45.json")]
 
-    line = _line(capsys, "prefill", *local, "--device-type", "cuda", *FLAGS)
+    status = docker_run.main(["prefill", *local, "--device-type", "cuda", *FLAGS])
 
+    said = capsys.readouterr()
+    line = shlex.split(said.out.replace("\\\n", ""))
+    assert (status, "without --global-table its peers on this host are not known" in said.err) == (0, True)
     assert line[line.index("--gpus") + 1] == '"device=4,5"'
     assert not [word for word in line if word.startswith("CUDA_")]
 
