@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(slots=True)
 class Instance:
-    """One instance of the table; `name` is its role and its place among those of that role, as `prefill-0`."""
+    """One instance of the table; `name` is its role there and its place among those of that role, as `prefill-0`."""
 
     name: str
     role: str
@@ -36,12 +36,21 @@ class Instance:
     used: float | None = None
     total: float | None = None
     running: float | None = None
+    waiting: float | None = None
     digests: bool | None = None
     links: dict[str, Link] = field(default_factory=dict)
 
     def link(self, peer: str) -> Link:
         """Return the entry of a peer's link, made at its first sample."""
         return self.links.setdefault(peer, Link(peer))
+
+
+def read_table(samples: Sequence[Sample]) -> str | None:
+    """Return version and digest of the table in use, as `1 (3f2a91c0)`; None where the page has none."""
+    for sample in samples:
+        if sample.name == "pdserve_table_version" and sample.labels.get("digest"):
+            return f"{sample.value:.0f} ({sample.labels['digest'][:8]})"
+    return None
 
 
 def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
@@ -51,7 +60,7 @@ def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
     for sample in samples:
         if sample.name == "pdserve_instance_info":
             role = sample.labels["role"]
-            name = f"{role}-{seen[role]}"
+            name = sample.labels.get("name") or f"{role}-{seen[role]}"
             found = Instance(name, role, sample.labels["address"], sample.labels["state"])
             found.digests = {"on": True, "off": False}.get(sample.labels.get("kv_digests", ""))
             by_id[sample.labels["instance"]] = found
@@ -73,6 +82,8 @@ def _take(instance: Instance, sample: Sample, by_id: Mapping[str, Instance]) -> 
             instance.total = sample.value
         case "pdserve_running":
             instance.running = sample.value
+        case "pdserve_waiting":
+            instance.waiting = sample.value
         case "pdserve_link_up":
             instance.link(peer).transport = sample.labels.get("transport", "")
             instance.link(peer).up = bool(sample.value)

@@ -2,10 +2,10 @@
 
 import argparse
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from pdserve.client import Client
-from pdserve.cluster_page import Instance, Link, read_page
+from pdserve.client import Client, Sample
+from pdserve.cluster_page import Instance, Link, read_page, read_table
 from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
 from pdserve.readiness import ask
@@ -17,11 +17,14 @@ from wire.kv_transports import OUT_OF_REACH
 
 _TIMEOUT_S = 3.0
 _ANSWER_S = 0.5
-_HEADER = ("NAME", "ROLE", "ADDRESS", "PID", "STATE", "KV BLOCKS", "RUNNING", "DIGESTS", "LINKS")
+_HEADER = (
+    "NAME", "ROLE", "ADDRESS", "PID", "STATE", "RESTARTS", "KV BLOCKS", "RUNNING", "WAITING", "DIGESTS", "LINKS",
+)  # fmt: skip
 _MAX_REASON_CHARS = 80
 EPILOG = """\
 PID is that of the process that `pdserve up` started, `-` where another one answers in its place; STATE is the
-scheduler's, `gone` where nothing answers, and the lines below the table say what is wrong.
+scheduler's, `gone` where nothing answers, `starting again` or `given up` where the supervisor of `pdserve up` says so,
+and the lines below the table say what is wrong. RESTARTS counts how often the supervisor started it again.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
 `(not shm: why)` one that the pair cannot have, NO LINK a pair that no transport joins: no prompt goes over it.
@@ -44,9 +47,11 @@ def main(argv: Sequence[str]) -> int:
     where = find(arguments.url, arguments.run_dir)
     client = Client(where.base_url, timeout_s=_TIMEOUT_S)
     ready, words = ask(client)
-    instances = _instances(client, where)
+    samples = _samples(client, where)
+    instances = _instances(samples, where)
     condition = "ready" if ready else f"not ready: {words or 'no answer'}"
-    print(printable(f"{where.base_url}  {condition}  model {_model(client, where)}"))
+    heads = [where.base_url, condition, f"model {_model(client, where)}", *_around(samples, where)]
+    print(printable("  ".join(heads)))
     for line in table(where.state, instances, _reasons(client)):
         print(line)
     return 0 if ready else 1
@@ -60,13 +65,14 @@ def table(
     Below it, why those do not live that do not: `reasons` by address.
     """
     if state is None:
-        rows = [_row(one.name, one.role, one.address, "-", one.state, one) for one in instances]
+        rows = [_row(one.name, one.role, one.address, "-", one.state, "-", one) for one in instances]
     else:
         by_address = {one.address: one for one in instances}
         rows = []
         for process in state.processes:
             seen = by_address.get(process.address)
-            rows.append(_row(process.name, process.role, process.address, *_condition(process, seen), seen))
+            pid, condition = _condition(process, seen)
+            rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
     return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {})]
 
 
@@ -74,6 +80,8 @@ def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]
     """Return pid and state; another process may answer where the one that `up` started is gone."""
     if process.alive:
         return str(process.pid), "running" if seen is None else seen.state
+    if process.note:
+        return "-", process.note
     if seen is not None and (seen.state == "living" or _answers(process.address)):
         return "-", seen.state
     return str(process.pid), "gone"
@@ -96,13 +104,15 @@ def _wrong(rows: Sequence[Sequence[str]], reasons: Mapping[str, str]) -> list[st
     ]
 
 
-def _row(name: str, role: str, address: str, pid: str, condition: str, seen: Instance | None) -> tuple[str, ...]:
+def _row(
+    name: str, role: str, address: str, pid: str, condition: str, restarts: str, seen: Instance | None
+) -> tuple[str, ...]:  # fmt: skip
     if seen is None:
-        return (name, role, address, pid, condition, "-", "-", "-", "-")
+        return (name, role, address, pid, condition, restarts, "-", "-", "-", "-", "-")
     blocks = "-" if seen.used is None else f"{seen.used:.0f}/{seen.total or 0:.0f}"
-    running = "-" if seen.running is None else f"{seen.running:.0f}"
+    running, waiting = ("-" if number is None else f"{number:.0f}" for number in (seen.running, seen.waiting))
     links = ", ".join(map(_link, seen.links.values())) or "-"
-    return (name, role, address, pid, condition, blocks, running, on_or_off(seen.digests), links)
+    return (name, role, address, pid, condition, restarts, blocks, running, waiting, on_or_off(seen.digests), links)
 
 
 def _link(link: Link) -> str:
@@ -120,17 +130,34 @@ def _link(link: Link) -> str:
     return f"{shown} ({short})"
 
 
-def _instances(client: Client, where: Where) -> tuple[Instance, ...]:
-    """Return what the scheduler says. Raises Unavailable when it says nothing and no run folder knows more."""
+def _samples(client: Client, where: Where) -> tuple[Sample, ...] | None:
+    """Return the scheduler's page, None when it says nothing. Raises Unavailable where no run folder knows more."""
     try:
-        instances = read_page(client.metrics())
+        return client.metrics()
     except (Unavailable, UnicodeDecodeError) as error:
         if where.state is None:
             raise Unavailable(where.nothing_there) from error
+        return None
+
+
+def _instances(samples: tuple[Sample, ...] | None, where: Where) -> tuple[Instance, ...]:
+    """Return the instances on the page. Raises Unavailable when it is another server's."""
+    if samples is None:
         return ()
+    instances = read_page(samples)
     if not instances and where.state is None:
         raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
     return instances
+
+
+def _around(samples: tuple[Sample, ...] | None, where: Where) -> Iterator[str]:
+    """Yield the table in use, and who watches the processes."""
+    table = read_table(samples or ())
+    if table is not None:
+        yield f"table {table}"
+    watcher = None if where.state is None else where.state.supervisor
+    if watcher is not None:
+        yield f"supervisor {watcher.pid}" if watcher.alive else "no supervisor: nothing is started again"
 
 
 def _reasons(client: Client) -> dict[str, str]:

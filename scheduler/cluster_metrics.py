@@ -76,15 +76,18 @@ def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
     )
     for name, help, number in gauges:
         yield GaugeMetricFamily(f"pdserve_{name}", help, value=number)
+    table = GaugeMetricFamily("pdserve_table_version", "The global table in use", labels=("digest",))
+    table.add_metric((view.table.digest,), view.table.version)
+    yield table
 
 
 def _instance_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         "pdserve_instance_info", "Instances of the table",
-        labels=("instance", "role", "address", "state", "kv_digests"),
+        labels=("instance", "name", "role", "address", "state", "kv_digests"),
     )  # fmt: skip
     for one in instances:
-        info.add_metric((one.instance_id, one.role.value, one.address, one.state, one.kv_digests), 1)
+        info.add_metric((one.instance_id, one.name, one.role.value, one.address, one.state, one.kv_digests), 1)
     yield info
     yield from link_metrics(instances)
     for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):

@@ -50,6 +50,7 @@ class Control:
             queued_tokens=admission.waiting_tokens,
             retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
             gaps=self._gaps(),
+            table=self.registry.table,
         )
 
     def _gaps(self) -> tuple[GapView, ...]:

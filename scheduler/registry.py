@@ -13,6 +13,7 @@ from scheduler.kv_pairs import KvGap, KvPairs
 from scheduler.limits import ControlLimits
 from scheduler.loads import InstanceLoad
 from scheduler.member import Connect, Member
+from scheduler.view import TableView
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InternalError, PdserveError
 from wire.messages import OpenSession
@@ -49,7 +50,7 @@ class Registry:
         same_host: SameHost = operator.eq,
     ) -> None:
         self.members = tuple(Member(entry, self, connect, limits, rng) for entry in expected)
-        self._table_digest = table_digest
+        self.table = TableView(digest=table_digest)
         self._scheduler_id = scheduler_id
         self._epochs = itertools.count(epoch)
         self._limits = limits
@@ -142,7 +143,7 @@ class Registry:
         Once we serve, that may be its own former self: another model would not be the one whose tokens we speak.
         """
         check_version(expected, description)
-        check_identity(expected, description, table_digest=self._table_digest, same_host=self._same_host)
+        check_identity(expected, description, table_digest=self.table.digest, same_host=self._same_host)
         references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
         if references:
             check_pair(self._accepted[references[0]], description)

@@ -62,6 +62,14 @@ class GapView:
 
 
 @dataclass(frozen=True, slots=True)
+class TableView:
+    """The global table in use: its digest, and how many tables were in use up to it, itself included."""
+
+    version: int = 1
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """Everything at one moment."""
 
@@ -72,3 +80,4 @@ class ClusterView:
     queued_tokens: int
     retries: RetryView = field(default_factory=RetryView)
     gaps: tuple[GapView, ...] = ()
+    table: TableView = field(default_factory=TableView)

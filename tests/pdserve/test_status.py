@@ -31,14 +31,14 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
         'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
         'pdserve_kv_blocks_used{instance="p"} 3\npdserve_kv_blocks_total{instance="p"} 64\n'
-        'pdserve_running{instance="p"} 2\n'
+        'pdserve_running{instance="p"} 2\npdserve_waiting{instance="p"} 1\n'
     )
 
     lines = table(_state(), read_page(parse_metrics(page)))
 
     assert lines[0].split()[:4] == ["NAME", "ROLE", "ADDRESS", "PID"]
-    assert lines[1].split()[4:] == ["living", "3/64", "2", "-", "shm", "to", "d", "up"]
-    assert lines[2].split()[4:6] == ["gone", "-"]
+    assert lines[1].split()[4:] == ["living", "0", "3/64", "2", "1", "-", "shm", "to", "d", "up"]
+    assert lines[2].split()[4:7] == ["gone", "0", "-"]
 
 
 def test_an_instance_started_again_by_hand_lives_though_it_is_not_the_process_of_up() -> None:
@@ -72,6 +72,30 @@ def test_what_does_not_answer_is_gone_whatever_the_scheduler_last_said() -> None
 
     assert lines[2].split()[3:5] == [str(os.getpid()), "gone"]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("note", ["starting again", "given up"])
+def test_what_the_supervisor_makes_of_a_dead_process_is_said_in_its_place(note: str) -> None:
+    started = (start_time(os.getpid()) or 0) + 1
+    dead = ProcessRecord("decode-0", "decode", os.getpid(), started, "127.0.0.1:2", "/l", restarts=3, note=note)
+    page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="lost"} 1\n'
+
+    lines = table(ClusterState("http://127.0.0.1:9000", "m", (dead,)), read_page(parse_metrics(page)))
+
+    assert lines[1].split()[3:7] == ["-", *note.split(), "3"]
+
+
+def test_the_table_in_use_and_the_supervisor_stand_beside_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = start_time(os.getpid()) or 0
+    watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), started, "", "/l")
+    with served_page(PAGE + 'pdserve_table_version{digest="7ab1e0123456"} 2.0\n') as url:
+        RunFolder(tmp_path).write(ClusterState(url, "m", (), watcher))
+        assert cli.main(["status", "--run-dir", str(tmp_path)]) == 0
+
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"{url}  ready  model m  table 2 (7ab1e012)  supervisor {os.getpid()}"
 
 
 def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
@@ -113,7 +137,7 @@ def test_a_link_that_is_being_made_is_not_called_down() -> None:
 def test_digests_are_shown_for_each_instance() -> None:
     lines = table(None, read_page(parse_metrics(PAGE)))
 
-    assert [line.split()[7] for line in lines[1:]] == ["on", "off", "-"]
+    assert [line.split()[9] for line in lines[1:]] == ["on", "off", "-"]
 
 
 def test_a_pair_that_no_transport_joins_is_said_in_whole() -> None:
