@@ -120,7 +120,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "kv_blocks_swapped": 12,
     }  # fmt: skip
     assert (
-        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",role="decode",'
+        'pdserve_instance_info{address="127.0.0.1:8089",instance="127.0.0.1:8089",kv_digests="",name="decode-0",role="decode",'
         'state="lost"} 1' in text
     )
     assert 'pdserve_link_up{instance="127.0.0.1:8088",peer="d1",transport="tcp"} 0.0' in text
