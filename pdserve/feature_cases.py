@@ -18,6 +18,7 @@ from pdserve.feature_judges import (
     likeliest_of_all,
     reads_as,
 )
+from pdserve.feature_stops import ends_before_stop
 from wire.types import BeamSearch, Pooling, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A feature. `turns`: the asks are sent one after the other, each when the one before has ended.
+    """A feature. `turns`: the asks are sent one after the other, each when the one before has ended. `stops`: a text of
+    its own answer is to end each.
 
     Where the judge has no reference for the tokens they are `compared` with those of the combined instance.
     """
@@ -35,6 +37,7 @@ class Case:
     asks: tuple[Ask, ...]
     judge: Judge
     turns: bool = False
+    stops: bool = False
     compared: bool = False
 
 
@@ -55,6 +58,7 @@ def make_cases(
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),
         *_sequence_cases(prompts, vocabulary, max_tokens),
+        _stop_case(prompts, vocabulary, max_tokens),
         *_logprob_cases(prompts, vocabulary, max_tokens),
         *_structured_cases(prompts, vocabulary, max_tokens),
         _chat_case(prompts, vocabulary, max_tokens),
@@ -98,6 +102,11 @@ def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
     ]
 
 
+def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> Case:
+    params = SamplingParams(max_tokens=max(max_tokens, _STOP_ROOM), temperature=0.9, seed=30)
+    return Case("stop strings", _asks(prompts, params), ends_before_stop(vocabulary.decode), stops=True)
+
+
 def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
     told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
@@ -125,6 +134,7 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     ]
 
 
+_STOP_ROOM = 24  # tokens, so that text is there to stop in
 _TURNS = (64, 112, 160)  # tokens of the prompts of a chat
 _CHOICES = ("a red fox", "a red foxglove", "a blue bird")  # of three tokens or more, the end included
 _CODE = re.compile("[a-f]{3}-[0-9]{2}")

@@ -20,16 +20,18 @@ VECTOR_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt with its parameters."""
+    """One prompt with its parameters. `stops` are texts that end its answer."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     pooling: Pooling | None = None
+    stops: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Answered:
-    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector.
+    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector; the text where
+    a text was to end it.
 
     Between two of its tokens it was put aside `num_swaps` times with copies of its KV, `num_rebuilds` times without.
     """
@@ -38,6 +40,7 @@ class Answered:
     logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     vector: tuple[float, ...] = ()
+    text: str = ""
     cached_tokens: int = 0
     num_swaps: int = 0
     num_rebuilds: int = 0

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from pdserve.feature_cases import Case
 from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_stops import StoppedText
 from pdserve.verify_runs import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, Deployment, serving
 from scheduler.control import Control
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored, Vector
+from scheduler.tokens import Tokens
 from wire.errors import PdserveError
 
 Outcome = list[Answered] | str
@@ -26,41 +28,44 @@ class Served:
 
 
 def serve_cases(
-    runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool = False
-) -> Served:
+    runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[Case], tokens: Tokens,
+    *, at_once: bool = False,
+) -> Served:  # fmt: skip
     """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start.
 
     Turns are no part of what is at once: they follow, since what one leaves in the cache is for the next.
     """
-    return runner.run(_serve(folder, deployment, cases, at_once=at_once))
+    return runner.run(_serve(folder, deployment, cases, tokens, at_once=at_once))
 
 
-async def _serve(folder: Path, deployment: Deployment, cases: Sequence[Case], *, at_once: bool) -> Served:
+async def _serve(
+    folder: Path, deployment: Deployment, cases: Sequence[Case], tokens: Tokens, *, at_once: bool
+) -> Served:
     served = Served()
     async with serving(folder, deployment) as control:
         together = [case for case in cases if at_once and not case.turns]
-        outcomes = await asyncio.gather(*(_outcome(control, case) for case in together))
+        outcomes = await asyncio.gather(*(_outcome(control, case, tokens) for case in together))
         served.outcomes = {case.name: outcome for case, outcome in zip(together, outcomes, strict=True)}
         for case in cases:
             if case.name not in served.outcomes:
-                served.outcomes[case.name] = await _outcome(control, case)
+                served.outcomes[case.name] = await _outcome(control, case, tokens)
         for instance in control.registry.living():
             served.preemptions += instance.load.preemptions
             served.token_bytes = sum(tensor.token_bytes for tensor in instance.description.kv_tensors)
     return served
 
 
-async def _outcome(control: Control, case: Case) -> Outcome:
+async def _outcome(control: Control, case: Case, tokens: Tokens) -> Outcome:
     try:
         if case.turns:
-            return [await _ask(control, f"{case.name}, turn {turn}", ask) for turn, ask in enumerate(case.asks)]
-        asked = (_ask(control, f"{case.name} {number}", ask) for number, ask in enumerate(case.asks))
+            return [await _ask(control, f"{case.name}, turn {turn}", ask, tokens) for turn, ask in enumerate(case.asks)]
+        asked = (_ask(control, f"{case.name} {number}", ask, tokens) for number, ask in enumerate(case.asks))
         return list(await asyncio.gather(*asked))
     except PdserveError as error:
         return f"{type(error).__name__}: {error}"
 
 
-async def _ask(control: Control, name: str, ask: Ask) -> Answered:
+async def _ask(control: Control, name: str, ask: Ask, tokens: Tokens) -> Answered:
     request = GenerationRequest(
         request_id=f"verify {name}",
         prompts=(ask.prompt,),
@@ -69,9 +74,13 @@ async def _ask(control: Control, name: str, ask: Ask) -> Answered:
         stall_timeout_s=STALL_TIMEOUT_S,
         poolings=() if ask.pooling is None else (ask.pooling,),
     )
-    answered = Answered()
-    async for event in control.dispatch.start(request).events():
+    answered, text = Answered(), StoppedText(ask, tokens) if ask.stops else None
+    running = control.dispatch.start(request)
+    async for event in running.events():
         _take(answered, event)
+        if text is not None and isinstance(event, NewToken):
+            text.take(running, event)
+    answered.text = "" if text is None else text.text
     return answered
 
 

@@ -1,7 +1,7 @@
 """`pdserve verify --features`: every feature in every way of serving, as a table."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from pdserve import feature_preemption as preemption
 from pdserve.feature_cases import Case, Vocabulary, make_cases
 from pdserve.feature_judges import Answers, Ask
 from pdserve.feature_runs import Served, serve_cases
+from pdserve.feature_stops import choose_stop
 from pdserve.text_table import text_table
 from pdserve.verify_runs import alone, pair
 from scheduler.model_files import read_model_files
+from scheduler.tokens import Tokens
 from wire.errors import ConfigError
-from wire.types import SamplingParams
 
 COMBINED = "combined"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
@@ -42,7 +43,8 @@ def verify_features(
 ) -> int:
     """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
     decoder = ReferenceDecoder(load_plain(model, "float32"))
-    cases = [far_from_ties(case, decoder) for case in make_cases(prompts, read_vocabulary(model), max_tokens)]
+    vocabulary = read_vocabulary(model)
+    cases = [settled(case, decoder, vocabulary.decode) for case in make_cases(prompts, vocabulary, max_tokens)]
     columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens))
     rows = {case.name: judge(case, columns, decoder) for case in cases}
     print("\n".join(report(list(columns), rows)))
@@ -59,21 +61,25 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
     return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole]
 
 
-def far_from_ties(case: Case, decoder: ReferenceDecoder) -> Case:
+def settled(case: Case, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> Case:
     """Return the case with the first seeds whose draws decide clearly: none so near the border between two tokens that
-    the rounding of logits could choose the other. Raises ConfigError where there is none.
+    the rounding of logits could choose the other; and with its stop strings. Raises ConfigError where there is none.
     """
     if case.compared or case.asks[0].pooling is not None or case.asks[0].params.temperature == 0:
         return case
-    return replace(case, asks=tuple(replace(ask, params=_clear_params(ask, decoder)) for ask in case.asks))
+    return replace(case, asks=tuple(_settled_ask(ask, decoder, decode if case.stops else None) for ask in case.asks))
 
 
-def _clear_params(ask: Ask, decoder: ReferenceDecoder) -> SamplingParams:
+def _settled_ask(ask: Ask, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None) -> Ask:
     for seed in range(ask.params.seed, ask.params.seed + _MOST_SEEDS):
         params = replace(ask.params, seed=seed)
-        every = replace(params, n=params.num_sequences, best_of=None)
-        if all(one.margin > TIE for one in decoder.decode(ask.prompt, every)):
-            return params
+        every = decoder.decode(ask.prompt, replace(params, n=params.num_sequences, best_of=None))
+        if any(one.margin <= TIE for one in every):
+            continue
+        if decode is None:
+            return replace(ask, params=params)
+        if (stop := choose_stop(every[0].token_ids, decode)) is not None:
+            return replace(ask, params=params, stops=(stop,))
     raise ConfigError(f"no seed of {_MOST_SEEDS} draws all tokens clearly: shorten --max-tokens")
 
 
@@ -109,16 +115,17 @@ def _serve_all(
     flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK))
     roomy = (*flags, "--kv-cache-memory", "256MiB")
     columns: dict[str, Served] = {}
+    tokens = Tokens(read_model_files(str(model)))
     with asyncio.Runner() as runner:
-        columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases)
+        columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases, tokens)
         print(f"served: {COMBINED}", flush=True)
         for name in transports:
-            columns[f"P/D {name}"] = serve_cases(runner, work / name, pair(work / name, roomy, name), cases)
+            columns[f"P/D {name}"] = serve_cases(runner, work / name, pair(work / name, roomy, name), cases, tokens)
             print(f"served: P/D {name}", flush=True)
         tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
         for way, more in preemption.FLAGS.items():
             small = alone((*flags, "--kv-cache-memory", str(tight), *more), stopping)
-            columns[way] = serve_cases(runner, work / way, small, cases, at_once=True)
+            columns[way] = serve_cases(runner, work / way, small, cases, tokens, at_once=True)
             print(f"served: {way}: {columns[way].preemptions} in a pool of {tight:,} bytes", flush=True)
     return columns
 

@@ -26,9 +26,9 @@ from pdserve.verify_features import (
     MEANINGLESS,
     WRONG,
     Cell,
-    far_from_ties,
     judge,
     report,
+    settled,
     small_pool_tokens,
 )
 from wire.types import Pooling, SamplingParams, TokenLogprobs
@@ -158,11 +158,11 @@ def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
         def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
             return [Decoded((1,), margin=1e-6 if params.seed < 9 else 1e-3)]
 
-    chosen = far_from_ties(Case("temperature", (ask, ask), equal_tokens), cast("Any", Ties()))
+    chosen = settled(Case("temperature", (ask, ask), equal_tokens), cast("Any", Ties()), str)
 
     assert [one.params.seed for one in chosen.asks] == [9, 9]
     greedy = Case("greedy", (ASK,), equal_tokens)
-    assert far_from_ties(greedy, cast("Any", Ties())) is greedy
+    assert settled(greedy, cast("Any", Ties()), str) is greedy
 
 
 def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() -> None:

@@ -1,0 +1,63 @@
+"""Stop strings in `pdserve verify --features`: which text is to stop a prompt, and what it must have given by then."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pdserve.feature_judges import Answers, Ask, Judge
+from scheduler.choice import Choice
+from scheduler.pieces import TextOptions
+from scheduler.request import NewToken, RunningRequest
+from scheduler.tokens import Tokens
+
+if TYPE_CHECKING:
+    from engine.reference_decoding import ReferenceDecoder
+
+Decode = Callable[[Sequence[int]], str]
+_BROKEN = "\ufffd"
+_LONGEST = 8  # characters of a stop string
+
+
+class StoppedText:
+    """The text of one ask's only sequence, as a client gets it: up to the first of its stop strings."""
+
+    def __init__(self, ask: Ask, tokens: Tokens) -> None:
+        self._choice = Choice(0, ask.prompt, tokens, TextOptions(stops=ask.stops))
+        self.text = ""
+
+    def take(self, running: RunningRequest, event: NewToken) -> None:
+        """Take the next token, and end the sequence everywhere if it completes a stop string."""
+        if self._choice.finished:
+            return
+        piece = self._choice.push(event)
+        self.text += piece.text if piece is not None else ""
+        if self._choice.finished and event.finish is None:
+            running.stop_sequence(event.prompt, event.sequence)
+
+
+def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
+    """Return the shortest text that shows up first past the middle of these tokens, and before their last quarter."""
+    text = decode(token_ids)
+    first, end = len(decode(token_ids[: len(token_ids) // 2])), len(decode(token_ids[: len(token_ids) * 3 // 4]))
+    for length in range(1, _LONGEST + 1):
+        for at in range(first, end - length):
+            stop = text[at : at + length]
+            if _BROKEN not in stop and text.find(stop) == at:
+                return stop
+    return None
+
+
+def ends_before_stop(decode: Decode) -> Judge:
+    """Return a judge: the text is the reference's up to its stop string, and tokens that came later are not told."""
+
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+        for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+            whole = decoder.decode(ask.prompt, ask.params)[0].token_ids
+            text, told = decode(whole), answer.sequences[0] if answer.sequences else ()
+            wanted = text[: text.find(ask.stops[0])]
+            if answer.text != wanted:
+                return f"prompt {number}: {answer.text!r} in place of {wanted!r}"
+            if told != whole[: len(told)] or ask.stops[0] in decode(told[:-1]) or ask.stops[0] not in decode(told):
+                return f"prompt {number}: {told} are not the tokens up to {ask.stops[0]!r} of {whole}"
+        return None
+
+    return judge

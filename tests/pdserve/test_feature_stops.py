@@ -1,0 +1,76 @@
+"""Stop strings of `pdserve verify --features`: a text from the second half of an answer, and no token behind it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.reference_decoding import Decoded
+from pdserve.feature_cases import Case
+from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_stops import choose_stop, ends_before_stop
+from pdserve.verify_features import settled
+from wire.errors import ConfigError
+from wire.types import SamplingParams
+
+DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=3)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(map(chr, token_ids))
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+class Spoken:
+    """A reference whose answers are texts, by seed; the last one goes for all that follow."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+        return [Decoded(ids(self.texts[min(params.seed - DRAWN.seed, len(self.texts) - 1)]))]
+
+
+def spoken(*texts: str) -> Any:
+    return Spoken(*texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("abcdefghijklmnop", "i"),
+        ("abababababababab", None),  # nothing is new in the second half
+        ("aaaaabbbbabbbbbb", "ba"),
+        ("abcdefgh\ufffdj\ufffd\ufffdmnop", "j"),
+        ("abcdefghabcdmnop", None),  # what is new comes too late
+    ],
+)
+def test_the_stop_string_shows_up_first_in_the_third_quarter(text: str, stop: str | None) -> None:
+    assert choose_stop(ids(text), decode) == stop
+
+
+def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
+    case = Case("stop strings", (Ask((1,), DRAWN),), ends_before_stop(decode), stops=True)
+
+    (ask,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).asks
+
+    assert (ask.params.seed, ask.stops) == (DRAWN.seed + 1, ("i",))
+    with pytest.raises(ConfigError, match="no seed of 20"):
+        settled(case, spoken("abababababababab"), decode)
+
+
+def test_text_and_tokens_have_to_end_with_the_stop_string() -> None:
+    judge, asks = ends_before_stop(decode), [Ask((1,), DRAWN, stops=("ij",))]
+    reference = spoken("abcdefghijklmnop")
+
+    def judged(told: str, text: str) -> str | None:
+        return judge(reference, asks, [Answered({0: list(ids(told))}, text=text)])
+
+    assert judged("abcdefghij", "abcdefgh") is None
+    assert judged("abcdefghij", "abcdefghij") == "prompt 0: 'abcdefghij' in place of 'abcdefgh'"
+    for told in ("abcdefghi", "abcdefghijk", "abcdefgXij"):
+        assert "are not the tokens up to 'ij'" in str(judged(told, "abcdefgh"))
+    assert judge(reference, asks, [Answered(text="abcdefgh")]) is not None
