@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ranktable_tools.addresses import canonical
+from ranktable_tools.convert import instance_names
 from ranktable_tools.tables import Device, Server, Table, TableInstance
 
 _Key = tuple[tuple[str, tuple[str, ...]], ...]
@@ -60,9 +61,9 @@ def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
     for before, after in pairs:
         yield from _changes(before, after)
     for before, after in moved:
-        yield f"{_capital(str(before))} moves to {after.seat}."
-    yield from (f"{_capital(str(entry))} is gone." for entry in gone)
-    yield from (f"{_capital(str(entry))} is new." for entry in came)
+        yield f"{before} moves to {after.seat}."
+    yield from (f"{entry} is gone." for entry in gone)
+    yield from (f"{entry} is new." for entry in came)
     yield from _order(pairs)
 
 
@@ -96,14 +97,12 @@ def _moved(
 
 def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
     if before.instance.role != after.instance.role:
-        yield f"{_capital(str(before))} becomes {after.name}."
+        yield f"{before} becomes {after.name}."
     for old, new in zip(before.instance.servers, after.instance.servers, strict=True):
         if old.server_port != new.server_port:
-            yield f"{_capital(str(after))} {_port_change(old, new)}."
+            yield f"{after} {_port_change(old, new)}."
         for a, b in zip(old.devices, new.devices, strict=True):
-            yield from (
-                f"{_capital(after.name)}: device {a.device_id} on {new.server_ip} {word}." for word in _words(a, b)
-            )
+            yield from (f"{after.name}: device {a.device_id} on {new.server_ip} {word}." for word in _words(a, b))
 
 
 def _words(old: Device, new: Device) -> Iterator[str]:
@@ -125,15 +124,8 @@ def _order(pairs: Sequence[tuple[_Entry, _Entry]]) -> Iterator[str]:
 
 
 def _entries(table: Table) -> list[_Entry]:
-    counts: dict[str, int] = {}
-    entries = []
-    for order, instance in enumerate(table.instances):
-        role = instance.role or "instance"
-        number = counts.get(role, 0)
-        counts[role] = number + 1
-        name = f"{role} instance {number}" if instance.role else f"instance {number}"
-        entries.append(_Entry(name, order, instance))
-    return entries
+    named = zip(instance_names(table.instances), table.instances, strict=True)
+    return [_Entry(name, order, instance) for order, (name, instance) in enumerate(named)]
 
 
 def _port_change(old: Server, new: Server) -> str:
@@ -142,7 +134,3 @@ def _port_change(old: Server, new: Server) -> str:
     if new.server_port is None:
         return f"no longer names its port {old.server_port}"
     return f"changes its port from {old.server_port} to {new.server_port}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -143,8 +143,8 @@ def _check_names(request: GenRequest) -> None:
 
 
 def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
-    prefill = [(f"prefill instance {number}", ids) for number, ids in enumerate(request.prefill)]
-    return prefill + [(f"decode instance {number}", ids) for number, ids in enumerate(request.decode)]
+    prefill = [(f"prefill-{number}", ids) for number, ids in enumerate(request.prefill)]
+    return prefill + [(f"decode-{number}", ids) for number, ids in enumerate(request.decode)]
 
 
 def _devices(ids: tuple[str, ...], device_ips: Mapping[str, str]) -> tuple[Device, ...]:

@@ -57,7 +57,7 @@ def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
         PlacedInstance(instance.role, (PlacedServer(instance.server, place),), place)
         for named in parts
         for instance in named.part.instances
-        for place in (f"{named.path}: {instance.role} instance {instance.number}",)
+        for place in (f"{named.path}: {instance.role}-{instance.number}",)
         if instance.role != "scheduler"
     )
     schedulers = tuple(

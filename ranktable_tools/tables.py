@@ -68,7 +68,7 @@ class Instance:
         return f"server_group_list[{1 if self.role == 'prefill' else 2}].server_list[{self.number}]"
 
     def __str__(self) -> str:
-        return f"{self.role} instance {self.number}"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubDocker:
         monkeypatch.delenv(name, raising=False)
     stub = StubDocker(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{stub.folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "execv", _not_here)
     return stub
 
 
@@ -69,6 +70,11 @@ def tables(tmp_path: Path) -> Make:
         return ["--global-table", str(tmp_path / "global.json")]
 
     return make
+
+
+def _not_here(path: str, words: list[str]) -> None:
+    """What would take the tests' own place fails instead."""
+    raise AssertionError(f"would have become {words}")
 
 
 def _line(capsys: Capture, *words: str) -> list[str]:
@@ -159,7 +165,7 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
     none = _refusal(capsys, "prefill", *whole, "--local-table", host, *FLAGS)
     cards = _refusal(capsys, "scheduler", *whole, "--local-table", decode, *FLAGS)
 
-    assert "is decode instance 0 of the global table, and prefill was asked for" in wrong
+    assert "is decode-0 of the global table, and prefill was asked for" in wrong
     assert "has no device, so it is the scheduler's" in none
     assert "has the devices 6,7; the scheduler's local table has none" in cards
 
@@ -262,6 +268,8 @@ def test_cuda_ipc_gets_what_it_needs(tables: Make, capsys: Capture) -> None:
     assert {"--ipc=host", "--pid=host", "--net=host"} <= set(line)
     assert line[line.index("--gpus") + 1] == "all"
     assert "CUDA_VISIBLE_DEVICES=6,7,4,5" in line  # its own first, then the sender's
+    two = _line(capsys, "prefill", *tables("0 1", "2 3", npu=False), "--instance", "1", "--device-type", "cuda", *FLAGS)
+    assert "CUDA_VISIBLE_DEVICES=1,2,3" in two  # not the other prefill instance's
     assert "memlock=-1:-1" in line
 
 

@@ -83,8 +83,8 @@ def test_the_report_has_versions_hardware_tables_and_the_doctors_findings(tmp_pa
     assert told["environment"]["OMP_NUM_THREADS"] == "4"
     assert told["tables"] == {
         "scheduler": IP,
-        "prefill instance 0": f"{IP} devices 4,5 port 8088",
-        "decode instance 0": f"{IP} devices 6,7 port 8089",
+        "prefill-0": f"{IP} devices 4,5 port 8088",
+        "decode-0": f"{IP} devices 6,7 port 8089",
     }
     assert {"ports", "versions", "links"} <= {check["name"] for check in told["doctor"]}
 
@@ -132,7 +132,7 @@ def test_the_cluster_of_pdserve_up_is_the_one_that_is_meant(
     assert main(["collect-env", "--device-type", "cpu", "--run-dir", str(run.path)]) == 0
 
     out = capsys.readouterr().out
-    assert f"prefill instance 0  {IP} devices 4,5 port 8088" in out
+    assert f"prefill-0  {IP} devices 4,5 port 8088" in out
     assert "no scheduler answers at http://127.0.0.1:1" in out
 
 

@@ -89,7 +89,7 @@ def test_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
     assert _gen(tmp_path / "out", "--prefill-server-list", prefill, "--decode-server-list", decode) == 2
 
     name = prefill.replace(",", "")
-    assert f"local_ranktable_{IP}_{name}.json would be the file of prefill instance 0" in capsys.readouterr().err
+    assert f"local_ranktable_{IP}_{name}.json would be the file of prefill-0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -209,7 +209,7 @@ def test_a7_96_a_local_table_is_its_global_entry_to_the_letter(
     said = _started(save, document, own)
     assert cli.main(["lint", save("g.json", document), save("l.json", own)]) == 2
 
-    assert "is not in the global table; the nearest entry is decode instance 0 (server_group_list[2].ser" in said
+    assert "is not in the global table; the nearest entry is decode-0 (server_group_list[2].ser" in said
     assert place in said
     assert "[not-in-global]" in capsys.readouterr().out
 
@@ -218,7 +218,7 @@ def test_a7_96_two_local_tables_are_never_one_entry(save: Save, capsys: Say) -> 
     paths = [save("g.json", modelarts()), save("l.json", local()), save("twin.json", local())]
 
     assert cli.main(["lint", *paths]) == 2
-    assert "is decode instance 0 of " in capsys.readouterr().out
+    assert "is decode-0 of " in capsys.readouterr().out
 
 
 def test_a7_97_the_role_is_the_entry_that_matches(save: Save) -> None:

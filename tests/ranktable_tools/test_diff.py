@@ -34,14 +34,14 @@ def test_an_instance_that_came_and_one_that_went(save: Save, capsys: Say) -> Non
     new = modelarts(prefill=[server(A, 0)], decode=[server(B, 0), server(C, 0, 1)])
 
     assert _diff(save, capsys, old, new) == [
-        "Prefill instance 1 (192.0.2.1, device 1) is gone.",
-        "Decode instance 1 (192.0.2.3, devices 0,1) is new.",
+        "prefill-1 (192.0.2.1, device 1) is gone.",
+        "decode-1 (192.0.2.3, devices 0,1) is new.",
     ]
 
 
 def test_an_instance_that_moved_kept_its_seat(save: Save, capsys: Say) -> None:
     assert _diff(save, capsys, modelarts(), modelarts(decode=[server(C, 6, 7)])) == [
-        "Decode instance 0 (192.0.2.2, devices 6,7) moves to 192.0.2.3, devices 6,7."
+        "decode-0 (192.0.2.2, devices 6,7) moves to 192.0.2.3, devices 6,7."
     ]
 
 
@@ -49,7 +49,7 @@ def test_a_change_of_role_is_one_sentence(save: Save, capsys: Say) -> None:
     old = modelarts(prefill=[server(A, 0)], decode=[server(A, 1), server(A, 2)])
     new = modelarts(prefill=[server(A, 0), server(A, 2)], decode=[server(A, 1)])
 
-    assert _diff(save, capsys, old, new) == ["Decode instance 1 (192.0.2.1, device 2) becomes prefill instance 1."]
+    assert _diff(save, capsys, old, new) == ["decode-1 (192.0.2.1, device 2) becomes prefill-1."]
 
 
 def test_ports_and_addresses_and_ranks(save: Save, capsys: Say) -> None:
@@ -60,11 +60,11 @@ def test_ports_and_addresses_and_ranks(save: Save, capsys: Say) -> None:
     device[0]["rank_id"], device[1]["rank_id"] = "1", "0"
 
     assert _diff(save, capsys, old, new) == [
-        "Prefill instance 0 (192.0.2.1, device 0) changes its port from 8088 to 9088.",
-        "Prefill instance 1 (192.0.2.1, device 1) now listens on port 9089.",
-        "Decode instance 0: device 6 on 192.0.2.2 changes its device_ip from 198.51.100.26 to 198.51.100.77.",
-        "Decode instance 0: device 6 on 192.0.2.2 changes its rank_id from 0 to 1.",
-        "Decode instance 0: device 7 on 192.0.2.2 changes its rank_id from 1 to 0.",
+        "prefill-0 (192.0.2.1, device 0) changes its port from 8088 to 9088.",
+        "prefill-1 (192.0.2.1, device 1) now listens on port 9089.",
+        "decode-0: device 6 on 192.0.2.2 changes its device_ip from 198.51.100.26 to 198.51.100.77.",
+        "decode-0: device 6 on 192.0.2.2 changes its rank_id from 0 to 1.",
+        "decode-0: device 7 on 192.0.2.2 changes its rank_id from 1 to 0.",
     ]
 
 
@@ -93,14 +93,14 @@ def test_tables_of_two_dialects_are_compared(save: Save, capsys: Say) -> None:
 
     assert _diff(save, capsys, spread, guide, "--num-prefill", "2") == ["Both tables say the same."]
     assert _diff(save, capsys, guide, kubeinfer(), "--num-prefill", "2", "--new-dialect", "omni") == [
-        "Prefill instance 1 (192.0.2.2, devices 0,1) moves to 192.0.2.2 and 192.0.2.3, devices 0,1,0,1.",
-        "Decode instance 0 (192.0.2.3, devices 0,1) moves to 192.0.2.1, devices 2,3.",
+        "prefill-1 (192.0.2.2, devices 0,1) moves to 192.0.2.2 and 192.0.2.3, devices 0,1,0,1.",
+        "decode-0 (192.0.2.3, devices 0,1) moves to 192.0.2.1, devices 2,3.",
     ]
 
 
 def test_local_tables_are_compared_too(save: Save, capsys: Say) -> None:
     assert _diff(save, capsys, local(), local(server(B, 6))) == [
-        "Instance 0 (192.0.2.2, devices 6,7) moves to 192.0.2.2, device 6."
+        "instance-0 (192.0.2.2, devices 6,7) moves to 192.0.2.2, device 6."
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_host_in_order_ends_with_0(files: list[str], capsys: pytest.CaptureFix
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ranktable doctor on ")
-    assert "ok    tables          1 prefill, 1 decode; this process is prefill instance 0" in lines
+    assert "ok    tables          1 prefill, 1 decode; this process is prefill-0" in lines
     assert "to mend" not in lines[-1]
 
 

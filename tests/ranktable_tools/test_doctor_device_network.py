@@ -92,9 +92,7 @@ def test_a_pair_that_cannot_talk_is_a_failure_in_the_tools_words(tmp_path: Path)
     verdict = check_device_pairs(_bench(tmp_path, pings).case(TWO_HOSTS))
 
     assert verdict.result == "fail"
-    assert verdict.words.startswith(
-        "device 1 does not reach 10.20.0.7 (decode instance 0): device 3 PING 10.20.11.16 3"
-    )
+    assert verdict.words.startswith("device 1 does not reach 10.20.0.7 (decode-0): device 3 PING 10.20.11.16 3")
 
 
 def test_in_a_super_pod_hccs_counts_and_roce_will_do(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def _paths(folder: Path, ending: str = "45") -> list[str]:
 
 @pytest.mark.parametrize(
     ("ending", "words"),
-    [("45", "this process is prefill instance 0"), ("67", "decode instance 0"), ("host", "is the scheduler")],
+    [("45", "this process is prefill-0"), ("67", "decode-0"), ("host", "is the scheduler")],
 )
 def test_the_role_is_told_from_the_tables(tmp_path: Path, folder: Path, ending: str, words: str) -> None:
     bench = Bench(tmp_path)

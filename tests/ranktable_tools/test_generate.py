@@ -70,10 +70,10 @@ def test_local_tables_are_the_entries_of_the_global_one_in_order() -> None:
 @pytest.mark.parametrize(
     ("prefill", "decode", "first", "second"),
     [
-        ("4,5", "5,6", "prefill instance 0", "decode instance 0"),
-        ("4 4", "6", "prefill instance 0", "prefill instance 1"),
-        ("5,5", "6", "prefill instance 0", "prefill instance 0"),
-        ("4 05", "5", "prefill instance 1", "decode instance 0"),
+        ("4,5", "5,6", "prefill-0", "decode-0"),
+        ("4 4", "6", "prefill-0", "prefill-1"),
+        ("5,5", "6", "prefill-0", "prefill-0"),
+        ("4 05", "5", "prefill-1", "decode-0"),
     ],
 )
 def test_a_device_used_twice_is_refused(prefill: str, decode: str, first: str, second: str) -> None:

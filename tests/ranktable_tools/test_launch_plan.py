@@ -138,7 +138,7 @@ def test_a_table_of_another_device_address_names_entry_field_and_both_values(
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": path})
 
     assert message == (
-        f"RANK_TABLE_FILE_PATH: {path} is not in the global table; the nearest entry is decode instance 0 "
+        f"RANK_TABLE_FILE_PATH: {path} is not in the global table; the nearest entry is decode-0 "
         '(server_group_list[2].server_list[0]): server_list[0].device[1].device_ip is "29.0.0.99" here and '
         f'"29.0.0.72" there ({environ["GLOBAL_RANK_TABLE_FILE_PATH"]})'
     )
@@ -151,7 +151,7 @@ def test_a_table_of_other_devices_names_the_nearest_entry(
 
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": save("local.json", guide_local)})
 
-    assert "nearest entry is decode instance 0 (server_group_list[2].server_list[0]): the device_id list is " in message
+    assert "nearest entry is decode-0 (server_group_list[2].server_list[0]): the device_id list is " in message
     assert '["6", "9"] here and ["6", "7"] there' in message
 
 
@@ -169,7 +169,7 @@ def test_a_table_of_another_host_is_told(environ: dict[str, str], save: Save, gu
 
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": save("local.json", guide_local)})
 
-    assert 'decode instance 0 (server_group_list[2].server_list[0]): server_list[0].server_ip is "10.99.0.7"' in message
+    assert 'decode-0 (server_group_list[2].server_list[0]): server_list[0].server_ip is "10.99.0.7"' in message
 
 
 def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save, guide_host: Document) -> None:
@@ -196,8 +196,7 @@ def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save
         ("8088,65536", 'NODE_PORTS is "8088,65536": "65536" is no port from 1 to 65535'),
         (
             "8088,8088",
-            'NODE_PORTS is "8088,8088": port 8088 stands twice on localhost, '
-            "for prefill instance 0 and decode instance 0",
+            'NODE_PORTS is "8088,8088": port 8088 stands twice on localhost, for prefill-0 and decode-0',
         ),
     ],
 )
@@ -262,9 +261,9 @@ def test_an_entry_without_a_port_is_left_out_with_a_warning(two_by_two: dict[str
 
     assert [(address.port, address.index) for address in plan.instance_addresses] == [(8089, 1), (8090, 2)]
     assert plan.warnings == (
-        "prefill instance 0 on 10.0.0.18 is left out: server_group_list[1].server_list[0] of the global table has no "
+        "prefill-0 on 10.0.0.18 is left out: server_group_list[1].server_list[0] of the global table has no "
         "server_port and NODE_PORTS is not set",
-        "decode instance 1 on 10.0.0.18 is left out: server_group_list[2].server_list[1] of the global table has no "
+        "decode-1 on 10.0.0.18 is left out: server_group_list[2].server_list[1] of the global table has no "
         "server_port and NODE_PORTS is not set",
     )
 

@@ -105,7 +105,7 @@ def test_lint_compares_local_tables_with_the_global_one(tmp_path: Path, capsys: 
 
     assert main(["lint", *files]) == 2
     assert capsys.readouterr().out == (
-        f"{local.name}: is not in the global table; the nearest entry is prefill instance 0 "
+        f"{local.name}: is not in the global table; the nearest entry is prefill-0 "
         '(server_group_list[1].server_list[0]): the device_id list is ["4", "8"] here and ["4", "5"] there '
         f"({files[0]}) [not-in-global]\n"
     )

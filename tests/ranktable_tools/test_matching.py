@@ -31,5 +31,5 @@ def test_a_port_alone_is_no_difference() -> None:
 def test_devices_are_nearer_than_ports() -> None:
     other = (Device("1", "192.0.2.1", "0"),)
 
-    with pytest.raises(RanktableError, match="nearest entry is decode instance 0"):
+    with pytest.raises(RanktableError, match="nearest entry is decode-0"):
         find_own_entry(LocalTable(Server("192.0.2.1", "192.0.2.1", other, 8089)), TABLE)
