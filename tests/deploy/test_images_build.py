@@ -31,9 +31,15 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubDocker:
     git.write_text(f'#!/bin/sh\necho "$@" >> "{stub.folder}/git-calls"\ncat <<"END"\n{refs}\nEND\n')
     git.chmod(0o700)
     monkeypatch.setenv("PATH", f"{stub.folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "execv", _not_here)
     for name in build_image._PASSED_ON:
         monkeypatch.delenv(name, raising=False)
     return stub
+
+
+def _not_here(path: str, words: list[str]) -> None:
+    """What would take the tests' own place fails instead."""
+    raise AssertionError(f"would have become {words}")
 
 
 def _line(capsys: Capture, *words: str) -> list[str]:
