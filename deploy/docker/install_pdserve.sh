@@ -20,3 +20,5 @@ scripts/install --device "$device" || {
 }
 .venv/bin/python -m compileall -q -x "[.]venv" .
 rm -rf "$work"
+# A clone made under a strict umask is not ma-user's to read.
+chmod -R a+rX .

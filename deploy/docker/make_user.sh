@@ -14,11 +14,11 @@ fail() {
 }
 
 [ -f "$passwd" ] && [ -f "$group" ] || fail "$passwd and $group: not both there"
-uid=$(awk -F: '$1 == "ma-user" { print $3; exit }' "$passwd")
-[ -z "$uid" ] || [ "$uid" = 1000 ] || fail "ma-user is uid $uid in $passwd, and must be 1000: take another base image"
-if [ -n "$uid" ]; then exit 0; fi
-if ! awk -F: '$3 == 1000 { found = 1 } END { exit !found }' "$group"; then
-    echo 'ma-user:x:1000:' >>"$group"
-fi
+while IFS=: read -r name _ uid _; do
+    [ "$name" = ma-user ] || continue
+    [ "$uid" = 1000 ] || fail "ma-user is uid $uid in $passwd, and must be 1000: take another base image"
+    exit 0
+done <"$passwd"
+grep -q '^[^:]*:[^:]*:1000:' "$group" || echo 'ma-user:x:1000:' >>"$group"
 # The shadow file has no line for it: nobody logs in with a password.
 echo 'ma-user:x:1000:1000:ModelArts user:/home/ma-user:/bin/bash' >>"$passwd"

@@ -90,6 +90,7 @@ def test_the_default_model_is_where_prepare_makes_it(services: dict[str, Any]) -
     cache = Path(services["prepare"]["environment"]["PDSERVE_CACHE_DIR"])
 
     for name in PARTS:
+        assert services[name]["environment"]["PDSERVE_CACHE_DIR"] == str(cache)
         assert f"--model={default_model_path(cache)}" in services[name]["command"]
         assert f"--served-model-name={MODEL_NAME}" in services[name]["command"]
 
@@ -124,7 +125,8 @@ class _Container(Process):
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a container's environment: its image's programs come first in PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PDSERVE_PYTHON": sys.executable, **variables}
+    own = {name: value for name, value in variables.items() if name != "PDSERVE_CACHE_DIR"}  # nothing is built anew
+    return {**os.environ, "PATH": path, "PDSERVE_PYTHON": sys.executable, **own}
 
 
 class ComposeProcesses(GuideCluster):
