@@ -1,6 +1,7 @@
 """What the supervisor says: on its terminal while it has one, and in its log, where `pdserve logs` shows it."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,8 +16,8 @@ class Journal:
         log.touch()
 
     def say(self, text: str) -> None:
-        """Print the text and log it with the time, in UTC."""
+        """Print the text and log it with the time, in UTC. A disk that takes nothing costs the log, not the cluster."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with self.log.open("a") as file:
+        with suppress(OSError), self.log.open("a") as file:
             file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
         print(text, flush=True)

@@ -80,7 +80,7 @@ class _Cluster:
         journal = Journal(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
-        supervisor = Supervisor(limits, self._spawn, journal.say, self._write)
+        supervisor = Supervisor(limits, self._spawn, journal.say, lambda records: self._write(records, journal))
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()
@@ -118,8 +118,11 @@ class _Cluster:
     def _spawn(self, plan: ProcessPlan, again: bool) -> Child:
         return Child(plan, self._folder.log(plan.name), os.environ, again=again)
 
-    def _write(self, processes: tuple[ProcessRecord, ...]) -> None:
+    def _write(self, processes: tuple[ProcessRecord, ...], journal: Journal) -> None:
         request, pid = self._request, os.getpid()
         log = str(self._folder.log("supervisor"))
         watcher = ProcessRecord("supervisor", "supervisor", pid, start_time(pid) or 0, "", log)
-        self._folder.write(ClusterState(request.base_url, request.engine.model, processes, watcher))
+        try:
+            self._folder.write(ClusterState(request.base_url, request.engine.model, processes, watcher))
+        except OSError as error:  # a disk that fills up must not end a cluster that serves
+            journal.say(f"the state is not written, `pdserve status` shows the one before: {error}")

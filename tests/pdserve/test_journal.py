@@ -1,6 +1,7 @@
 """The supervisor's words reach the terminal and, with the time, its log."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,12 @@ def test_a_new_run_keeps_the_last_runs_words_beside_its_own(tmp_path: Path) -> N
 
     assert log.read_text() == ""
     assert (tmp_path / "supervisor.log.1").read_text() == "the end one looks for\n"
+
+
+def test_a_disk_that_takes_nothing_costs_only_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path / "logs" / "supervisor.log")
+    shutil.rmtree(tmp_path / "logs")
+
+    journal.say("decode-0 ended")
+
+    assert capsys.readouterr().out == "decode-0 ended\n"
