@@ -233,3 +233,14 @@ def _metadata_version(name: str) -> str:
     from importlib import metadata
 
     return metadata.version(name)
+
+
+@pytest.mark.parametrize("name", ["build_image.sh", "docker_run.sh", "link_guide_paths"])
+def test_a8_119_every_script_has_help(name: str) -> None:
+    script = CLONE / "deploy" / name
+    environ = {"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}
+
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, env=environ, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {name} ")
