@@ -1,5 +1,7 @@
 """What the supervisor says: on its terminal while it has one, and in its log, where `pdserve logs` shows it."""
 
+import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +18,14 @@ class Journal:
         log.touch()
 
     def say(self, text: str) -> None:
-        """Print the text and log it with the time, in UTC. A disk that takes nothing costs the log, not the cluster."""
+        """Print the text and log it with the time, in UTC.
+
+        A disk that takes nothing costs the log, a terminal that is gone the words on it: neither costs the cluster.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with suppress(OSError), self.log.open("a") as file:
             file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of our life

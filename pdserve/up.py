@@ -31,8 +31,9 @@ def main(argv: Sequence[str]) -> int:
     request = parse(argv)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupts)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:  # else nohup's: a terminal may go
+            signal.signal(number, interrupts)
     with _ours(folder):
         require_free(request.engine.host, request.engine.port)
         cluster = _Cluster(request, folder, interrupts)

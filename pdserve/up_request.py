@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve import model
+from pdserve.apart import apart
 from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
@@ -98,6 +99,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
 def fill_model(namespace: argparse.Namespace) -> None:
     """Put the default model where none was named, and a step that holds the model's length."""
     if not getattr(namespace, "model", ""):
+        apart(lambda: model.ensure_default(os.environ))  # making it takes torch, which a supervisor does without
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
     _convert_gguf(namespace)

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,19 @@ def test_a_disk_that_takes_nothing_costs_only_the_log(tmp_path: Path, capsys: py
     journal.say("decode-0 ended")
 
     assert capsys.readouterr().out == "decode-0 ended\n"
+
+
+def test_a_terminal_that_is_gone_costs_only_the_words_on_it(tmp_path: Path) -> None:
+    log = tmp_path / "supervisor.log"
+    code = (
+        "import sys; from pathlib import Path; from pdserve.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\nsys.stdin.read()\njournal.say('one')\njournal.say('two')"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code, str(log)], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=30)
+
+    assert (process.returncode, said) == (0, b"")
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["one", "two"]
