@@ -23,6 +23,7 @@ class Pdserve:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = RunFolder(folder)
         self.model = model
+        self.engine: tuple[str, ...] = ("--engine", "fake")
         (self.port,) = free_ports(1)
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -34,6 +35,11 @@ class Pdserve:
     def up(self, *flags: str) -> "subprocess.CompletedProcess[str]":
         """Start a cluster in the background."""
         return self("up", "--detach", *self.flags, *flags)
+
+    def starting(self, *flags: str) -> "subprocess.Popen[str]":
+        """Start one in the background, without waiting."""
+        command = self._command("up", "--detach", *self.flags, *flags)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._env)
 
     def front(self, *flags: str) -> "subprocess.Popen[str]":
         """Start one that stays in front."""
@@ -48,7 +54,7 @@ class Pdserve:
     @property
     def flags(self) -> tuple[str, ...]:
         """What every cluster here is told."""
-        return ("--port", str(self.port), "--model", str(self.model), "--engine", "fake", "--served-model-name", "tiny")
+        return ("--port", str(self.port), "--model", str(self.model), *self.engine, "--served-model-name", "tiny")
 
     @property
     def state(self) -> ClusterState:

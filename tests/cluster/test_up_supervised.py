@@ -5,11 +5,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from tests.kvtransfer.rig import until
 from wire.errors import Unavailable
@@ -60,6 +62,47 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
     _, left = psutil.wait_procs([watcher, *below], timeout=10)
     assert left == []
     assert pdserve("down").stdout == "nothing runs here\n"
+
+
+def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(pdserve: Pdserve) -> None:
+    with pdserve.starting() as up:
+        assert up.stdout is not None
+        assert up.stdout.readline().startswith("starting prefill-0, decode-0, scheduler")
+        everything = pdserve.everything()
+        up.send_signal(signal.SIGINT)
+        rest, _ = up.communicate(timeout=DEADLINE_S)
+
+    assert up.returncode == 0
+    assert "stopping; " in rest
+    _, left = psutil.wait_procs(everything, timeout=10)
+    assert left == []
+    assert pdserve.folder.read() is None
+
+
+@pytest.mark.long
+def test_ranks_die_with_the_supervisor_too(pdserve: Pdserve, tiny_model: Path) -> None:
+    pdserve.model, pdserve.engine = tiny_model, ENGINE_FLAGS
+    assert pdserve.up("--tensor-parallel-size", "2").returncode == 0
+    watcher, *below = pdserve.everything()
+    assert len(below) >= 5  # two instances of two ranks, and the scheduler
+
+    watcher.kill()
+
+    _, left = psutil.wait_procs([watcher, *below], timeout=10)
+    assert left == []
+
+
+@pytest.mark.long
+def test_a_decode_pool_whose_seats_are_all_taken_stays_ready(slow: Pdserve) -> None:
+    assert slow.up("--max-num-seqs", "2").returncode == 0
+    with ExitStack() as asking:
+        answers = [asking.enter_context(_Asking(slow, LONG)) for _ in range(4)]  # 20 s each, two at a time
+        while not all(answers):
+            reply = slow.client.get("/ready")
+            assert reply.status == 200, reply.body
+            time.sleep(0.1)
+
+    assert [answer for (answer,) in answers] == [200] * 4
 
 
 @pytest.mark.long
