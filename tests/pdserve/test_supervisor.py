@@ -1,6 +1,7 @@
 """The supervisor over real short-lived processes and a clock of its own."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,12 @@ def test_what_a_process_said_before_it_died_stays_above_what_it_says_now(cluster
     cluster.wait_dead("decode-0")
 
     assert (tmp_path / "decode-0.log").read_text() == "first\nno such device\n" * 2
+
+
+def test_what_supervises_has_nothing_heavy_in_it() -> None:
+    heavy = "torch", "transformers", "numpy", "grpc", "pydantic", "tokenizers"
+    code = f"import sys, pdserve.up, pdserve.down; print(set({heavy}) & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("set()\n", "")
