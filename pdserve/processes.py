@@ -22,7 +22,8 @@ KILL_WAIT_S = 5.0
 class Child:
     """One process we started. `record` names it for others. A child that knows tether.py ends with us.
 
-    `again` is for one that died: what it says now follows in its log what it said then. Raises OSError.
+    `again` is for one that died: what it says now follows in its log what it said then. The thread that starts it must
+    stay: to the kernel that thread is the parent. Raises OSError.
     """
 
     def __init__(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pdserve.run_folder import (
     default_cache_dir,
     default_run_dir,
     last_line,
+    last_lines,
     start_time,
 )
 from wire.errors import ConfigError
@@ -30,6 +32,20 @@ def test_state_reads_back_as_written(tmp_path: Path) -> None:
     folder.write(state)
 
     assert folder.read() == state
+
+
+def test_a_cluster_is_up_while_its_supervisor_is_whatever_became_of_its_processes(tmp_path: Path) -> None:
+    folder, started = RunFolder(tmp_path), start_time(os.getpid()) or 0
+    gone, watcher = _record(os.getpid(), started + 1), _record(os.getpid(), started)
+    gone = replace(gone, restarts=2, note="starting again")
+    state = ClusterState("http://127.0.0.1:9000", "/model", (gone,), watcher)
+
+    folder.write(state)
+
+    assert folder.read() == state
+    assert (state.living(), state.is_up) == ((), True)
+    assert not replace(state, supervisor=gone).is_up
+    assert not replace(state, supervisor=None).is_up
 
 
 def test_a_folder_without_state_has_none(tmp_path: Path) -> None:
@@ -107,4 +123,5 @@ def test_last_line_skips_blank_lines(tmp_path: Path) -> None:
     log.write_text("first\nlast words\n\n")
 
     assert last_line(log) == "last words"
+    assert last_lines(log, 5) == ["first", "last words"]
     assert last_line(tmp_path / "missing.log") == "(no log)"
