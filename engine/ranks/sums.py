@@ -4,6 +4,7 @@ shared | the native sum (native/ranks.c), where every rank has it and runs on th
 group  | a process group of torch (engine/ranks/backends.py): gloo on loopback, nccl or hccl by device
 """
 
+import os
 import re
 import time
 from datetime import timedelta
@@ -54,8 +55,11 @@ class GroupSum:
     ) -> None:
         """Meet the other ranks, all of which do the same, each on its `device`. Raises ReduceFailed."""
         self._backend, self._rank, self._marks, self._step_s = backend, rank, marks, step_s
+        # The store opens the file by this name once more when it goes, whenever that is, and ends the process if it
+        # finds another one there: so this descriptor is never closed. There is one group in a rank's life.
+        kept_fd = os.dup(store_fd)
         try:
-            store = FileStore(f"/proc/self/fd/{store_fd}", rank.of)
+            store = FileStore(f"/proc/self/fd/{kept_fd}", rank.of)
             store.set_timeout(timedelta(seconds=backend.meet_s))
             self._group: Any = backend.make(store, rank, backend.meet_s, device)
             if backend.is_lazy:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -232,3 +234,33 @@ def test_ranks_on_a_device_that_cannot_add_up_are_refused_before_the_model_is_op
             Path("/no/model"), dtype="float32", block_size=16, kv_cache_memory=None, ranks=options,
             on_lost=lambda error: None,
         )  # fmt: skip
+
+
+def test_a_group_outlives_the_descriptor_that_it_met_by() -> None:
+    """torch's store writes to its file by name as it goes; what another owner put there since ended the process."""
+    program = """
+import fcntl, gc, os, threading
+from engine.ranks.backends import backend_for
+from engine.ranks.marks import Marks, make_marks
+from engine.ranks.sums import GroupSum
+from wire.kv_layout import Rank
+
+marks, store_fd = Marks(make_marks(2), 2), os.memfd_create("store")
+ends = []
+threads = [
+    threading.Thread(target=lambda n=n: ends.append(GroupSum(backend_for("cpu"), store_fd, Rank(n, 2), marks, 30.0)))
+    for n in range(2)
+]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sealed = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW)
+os.dup2(sealed, store_fd)
+assert len(ends) == 2
+ends.clear()
+gc.collect()
+print("over")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
