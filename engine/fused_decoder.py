@@ -9,6 +9,7 @@ sum over ranks, is done here, the program is cut into segments:
 """
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,10 @@ class FusedDecoder:
         They are valid until the next call.
         """
         self._run_layers(metadata, layer_done)
-        return self.logits(metadata.sample_rows)
+        rows = metadata.packed.sample_rows
+        if not rows or len(set(rows)) < len(rows):
+            return self.logits(metadata.sample_rows)
+        return self._distinct_logits(rows.buffer_info()[0], len(rows))
 
     def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
         """Compute the layers; return what the last norm takes, [num_tokens, hidden] float32, until the next call.
@@ -92,7 +96,7 @@ class FusedDecoder:
     def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> int:
         """Compute the layers; return the number of the step's rows."""
         num_rows = self._begin(metadata)
-        self._embed(metadata.token_ids, num_rows)
+        self._embed(metadata.packed.token_ids, num_rows)
         attention = self._plan(metadata)
         with self._memory.telling(layer_done):
             for segment in self._segments:
@@ -132,24 +136,26 @@ class FusedDecoder:
         if rows.shape[0] == 0:
             return torch.empty(0, self._weights.vocab_size)
         if len(set(rows.tolist())) == len(rows):
-            return self._distinct_logits(rows)
+            return self._distinct_logits(rows.data_ptr(), len(rows))
         distinct, places = torch.unique(rows, return_inverse=True)
-        return self._distinct_logits(distinct)[places]
+        return self._distinct_logits(distinct.data_ptr(), len(distinct))[places]
 
-    def _distinct_logits(self, rows: torch.Tensor) -> torch.Tensor:
+    def _distinct_logits(self, rows: int, num_rows: int) -> torch.Tensor:
+        """Return the logits of the int64 rows at an address."""
         step = self._memory.step
-        self._memory.reserve(step.num_rows, rows.shape[0])
-        step.sample_rows = rows.data_ptr()
+        self._memory.reserve(step.num_rows, num_rows)
+        step.sample_rows = rows
         self._call(self._head)
-        return self._memory.logits[: rows.shape[0], : self._weights.vocab_size]
+        return self._memory.logits_of(num_rows, self._weights.vocab_size)
 
     def _begin(self, metadata: StepMetadata) -> int:
         """Point the step at its inputs; return the number of its rows."""
-        step, rope, num_rows = self._memory.step, self._weights.rope, metadata.token_ids.shape[1]
+        step, rope, packed = self._memory.step, self._weights.rope, metadata.packed
+        num_rows = len(packed.token_ids)
         self._memory.reserve(num_rows, 1)
-        rope.reserve(max(metadata.packed.kv_lengths))
+        rope.reserve(max(packed.kv_lengths))
         step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), len(rope.sine)
-        step.positions, step.slots = metadata.positions.data_ptr(), metadata.slots.data_ptr()
+        step.positions, step.slots = packed.positions.ctypes.data, packed.long_slots.ctypes.data
         return num_rows
 
     def _plan(self, metadata: StepMetadata) -> StepAttention | None:
@@ -164,20 +170,21 @@ class FusedDecoder:
         self._memory.step.sequences = address(self._sequences)
         return None
 
-    def _embed(self, tokens: torch.Tensor, num_rows: int) -> None:
+    def _embed(self, tokens: "array[int]", num_rows: int) -> None:
         weights, x, step = self._weights, self._memory.x, self._memory.step
         if weights.sizes.hidden % PANEL:  # what a step before left there, NaN say, must not reach this one
             x[:num_rows, weights.sizes.hidden :] = 0
         if weights.embedding is not None:
-            x[:num_rows, : weights.sizes.hidden] = embedding(tokens[0], weights.embedding)
+            ids = torch.frombuffer(tokens, dtype=torch.int64)
+            x[:num_rows, : weights.sizes.hidden] = embedding(ids, weights.embedding)
             return
         fault = weights.functions.embed(
-            weights.threads.address, address(weights.decoder.head), tokens.data_ptr(), num_rows, step.x,
+            weights.threads.address, address(weights.decoder.head), tokens.buffer_info()[0], num_rows, step.x,
             step.hidden_stride,
         )  # fmt: skip
         if fault:
-            outside = tokens[(tokens < 0) | (tokens >= weights.vocab_size)]
-            raise IndexError(f"token id {int(outside[0])} in a vocabulary of {weights.vocab_size}")
+            outside = next(token for token in tokens if not 0 <= token < weights.vocab_size)
+            raise IndexError(f"token id {outside} in a vocabulary of {weights.vocab_size}")
 
     def _attend(self, attention: StepAttention, layer: int, num_rows: int) -> None:
         decoder, memory, pool = self._weights.decoder, self._memory, self._pools[layer]

@@ -42,8 +42,15 @@ class StepMemory:
         if num_samples > self._samples:
             self._samples = num_samples
             self.logits = _rows(num_samples, padded(self._sizes.logits, PAIR))
+            self._logits_shape, self._logits = (0, 0), self.logits[:0, :0]
             self.step.logits, self.step.logits_stride = self.logits.data_ptr(), self.logits.stride(0)
         self.step.num_rows, self.step.num_samples = num_rows, num_samples
+
+    def logits_of(self, num_samples: int, vocab_size: int) -> torch.Tensor:
+        """Return the part [num_samples, vocab_size] of the logits; the same tensor while nobody asks for another."""
+        if self._logits_shape != (num_samples, vocab_size):
+            self._logits_shape, self._logits = (num_samples, vocab_size), self.logits[:num_samples, :vocab_size]
+        return self._logits
 
     @contextmanager
     def telling(self, layer_done: Callable[[int], None] | None) -> Iterator[None]:

@@ -24,9 +24,9 @@ class RowHead:
         self._kept: tuple[Any, Any] | None = None
 
     @contextmanager
-    def keeping(self, *, wanted: bool) -> Iterator[None]:
-        """Keep what the decoder returns in this block, where `wanted`. It is the last of the models in it to return."""
-        hooks = [part.register_forward_hook(self._keep) for part in self._parts] if wanted else []
+    def keeping(self) -> Iterator[None]:
+        """Keep what the decoder returns in this block. It is the last of the models in it to return."""
+        hooks = [part.register_forward_hook(self._keep) for part in self._parts]
         try:
             yield
         finally:

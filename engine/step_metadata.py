@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,36 +14,63 @@ from engine.step import BatchSequence, StepBatch
 _Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedStep:
-    """The step for native kernels: int32 arrays on the host, one entry a sequence but for `blocks` and `slots`.
+    """The step for native kernels: arrays on the host.
 
     Sequence i has rows query_ends[i - 1] to query_ends[i] and blocks[table_ends[i - 1]] to blocks[table_ends[i]].
     """
 
-    query_ends: "array[int]"
+    query_ends: "array[int]"  # [num_sequences] int32, as are the next two
     kv_lengths: "array[int]"
     table_ends: "array[int]"
-    blocks: "array[int]"
-    slots: "array[int]"  # [num_tokens]
+    blocks: "array[int]"  # int32
+    slots: "array[int]"  # [num_tokens] int32
+    long_slots: _Integers  # the same in int64
+    token_ids: "array[int]"  # [num_tokens] int64
+    positions: _Integers  # [num_tokens]
+    sample_rows: "array[int]"  # [num_samples] int64
 
 
-@dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """One step's inputs on the device. A slot is one token's place in the pool: block * block_size + offset."""
+    """One step's inputs. A slot is one token's place in the pool: block * block_size + offset.
 
-    block_size: int
-    sequences: Sequence[BatchSequence]
-    packed: PackedStep
-    token_ids: torch.Tensor  # [1, num_tokens] int64
-    positions: torch.Tensor  # [1, num_tokens] int64
-    slots: torch.Tensor  # [num_tokens] int64
-    sample_rows: torch.Tensor  # [num_samples] int64
+    The tensors are made when they are asked for: native kernels read the arrays of `packed`, and a step of many
+    sequences is held up by each call of torch.
+    """
+
+    def __init__(
+        self, block_size: int, sequences: Sequence[BatchSequence], packed: PackedStep, device: torch.device
+    ) -> None:
+        self.block_size, self.sequences, self.packed, self._device = block_size, sequences, packed, device
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """Of each row: [1, num_tokens] int64."""
+        return self._tensor(np.frombuffer(self.packed.token_ids, np.int64))[None]
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Of each row in its sequence: [1, num_tokens] int64."""
+        return self._tensor(self.packed.positions)[None]
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """Of each row: [num_tokens] int64."""
+        return self._tensor(self.packed.long_slots)
+
+    @cached_property
+    def sample_rows(self) -> torch.Tensor:
+        """Rows whose logits are wanted: [num_samples] int64."""
+        return self._tensor(np.frombuffer(self.packed.sample_rows, np.int64))
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
         """Yield each sequence behind its rows of the flattened step."""
         for end, sequence in zip(self.packed.query_ends, self.sequences, strict=True):
             yield slice(end - sequence.count, end), sequence
+
+    def _tensor(self, values: _Integers) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).to(self._device)
 
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:
@@ -60,15 +88,12 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
     positions = np.arange(num_tokens) + (kv_lengths - query_ends).repeat(counts)
     places = positions // block_size + (table_ends - sizes).repeat(counts)
     slots = np.frombuffer(blocks, np.int32)[places] * np.int64(block_size) + positions % block_size
-    return StepMetadata(
-        block_size=block_size,
-        sequences=sequences,
-        packed=PackedStep(_int32(query_ends), _int32(kv_lengths), _int32(table_ends), blocks, _int32(slots)),
-        token_ids=_tensor(_integers(batch.token_ids).reshape(1, -1), device),
-        positions=_tensor(positions.reshape(1, -1), device),
-        slots=_tensor(slots, device),
-        sample_rows=_tensor(_integers([sample.row for sample in batch.samples]), device),
-    )
+    sample_rows = array("q", [sample.row for sample in batch.samples])
+    packed = PackedStep(
+        _int32(query_ends), _int32(kv_lengths), _int32(table_ends), blocks, _int32(slots), slots,
+        array("q", batch.token_ids), positions, sample_rows,
+    )  # fmt: skip
+    return StepMetadata(block_size, sequences, packed, device)
 
 
 def _check(num_ids: int, num_tokens: int, kv_lengths: _Integers, sizes: _Integers, block_size: int) -> None:
@@ -82,11 +107,6 @@ def _check(num_ids: int, num_tokens: int, kv_lengths: _Integers, sizes: _Integer
 
 def _integers(values: Sequence[int]) -> _Integers:
     return np.array(values, np.int64)
-
-
-def _tensor(values: _Integers, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _int32(values: _Integers) -> "array[int]":

@@ -90,7 +90,10 @@ class TorchModel:
     @torch.inference_mode()
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
-        with self._head.keeping(wanted=bool(batch.scores or batch.pools)):
+        if batch.scores or batch.pools:
+            with self._head.keeping():
+                logits = self._logits(batch, layer_done)
+        else:
             logits = self._logits(batch, layer_done)
         pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
         return DoneStep(make_output(logits, batch, self._scored(batch), pooled))
