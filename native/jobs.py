@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from native.cache import BuildFailed, BuildStopped, NoNative
+from native.termination import ending_later
 
 _READ_BYTES = 4096
 _SAID_MAX = 300
@@ -46,8 +47,9 @@ def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, a
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
-                    job = _Job(waiting.pop(), environ, limits.nice)
-                    running.add(job)
+                    with ending_later():
+                        job = _Job(waiting.pop(), environ, limits.nice)
+                        running.add(job)
                     selector.register(job.output, selectors.EVENT_READ, job)
                 for job in _ready(selector, running, limits):
                     selector.unregister(job.output)

@@ -1,10 +1,14 @@
 """Commands side by side: how many at a time, and that none is left behind."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +100,24 @@ def test_what_was_said_may_be_long() -> None:
 def test_a_command_that_closes_its_output_and_goes_on_is_late() -> None:
     with pytest.raises(NoNative, match="did not end within its time"):
         run("exec >&- 2>&-; exec sleep 600", timeout_s=0.3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_ended_while_a_command_starts_leaves_none_behind(
+    sleeper: tuple[str, Callable[[], bool]], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            signal.raise_signal(number)  # it runs already, and nobody has it
+
+    command, is_gone = sleeper
+    monkeypatch.setattr("native.jobs.subprocess.Popen", Interrupted)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    try:
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            run(command)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert is_gone()
