@@ -66,8 +66,8 @@ def faulty_rig(
     """A rig whose sender's transports can be broken, by name; its clock stands until it is set."""
     made: dict[str, FaultyTransport] = {}
 
-    def make(*args: object) -> tuple[FaultyTransport, ...]:
-        made.update({one.name: FaultyTransport(one) for one in make_transports(*args)})  # type: ignore[arg-type]
+    def make(*args: object, **options: object) -> tuple[FaultyTransport, ...]:
+        made.update({one.name: FaultyTransport(one) for one in make_transports(*args, **options)})  # type: ignore[arg-type]
         return tuple(made.values())
 
     patch.setattr("kvtransfer.sender.make_transports", make)
