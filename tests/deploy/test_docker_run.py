@@ -3,22 +3,16 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ranktable_tools.containers import build_image, docker_run
-from ranktable_tools.containers.docker import parse_inspect
-from ranktable_tools.generate import GenRequest, build
-from ranktable_tools.table_file import write_global, write_local
-from tests.deploy.fake_engine import ID as ENGINE_ID
-from tests.deploy.fake_engine import fake_engine
+from tests.deploy.docker_run_case import FLAGS, Capture, Make, line_of, refusal_of
 from tests.deploy.stub_docker import StubDocker, container
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "deploy" / "docker_run.sh"
@@ -39,64 +33,12 @@ GUIDE = {
 }
 ADDED = ["-v", "/etc/hccn.conf:/etc/hccn.conf:ro", "--shm-size=1g", "--ulimit", "memlock=-1:-1"]
 """What the guide's line for NPUs lacks, in the order it is added in."""
-FLAGS = ["--image", "image1", "--dir", "/data", "--container-work-dir", "/work", "--name", "c1"]
-Make = Callable[..., list[str]]
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubDocker:
-    """A docker with no container; no variable of the guide is set."""
-    for name in ("GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    stub = StubDocker(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{stub.folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(os, "execv", _not_here)
-    return stub
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Make:
-    """Write the tables of these instances, all on one host; return the flag of the global one."""
-
-    def make(prefill: str = "4,5", decode: str = "6,7", ip: str = "127.0.0.1", npu: bool = True) -> list[str]:
-        lists = [tuple(tuple(ids.split(",")) for ids in text.split()) for text in (prefill, decode)]
-        request = GenRequest(lists[0], lists[1], True, ip)
-        addresses = {one: f"10.1.0.{one}" if npu else ip for one in request.device_ids}
-        generated = build(request, addresses)
-        write_global(tmp_path / "global.json", generated.part)
-        for local in generated.locals:
-            write_local(tmp_path / local.file_name.replace(f"_{ip}", ""), local.table)
-        return ["--global-table", str(tmp_path / "global.json")]
-
-    return make
-
-
-def _not_here(path: str, words: list[str]) -> None:
-    """What would take the tests' own place fails instead."""
-    raise AssertionError(f"would have become {words}")
-
-
-def _line(capsys: Capture, *words: str) -> list[str]:
-    """Return the line that a command prints, as a shell reads it."""
-    capsys.readouterr()
-    status = docker_run.main(words)
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    return shlex.split(said.out.replace("\\\n", ""))
-
-
-def _refusal(capsys: Capture, *words: str) -> str:
-    capsys.readouterr()
-    status = docker_run.main(words)
-    said = capsys.readouterr()
-    assert (status, said.out) == (2, "")
-    return said.err
+pytestmark = pytest.mark.usefixtures("docker")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "scheduler"])
 def test_a8_119_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, role: str) -> None:
-    line = _line(capsys, role, *tables(), *FLAGS, "--guide-exact")
+    line = line_of(capsys, role, *tables(), *FLAGS, "--guide-exact")
 
     assert line == shlex.split(GUIDE[role])
 
@@ -105,7 +47,7 @@ def test_a8_119_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, ro
 def test_a8_119_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added(
     tables: Make, capsys: Capture, role: str
 ) -> None:
-    line = _line(capsys, role, *tables(), *FLAGS)
+    line = line_of(capsys, role, *tables(), *FLAGS)
 
     cards = "4,5" if role == "prefill" else "6,7"
     added = Counter(line) - Counter(shlex.split(GUIDE[role]))
@@ -116,21 +58,21 @@ def test_a8_119_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added
 
 
 def test_a8_119_the_scheduler_gets_no_card_no_node_and_no_driver(tables: Make, capsys: Capture) -> None:
-    line = _line(capsys, "scheduler", *tables(), *FLAGS)
+    line = line_of(capsys, "scheduler", *tables(), *FLAGS)
 
     assert not [word for word in line if "/dev/" in word or "Ascend" in word or "npu" in word]
     assert "--net=host" in line
 
 
 def test_the_scheduler_needs_no_table(capsys: Capture) -> None:
-    assert _line(capsys, "scheduler", *FLAGS)[-2:] == ["image1", "/bin/bash"]
+    assert line_of(capsys, "scheduler", *FLAGS)[-2:] == ["image1", "/bin/bash"]
 
 
 def test_a_local_table_says_which_instance(tables: Make, tmp_path: Path, capsys: Capture) -> None:
     whole = tables("0 1", "2,3 4,5")
     local = str(tmp_path / "local_ranktable_45.json")
 
-    line = _line(capsys, "decode", *whole, "--local-table", local, "--image", "i", "--dir", "/data")
+    line = line_of(capsys, "decode", *whole, "--local-table", local, "--image", "i", "--dir", "/data")
 
     assert [word for word in line if "davinci" in word][:2] == ["--device=/dev/davinci4", "--device=/dev/davinci5"]
     assert line[line.index("--name") + 1] == "pdserve-decode-4-5"
@@ -142,17 +84,17 @@ def test_the_guides_variables_name_the_tables(
     monkeypatch.setenv("GLOBAL_RANK_TABLE_FILE_PATH", tables()[1])
     monkeypatch.setenv("RANK_TABLE_FILE_PATH", str(tmp_path / "local_ranktable_67.json"))
 
-    assert "--device=/dev/davinci7" in _line(capsys, "decode", *FLAGS)
+    assert "--device=/dev/davinci7" in line_of(capsys, "decode", *FLAGS)
 
 
 def test_one_of_several_instances_is_taken_by_number(tables: Make, capsys: Capture) -> None:
     whole = tables("0 1", "2")
 
-    assert "--device=/dev/davinci1" in _line(capsys, "prefill", *whole, "--instance", "1", *FLAGS)
-    assert "give --instance N or --local-table (0: 127.0.0.1 devices 0; 1:" in _refusal(
+    assert "--device=/dev/davinci1" in line_of(capsys, "prefill", *whole, "--instance", "1", *FLAGS)
+    assert "give --instance N or --local-table (0: 127.0.0.1 devices 0; 1:" in refusal_of(
         capsys, "prefill", *whole, *FLAGS
     )
-    assert "--instance 2: the table has the prefill instances 0..1" in _refusal(
+    assert "--instance 2: the table has the prefill instances 0..1" in refusal_of(
         capsys, "prefill", *whole, "--instance", "2", *FLAGS
     )
 
@@ -161,9 +103,9 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
     whole = tables()
     decode, host = (str(tmp_path / f"local_ranktable_{name}.json") for name in ("67", "host"))
 
-    wrong = _refusal(capsys, "prefill", *whole, "--local-table", decode, *FLAGS)
-    none = _refusal(capsys, "prefill", *whole, "--local-table", host, *FLAGS)
-    cards = _refusal(capsys, "scheduler", *whole, "--local-table", decode, *FLAGS)
+    wrong = refusal_of(capsys, "prefill", *whole, "--local-table", decode, *FLAGS)
+    none = refusal_of(capsys, "prefill", *whole, "--local-table", host, *FLAGS)
+    cards = refusal_of(capsys, "scheduler", *whole, "--local-table", decode, *FLAGS)
 
     assert "is decode-0 of the global table, and prefill was asked for" in wrong
     assert "has no device, so it is the scheduler's" in none
@@ -171,7 +113,7 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
 
 
 def test_without_a_table_there_are_no_cards_to_give(capsys: Capture) -> None:
-    assert "prefill needs its cards: give --local-table" in _refusal(capsys, "prefill", *FLAGS)
+    assert "prefill needs its cards: give --local-table" in refusal_of(capsys, "prefill", *FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +125,7 @@ def test_a8_a_mount_over_the_home_of_ma_user_is_refused(capsys: Capture, flag: s
     value = f"/data:{target}" if flag == "--volume" else target
     rest = ["--image", "i"] if flag == "--dir" else ["--image", "i", "--dir", "/data"]
 
-    error = _refusal(capsys, "scheduler", *rest, flag, value)
+    error = refusal_of(capsys, "scheduler", *rest, flag, value)
 
     assert error.startswith(f"docker_run.sh: {flag} {target}: a mount there is over /home/ma-user, ")
     assert error.count("\n") == 1
@@ -191,7 +133,7 @@ def test_a8_a_mount_over_the_home_of_ma_user_is_refused(capsys: Capture, flag: s
 
 @pytest.mark.parametrize("target", ["/home/ma-user2", "/home/other", "/work/home/ma-user"])
 def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
-    assert f"/d:{target}:ro" in _line(capsys, "scheduler", *FLAGS, "--volume", f"/d:{target}:ro")
+    assert f"/d:{target}:ro" in line_of(capsys, "scheduler", *FLAGS, "--volume", f"/d:{target}:ro")
 
 
 @pytest.mark.parametrize(
@@ -208,84 +150,10 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
     ],
 )
 def test_wrong_values_are_one_line(capsys: Capture, words: list[str], said: str) -> None:
-    error = _refusal(capsys, "scheduler", "--image", "i", *words)
+    error = refusal_of(capsys, "scheduler", "--image", "i", *words)
 
     assert said in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "holder",
-    [
-        container("first", npus=[5, 6]),
-        container("first", env=["ASCEND_VISIBLE_DEVICES=4-5"]),
-        container("first", env=["ASCEND_VISIBLE_DEVICES=1,5"]),
-    ],
-)
-def test_a8_119_a_card_already_given_away_is_refused(
-    tables: Make, docker: StubDocker, capsys: Capture, holder: dict[str, object]
-) -> None:
-    docker.runs(container("monitor"), holder, status=1)  # status 1: one that ended meanwhile
-
-    error = _refusal(capsys, "prefill", *tables(), *FLAGS)
-
-    assert "5 of the table: the container first was given" in error
-    assert "docker rm -f first" in error
-
-
-def test_cards_of_others_are_no_trouble(tables: Make, docker: StubDocker, capsys: Capture) -> None:
-    docker.runs(container("first", npus=[0, 1, 6, 7, 45]), container("named", env=["ASCEND_VISIBLE_DEVICES=void"]))
-
-    assert "--device=/dev/davinci5" in _line(capsys, "prefill", *tables(), *FLAGS)
-    assert len(docker.asked("inspect")[0]) == 3
-
-
-def test_an_npu_is_shared_in_no_case(tables: Make, docker: StubDocker, capsys: Capture) -> None:
-    docker.runs(container("first", npus=[4]))
-
-    assert "card 4 of the table" in _refusal(capsys, "prefill", *tables(), *FLAGS, "--share-devices")
-
-
-def test_gpus_are_looked_up_by_label_and_by_request(tables: Make, docker: StubDocker, capsys: Capture) -> None:
-    whole = [*tables(npu=False), "--device-type", "cuda", *FLAGS]
-    request = {"Driver": "", "Count": 0, "DeviceIDs": ["5"], "Capabilities": [["gpu"]]}
-    every = [{"Driver": "nvidia", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]]}]
-
-    docker.runs(container("prefill-1", DeviceRequests=every, labels={"pdserve.cards": "4,5"}))
-    assert "cards 4,5 of the table: the container prefill-1" in _refusal(capsys, "prefill", *whole)
-    assert _line(capsys, "decode", *whole)
-    docker.runs(container("other", DeviceRequests=[request]))
-    assert "card 5 of the table: the container other" in _refusal(capsys, "prefill", *whole)
-    assert _line(capsys, "prefill", *whole, "--share-devices")
-    docker.runs(container("metrics", DeviceRequests=every))
-    assert docker_run.main(["prefill", *whole]) == 0
-    assert "the container metrics sees every GPU" in capsys.readouterr().err
-
-
-def test_cuda_ipc_gets_what_it_needs(tables: Make, capsys: Capture) -> None:
-    line = _line(capsys, "decode", *tables(npu=False), "--device-type", "cuda", *FLAGS)
-
-    assert {"--ipc=host", "--pid=host", "--net=host"} <= set(line)
-    assert line[line.index("--gpus") + 1] == "all"
-    assert "CUDA_VISIBLE_DEVICES=6,7,4,5" in line  # its own first, then the sender's
-    two = _line(capsys, "prefill", *tables("0 1", "2 3", npu=False), "--instance", "1", "--device-type", "cuda", *FLAGS)
-    assert "CUDA_VISIBLE_DEVICES=1,2,3" in two  # not the other prefill instance's
-    assert "memlock=-1:-1" in line
-
-
-def test_a_gpu_instance_without_peers_here_gets_its_own_cards_alone(
-    tables: Make, tmp_path: Path, capsys: Capture
-) -> None:
-    tables(npu=False)
-    local = ["--local-table", str(tmp_path / "local_ranktable_45.json")]
-
-    status = docker_run.main(["prefill", *local, "--device-type", "cuda", *FLAGS])
-
-    said = capsys.readouterr()
-    line = shlex.split(said.out.replace("\\\n", ""))
-    assert (status, "without --global-table its peers on this host are not known" in said.err) == (0, True)
-    assert line[line.index("--gpus") + 1] == '"device=4,5"'
-    assert not [word for word in line if word.startswith("CUDA_")]
 
 
 def test_on_the_cpu_no_card_is_given_and_a_note_says_so(tables: Make, capsys: Capture) -> None:
@@ -304,7 +172,7 @@ def test_a_line_for_another_host_says_whose_it_is(tables: Make, docker: StubDock
 
     assert "this line is for 192.0.2.18" in capsys.readouterr().err
     assert docker.asked("ps") == []
-    assert "is on 192.0.2.18: run this there" in _refusal(capsys, "prefill", *whole, *FLAGS, "--run")
+    assert "is on 192.0.2.18: run this there" in refusal_of(capsys, "prefill", *whole, *FLAGS, "--run")
 
 
 def test_without_a_docker_engine_the_line_is_printed_with_a_note(
@@ -347,7 +215,7 @@ def test_run_hands_the_very_words_to_docker(tables: Make, tmp_path: Path, docker
 
 @pytest.mark.skipif(Path("/usr/local/Ascend/driver").exists(), reason="this machine has an Ascend driver")
 def test_run_refuses_what_docker_would_make_empty_folders_of(tables: Make, docker: StubDocker, capsys: Capture) -> None:
-    error = _refusal(capsys, "prefill", *tables(), *FLAGS, "--run")
+    error = refusal_of(capsys, "prefill", *tables(), *FLAGS, "--run")
 
     assert "/usr/local/Ascend/driver" in error
     assert "/usr/local/sbin/npu-smi" in error
@@ -355,41 +223,11 @@ def test_run_refuses_what_docker_would_make_empty_folders_of(tables: Make, docke
     assert docker.asked("run") == []
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker client on this machine")
-@pytest.mark.parametrize("kind", ["npu", "cuda", "cpu"])
-def test_dockers_own_client_makes_of_the_line_what_is_meant(
-    tables: Make, tmp_path: Path, docker: StubDocker, capsys: Capture, kind: str
-) -> None:
-    """Docker's client asks a stand-in for its engine: what it was told is what the line says."""
-    words = ["decode", *tables(npu=kind == "npu"), *FLAGS, "--device-type", kind, "--volume", "/m:/models:ro"]
-    line = _line(capsys, *words)
-    (docker.folder / "docker").unlink()
-    environ = {"PATH": os.environ["PATH"], "DOCKER_HOST": f"unix://{tmp_path}/engine", "HOME": str(tmp_path)}
-
-    with fake_engine(tmp_path / "engine") as engine:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
-
-    assert (done.returncode, done.stdout) == (0, f"{ENGINE_ID}\n"), done.stderr
-    created = engine.created
-    host = created[0]["HostConfig"]
-    assert (created[0]["Image"], created[0]["Cmd"], created[0]["Tty"]) == ("image1", ["/bin/bash"], True)
-    assert {"/data:/work", "/m:/models:ro", "/sys/fs/cgroup:/sys/fs/cgroup:ro"} <= set(host["Binds"])
-    assert (host["NetworkMode"], host["Ulimits"]) == ("host", [{"Name": "memlock", "Hard": -1, "Soft": -1}])
-    nodes = [device["PathOnHost"] for device in host["Devices"]]
-    cards = ["/dev/davinci6", "/dev/davinci7", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
-    assert nodes == (cards if kind == "npu" else [])
-    assert (host["IpcMode"], host["PidMode"]) == (("host", "host") if kind == "cuda" else ("", ""))
-    assert host["ShmSize"] == (0 if kind == "cuda" else 1 << 30)
-    assert [request["Count"] for request in host["DeviceRequests"] or []] == ([-1] if kind == "cuda" else [])
-    given = parse_inspect(json.dumps([{"Name": "/c1", "HostConfig": host, "Config": created[0]}]))[0]
-    assert given.npus | given.gpus == ({"6", "7"} if kind != "cpu" else frozenset())
-
-
 def test_a_table_that_is_wrong_is_named(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"version": "1.0"}))
 
-    assert str(path) in _refusal(capsys, "prefill", "--global-table", str(path), *FLAGS)
+    assert str(path) in refusal_of(capsys, "prefill", "--global-table", str(path), *FLAGS)
 
 
 @pytest.mark.parametrize("page", ["deploy.md", "deploy.zh-CN.md"])

@@ -1,0 +1,30 @@
+"""Run deploy/docker_run.sh within the tests' process, and read what it prints."""
+
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from ranktable_tools.containers import docker_run
+
+FLAGS = ["--image", "image1", "--dir", "/data", "--container-work-dir", "/work", "--name", "c1"]
+Make = Callable[..., list[str]]
+Capture = pytest.CaptureFixture[str]
+
+
+def line_of(capsys: Capture, *words: str) -> list[str]:
+    """Return the line that a command prints, as a shell reads it."""
+    capsys.readouterr()
+    status = docker_run.main(words)
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    return shlex.split(said.out.replace("\\\n", ""))
+
+
+def refusal_of(capsys: Capture, *words: str) -> str:
+    """Return what it says of bad input; it prints no line then."""
+    capsys.readouterr()
+    status = docker_run.main(words)
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    return said.err
