@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -90,19 +89,6 @@ def test_ranks_die_with_the_supervisor_too(pdserve: Pdserve, tiny_model: Path) -
 
     _, left = psutil.wait_procs([watcher, *below], timeout=10)
     assert left == []
-
-
-@pytest.mark.long
-def test_a_decode_pool_whose_seats_are_all_taken_stays_ready(slow: Pdserve) -> None:
-    assert slow.up("--max-num-seqs", "2").returncode == 0
-    with ExitStack() as asking:
-        answers = [asking.enter_context(_Asking(slow, LONG)) for _ in range(4)]  # 20 s each, two at a time
-        while not all(answers):
-            reply = slow.client.get("/ready")
-            assert reply.status == 200, reply.body
-            time.sleep(0.1)
-
-    assert [answer for (answer,) in answers] == [200] * 4
 
 
 @pytest.mark.long
