@@ -18,12 +18,16 @@ from wire.types import Role, SamplingParams
 ROLES = (Role.PREFILL, Role.DECODE, Role.DECODE)
 NAMES = ("prefill-0", "decode-0", "decode-1")
 FIRST = tuple(range(3, 83))
+MAX_MODEL_LEN = 20_000
 
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path, **options: object) -> AsyncIterator[Control]:
     """Real instances over the fake model, and a scheduler's control half over all of them."""
-    configs = [instance_config(folder, role, port=4 + i, **options) for i, role in enumerate(ROLES)]
+    configs = [
+        instance_config(folder, role, port=4 + i, max_model_len=MAX_MODEL_LEN, **options)
+        for i, role in enumerate(ROLES)
+    ]
     instances = [await LocalInstance.start(config) for config in configs]
     by_address = {f"{c.server_ip}:{c.options.port}": one for c, one in zip(configs, instances, strict=True)}
     expected = [
@@ -63,7 +67,7 @@ def request(token_ids: tuple[int, ...], tenant: str = "", max_tokens: int = 20) 
 
 async def first_turn_beside_another(control: Control) -> Answer:
     """Serve the chat's first turn while the decode instance that comes first is busy."""
-    events = control.dispatch.start(request((9, 9, 9), max_tokens=250)).events()
+    events = control.dispatch.start(request((9, 9, 9), max_tokens=MAX_MODEL_LEN - 100)).events()
     await anext(events)
     await anext(events)  # the first token is P's, the second D's
     answer = await collect(control.dispatch.start(request(FIRST)))
