@@ -174,9 +174,11 @@ def test_a_sum_that_another_rank_does_not_come_to_fails_in_words(
 
 def test_the_loss_of_a_rank_ends_a_wait_that_has_no_end_of_its_own(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("device", 2)
+    both_have_added = threading.Barrier(2, timeout=_WAIT_S)
 
     def work(number: int, add_up: Sum) -> None:
         add_up(torch.ones(8))
+        both_have_added.wait()
         if number == 1:
             ways.marks.abort()
             return

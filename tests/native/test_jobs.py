@@ -104,11 +104,14 @@ def test_a_command_that_closes_its_output_and_goes_on_is_late() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_is_ended_while_a_command_starts_leaves_none_behind(
-    sleeper: tuple[str, Callable[[], bool]], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    sleeper: tuple[str, Callable[[], bool]], number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    os.mkfifo(tmp_path / "runs")
+
     class Interrupted(subprocess.Popen[bytes]):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            (tmp_path / "runs").read_bytes()
             signal.raise_signal(number)  # it runs already, and nobody has it
 
     command, is_gone = sleeper
