@@ -1,13 +1,13 @@
 """What every sampling feature must give, from plain transformers: its forward pass, its processors, its beam search.
 
-One prompt at a time, one token at a time, nothing of the engine's but the random numbers (counter_hash.py), which are
-the engine's own by definition. Presence and frequency penalties, which transformers lacks, are counted here plainly.
+One prompt at a time, in a row for each sequence wanted of it, one token at a time. Nothing is the engine's but the
+random numbers (counter_hash.py), by definition. Penalties that transformers lacks, presence and frequency, are counted.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from transformers.generation import logits_process as processors
 from engine.counter_hash import uniform
 from engine.ending import finish_of
 from wire.types import SamplingParams, TokenLogprobs
+
+_MOST_ROWS = 8  # which bounds the logits of a prompt's tokens: rows x length x vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +39,69 @@ class Decoded:
         return sum(token.logprob for token in self.logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One sequence that is wanted: its `number` is all that tells it from others of like parameters."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    number: int
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence that is decoded."""
+
+    asked: _Asked
+    outputs: list[int] = field(default_factory=list)
+    told: list[TokenLogprobs] = field(default_factory=list)
+    margin: float = math.inf
+
+    def take(self, logits: torch.Tensor) -> None:
+        """Choose the next token by its logits [vocab_size]."""
+        prompt, params = self.asked.prompt, self.asked.params
+        draw = uniform(params.seed, self.asked.number, len(self.outputs))
+        token, distance = _choose(logits, prompt, self.outputs, params, draw)
+        self.margin = min(self.margin, distance)
+        self.told.append(describe_token(logits.log_softmax(-1), token, params.logprobs or 0))
+        self.outputs.append(token)
+
+
 class ReferenceDecoder:
-    """Decodes with a network of plain transformers (oracle.load_plain), which stays the caller's."""
+    """Decodes with a network of plain transformers (oracle.load_plain), which stays the caller's.
+
+    Asked again for the same, it answers from memory.
+    """
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._known: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
+        self._known: dict[_Asked, Decoded] = {}
+        self._found: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
         self._longest = int(network.config.get_text_config(decoder=True).max_position_embeddings)
 
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
-        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams.
-
-        Asked again for the same, it answers from memory.
-        """
-        key = (tuple(prompt), params)
-        if key not in self._known:
-            self._known[key] = self._decode(prompt, params)
-        return self._known[key]
-
-    def _decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
+        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams."""
         if params.beam_search is not None:
-            return self._search(prompt, params)
-        every = [self._sequence(prompt, params, number) for number in range(params.num_sequences)]
+            key = (tuple(prompt), params)
+            if key not in self._found:
+                self._found[key] = self._search(prompt, params)
+            return self._found[key]
+        self.prepare([(prompt, params)])
+        every = [self._known[asked] for asked in _sequences_of(prompt, params)]
         if params.num_sequences == params.n:
             return every
         return sorted(every, key=lambda one: -one.cumulative)[: params.n]
+
+    def prepare(self, asks: Iterable[tuple[Sequence[int], SamplingParams]]) -> None:
+        """Decode all these at once, but for beams: sequences of one prompt are rows of one batch, with no padding."""
+        wanted: dict[tuple[int, ...], dict[_Asked, None]] = {}
+        for prompt, params in asks:
+            if params.beam_search is None:
+                new = (asked for asked in _sequences_of(prompt, params) if asked not in self._known)
+                wanted.setdefault(tuple(prompt), {}).update(dict.fromkeys(new))
+        for every in map(list, wanted.values()):
+            for first in range(0, len(every), _MOST_ROWS):
+                self._decode_rows([_Row(asked) for asked in every[first : first + _MOST_ROWS]])
 
     @torch.inference_mode()
     def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
@@ -79,20 +119,22 @@ class ReferenceDecoder:
         return states[0].double()
 
     @torch.inference_mode()
-    def _sequence(self, prompt: Sequence[int], params: SamplingParams, number: int) -> Decoded:
-        outputs: list[int] = []
-        told: list[TokenLogprobs] = []
-        margin = math.inf
-        cache, new = None, list(prompt)
-        while finish_of(outputs, params, prompt_length=len(prompt), max_model_len=self._longest) is None:
-            step = self._network(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
-            cache, logits = step.past_key_values, step.logits[0, -1].float()
-            token, distance = _choose(logits, prompt, outputs, params, uniform(params.seed, number, len(outputs)))
-            margin = min(margin, distance)
-            told.append(describe_token(logits.log_softmax(-1), token, params.logprobs or 0))
-            outputs.append(token)
-            new = [token]
-        return Decoded(tuple(outputs), tuple(told), margin)
+    def _decode_rows(self, rows: Sequence[_Row]) -> None:
+        """Decode rows of one prompt. One that has ended is computed on, for nothing, until all have."""
+        cache, new = None, [list(row.asked.prompt) for row in rows]
+        while any(going := [self._goes_on(row) for row in rows]):
+            step = self._network(input_ids=torch.tensor(new), past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            for row, goes_on, logits in zip(rows, going, step.logits[:, -1].float(), strict=True):
+                if goes_on:
+                    row.take(logits)
+            new = [list((row.outputs or row.asked.prompt)[-1:]) for row in rows]
+        for row in rows:
+            self._known[row.asked] = Decoded(tuple(row.outputs), tuple(row.told), row.margin)
+
+    def _goes_on(self, row: _Row) -> bool:
+        length = len(row.asked.prompt)
+        return finish_of(row.outputs, row.asked.params, prompt_length=length, max_model_len=self._longest) is None
 
     @torch.inference_mode()
     def _search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
@@ -110,6 +152,12 @@ class ReferenceDecoder:
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config, logits_processor=shaping
         )
         return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
+
+
+def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Asked]:
+    """Return the sequences behind one ask, without what decides none of their tokens."""
+    bare = replace(params, n=1, best_of=None, prompt_logprobs=None, logprobs=params.logprobs or None)
+    return [_Asked(tuple(prompt), bare, number) for number in range(params.num_sequences)]
 
 
 def describe_token(scores: torch.Tensor, token: int, top: int) -> TokenLogprobs:

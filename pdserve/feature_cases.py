@@ -54,7 +54,10 @@ class Vocabulary:
 def make_cases(
     prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int, *, with_vectors: bool = True
 ) -> list[Case]:
-    """Return every feature's case over `prompts`, two of them each."""
+    """Return every feature's case over `prompts`, two of them each.
+
+    Seeds are such that draws of the default model decide clearly (verify_features.settled): others cost time to find.
+    """
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),
         *_sequence_cases(prompts, vocabulary, max_tokens),
@@ -73,7 +76,7 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
     words = tuple(word for text in (" the", " a", ".") if (word := vocabulary.encode(text)))
     chosen: dict[str, dict[str, Any]] = {
         "greedy": greedy,
-        "temperature, seed": drawn,
+        "temperature, seed": drawn | {"seed": 24},
         "top_k": drawn | {"top_k": 7},
         "top_p": drawn | {"top_p": 0.7},
         "min_p": drawn | {"min_p": 0.1},
@@ -90,7 +93,7 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
 
 
 def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
-    drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.9, "seed": 4}
+    drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.7, "seed": 4}
     search = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=vocabulary.eos_token_ids,
         beam_search=BeamSearch(),

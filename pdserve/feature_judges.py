@@ -27,6 +27,11 @@ class Ask:
     pooling: Pooling | None = None
     stops: tuple[str, ...] = ()
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are the answer."""
+        return self.pooling is None
+
 
 @dataclass(slots=True)
 class Answered:

@@ -44,7 +44,11 @@ def verify_features(
     """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
     decoder = ReferenceDecoder(load_plain(model, "float32"))
     vocabulary = read_vocabulary(model)
-    cases = [settled(case, decoder, vocabulary.decode) for case in make_cases(prompts, vocabulary, max_tokens)]
+    cases = make_cases(prompts, vocabulary, max_tokens)
+    decoder.prepare(
+        (ask.prompt, ask.params) for case in cases if not case.compared for ask in case.asks if ask.generates
+    )
+    cases = [settled(case, decoder, vocabulary.decode) for case in cases]
     columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens))
     rows = {case.name: judge(case, columns, decoder) for case in cases}
     print("\n".join(report(list(columns), rows)))

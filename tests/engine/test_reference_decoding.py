@@ -1,5 +1,6 @@
 """The reference of `pdserve verify --features` and of the core's tests gives what `generate` itself gives."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,41 @@ def test_tokens_are_those_of_generate_and_the_engines_are_too(path: Path, shapin
 
     assert decoded.token_ids == wanted
     assert tuple(answers.tokens["a", 0]) == wanted
+
+
+def test_many_together_are_decoded_as_each_alone(path: Path) -> None:
+    drawn = SamplingParams(max_tokens=12, temperature=0.9, seed=5)
+    asked = [
+        *((prompt, params) for prompt in PROMPTS[:2] for params in (
+            drawn, replace(drawn, n=3), replace(drawn, seed=6, n=2, best_of=4, logprobs=2),
+            replace(drawn, max_tokens=3, repetition_penalty=1.5), replace(drawn, stop_token_ids=_STOPS),
+            SamplingParams(max_tokens=7, temperature=0.0, prompt_logprobs=1),
+        )),
+    ]  # fmt: skip
+    network = load_plain(path, "float32")
+    together = ReferenceDecoder(network)
+    together.prepare(asked)
+
+    for prompt, params in asked:
+        for ours, alone in zip(
+            together.decode(prompt, params), ReferenceDecoder(network).decode(prompt, params), strict=True
+        ):
+            assert ours.token_ids == alone.token_ids
+            assert [one.logprob for one in ours.logprobs] == pytest.approx(
+                [one.logprob for one in alone.logprobs], abs=1e-5
+            )
+            assert [one.top_ids for one in ours.logprobs] == [one.top_ids for one in alone.logprobs]
+            assert ours.margin == pytest.approx(alone.margin, abs=1e-5)
+
+
+def test_what_was_decoded_is_known_whatever_else_is_asked_about_it(path: Path) -> None:
+    network = load_plain(path, "float32")
+    decoder, calls = ReferenceDecoder(network), []
+    network.register_forward_hook(lambda *_: calls.append(1))
+    params = SamplingParams(max_tokens=5, temperature=0.9, seed=5, n=4)
+    four = decoder.decode(PROMPTS[0], params)
+    known = len(calls)
+
+    for other in (replace(params, n=2, best_of=4), replace(params, n=1), replace(params, prompt_logprobs=2)):
+        assert all(one in four for one in decoder.decode(PROMPTS[0], other))
+    assert len(calls) == known == 5
