@@ -86,7 +86,7 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
         "logit_bias": greedy | {"logit_bias": tuple((token, 4.0) for token in some[:20])},
         "allowed_token_ids": drawn | {"allowed_token_ids": some},
         "bad_words": greedy | {"bad_words": words},
-        "min_tokens, stop_token_ids": drawn | {"stop_token_ids": some, "min_tokens": 3},
+        "min_tokens, stop_token_ids": drawn | {"stop_token_ids": some, "min_tokens": min(3, max_tokens)},
         "ignore_eos": greedy | {"stop_token_ids": ()},
     }
     return [Case(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()]

@@ -61,8 +61,9 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
     for name, cells in rows.items():
         lines += [f"{c.verdict}: {name}, {way}: {c.reason}" for way, c in zip(columns, cells, strict=True) if c.reason]
     wrong = [name for name, cells in rows.items() if any(cell.verdict == WRONG for cell in cells)]
+    left_out = sum(cell.verdict == MEANINGLESS for cells in rows.values() for cell in cells)
     whole = f"equal: {len(rows)} features in {len(columns)} ways of serving"
-    return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole]
+    return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole + f", {left_out} cells n/a" * bool(left_out)]
 
 
 def settled(case: Case, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> Case:

@@ -149,6 +149,9 @@ def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_n
         "not equal: greedy",
     ]
     assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
+    assert report(["combined", SWAP], {"greedy": [Cell(EQUAL), Cell(MEANINGLESS, SHORT)]})[-1] == (
+        "equal: 1 features in 2 ways of serving, 1 cells n/a"
+    )
 
 
 def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
@@ -187,6 +190,14 @@ def test_every_case_has_a_name_of_its_own_and_the_small_pool_holds_the_largest()
     largest = max(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
     every = sum(ask.params.width * (len(ask.prompt) + ask.params.max_tokens) for case in cases for ask in case.asks)
     assert largest <= small_pool_tokens(cases) < every / 5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_cases_of_few_tokens_ask_for_no_more_than_they_may_have(max_tokens: int) -> None:
+    vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
+
+    for case in make_cases([(1,) * 20, (2,) * 90], vocabulary, max_tokens):
+        assert all(ask.params.min_tokens <= ask.params.max_tokens for ask in case.asks), case.name
 
 
 @pytest.mark.parametrize("text", ["", "x", '{"name": "cat", "size": 3}', '{"name": "fox", "size": 10}', "[1]"])
