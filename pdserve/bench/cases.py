@@ -49,13 +49,14 @@ class Times:
         self.seconds.setdefault(run, []).append(seconds)
 
     def case_s(self, case: Case) -> float:
-        """Return the median seconds of a case."""
+        """Return the median seconds of a case; not above 0 where a disturbance hit what is taken off."""
         took = statistics.median(self.seconds[case.run])
         return took if case.before is None else took - statistics.median(self.seconds[case.before])
 
-    def rate(self, case: Case) -> float:
-        """Return tokens a second."""
-        return case.tokens / self.case_s(case)
+    def rate(self, case: Case) -> float | None:
+        """Return tokens a second; None where the times say nothing."""
+        seconds = self.case_s(case)
+        return case.tokens / seconds if seconds > 0 else None
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -2,7 +2,8 @@
 
 Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
 round; a figure is the median of the rounds, a ratio that of the medians. The rate of decoding takes the prefill's time
-off the whole run's: the difference of two long times, which means little on a disturbed machine, so
+off the whole run's: the difference of two long times, which means little on a disturbed machine, and nothing (null, in
+the table `disturbed`) where the prefill alone took longer. So
 `median_full_step_ms` times each step that decodes the whole batch and nothing else. `fraction` is the floor's time over
 the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here, whichever
 takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
@@ -169,15 +170,18 @@ def report(
     """Print a JSON line for each case, then the table."""
     rows = []
     for case in cases:
-        fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": ours.rate(case)}
-        fields["fraction"] = floors.case_s(case) / ours.case_s(case)
+        rate = ours.rate(case)
+        fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": rate}
+        fields["fraction"] = None if rate is None else floors.case_s(case) / ours.case_s(case)
         if case.before is not None:
             step_s = statistics.median(full_steps_s[case.run.requests])
             fields["median_full_step_ms"] = 1000 * step_s
             fields["floor_ms_per_step"] = 1000 * floors.case_s(case) / (case.run.out - case.before.out)
         if peer is not None:
-            fields["peer_tokens_per_s"] = peer.rate(case)
-            fields["ratio"], fields["goal"] = ours.rate(case) / peer.rate(case), goals()[case.measure]
+            peer_rate = peer.rate(case)
+            fields["peer_tokens_per_s"] = peer_rate
+            fields["ratio"] = None if rate is None or peer_rate is None else rate / peer_rate
+            fields["goal"] = goals()[case.measure]
         say(**fields)
         rows.append(fields)
     print("\n" + table(rows, with_peer=peer is not None))
@@ -188,8 +192,12 @@ def table(rows: Sequence[dict[str, object]], *, with_peer: bool) -> str:
     names = ("measure", "tokens_per_s", "fraction", *(("peer_tokens_per_s", "ratio", "goal") if with_peer else ()))
     titles = {"tokens_per_s": "pdserve, tok/s", "fraction": "of the floor", "peer_tokens_per_s": "vLLM, tok/s"}
     lines = [" | ".join(titles.get(name, name) for name in names), "|".join(["---"] * len(names))]
-    lines += [" | ".join(f"{row[n]:.3g}" if isinstance(row[n], float) else str(row[n]) for n in names) for row in rows]
+    lines += [" | ".join(_cell(row[name]) for name in names) for row in rows]
     return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return "disturbed" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def say(**fields: object) -> None:

@@ -11,7 +11,8 @@ import pytest
 from engine.loader import load_model
 from pdserve.bench import main, python_time
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
-from pdserve.bench.engine import chosen, parse, table
+from pdserve.bench.engine import chosen, parse, report, table
+from pdserve.bench.floors import Floors
 from pdserve.bench.python_time import ASKED, python_ms
 from pdserve.bench.vllm import Missing, Vllm
 from tests.engine.tiny_models import make_tiny_model
@@ -56,6 +57,22 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
 
     assert times.case_s(case) == 3.0
     assert times.rate(case) == 2 * 63 / 3.0
+
+
+def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("decode, batch 8", Run(8, 256, 64), Run(8, 256, 1))
+    times, quiet = Times(), Times()
+    for one, seconds in ((times, 2.0), (quiet, 0.5)):
+        one.add(case.run, 1.0)
+        one.add(Run(8, 256, 1), seconds)
+
+    report([case], times, quiet, Floors(1e3, 10.0, 1, 1, 1, 1), {8: [0.01]})
+
+    line, table = capsys.readouterr().out.split("\n\n")
+    row = json.loads(line)
+    assert (row["tokens_per_s"], row["fraction"], row["ratio"]) == (None, None, None)
+    assert row["peer_tokens_per_s"] == 8 * 63 / 0.5
+    assert "| decode, batch 8 | disturbed | disturbed |" in table
 
 
 def test_rows_are_chosen_by_parts_of_their_names() -> None:
