@@ -1,5 +1,6 @@
 """Is a fused layer the original? Both run on the same random rows, over a pool of their own."""
 
+from array import array
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class LayerCheck:
         """Compare the last norm and the output layer. Raises RuntimeError."""
         expected = self._network.lm_head(self._network.model.norm(self._rows))
         self._fused.load_rows(self._rows)
-        got = self._fused.logits(torch.arange(len(self._rows)))
+        got = self._fused.logits(array("q", range(len(self._rows))))
         self._compare("the output layer", got, expected.float(), False)
 
     def _compare(self, what: str, got: torch.Tensor, expected: torch.Tensor, is_first: bool) -> None:

@@ -80,10 +80,7 @@ class FusedDecoder:
         They are valid until the next call.
         """
         self._run_layers(metadata, layer_done)
-        rows = metadata.packed.sample_rows
-        if not rows or len(set(rows)) < len(rows):
-            return self.logits(metadata.sample_rows)
-        return self._distinct_logits(rows.buffer_info()[0], len(rows))
+        return self.logits(metadata.packed.sample_rows)
 
     def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
         """Compute the layers; return what the last norm takes, [num_tokens, hidden] float32, until the next call.
@@ -128,25 +125,24 @@ class FusedDecoder:
         self._memory.reserve(len(rows), 1)
         self._memory.x[: len(rows), : rows.shape[1]] = rows
 
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the logits of rows ([n] int64) of the last step, [n, vocab_size] float32, until the next call.
+    def logits(self, rows: "array[int]") -> torch.Tensor:
+        """Return the logits of rows (n, int64) of the last step, [n, vocab_size] float32, until the next call.
 
         A row that is asked for several times, as by the sequences of one prompt, is computed once.
         """
-        if rows.shape[0] == 0:
+        if not rows:
             return torch.empty(0, self._weights.vocab_size)
-        if len(set(rows.tolist())) == len(rows):
-            return self._distinct_logits(rows.data_ptr(), len(rows))
-        distinct, places = torch.unique(rows, return_inverse=True)
-        return self._distinct_logits(distinct.data_ptr(), len(distinct))[places]
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        if len(places) == len(rows):
+            return self._distinct_logits(rows)
+        return self._distinct_logits(array("q", places))[[places[row] for row in rows]]
 
-    def _distinct_logits(self, rows: int, num_rows: int) -> torch.Tensor:
-        """Return the logits of the int64 rows at an address."""
+    def _distinct_logits(self, rows: "array[int]") -> torch.Tensor:
         step = self._memory.step
-        self._memory.reserve(step.num_rows, num_rows)
-        step.sample_rows = rows
+        self._memory.reserve(step.num_rows, len(rows))
+        step.sample_rows = rows.buffer_info()[0]
         self._call(self._head)
-        return self._memory.logits_of(num_rows, self._weights.vocab_size)
+        return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
     def _begin(self, metadata: StepMetadata) -> int:
         """Point the step at its inputs; return the number of its rows."""

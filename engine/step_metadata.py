@@ -70,7 +70,7 @@ class StepMetadata:
             yield slice(end - sequence.count, end), sequence
 
     def _tensor(self, values: _Integers) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self._device)
+        return torch.from_numpy(values).to(self._device)
 
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:

@@ -1,5 +1,6 @@
 """The engine's Model on torch and transformers: weights, paged pool, attention and sampler of one rank."""
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,10 +132,11 @@ class TorchModel:
         """Return slices of the logits of the batch's score rows, computed as they are read."""
         if not batch.scores:
             return ()
-        rows = torch.tensor([score.row for score in batch.scores], dtype=torch.int64).to(self._device)
+        rows = array("q", [score.row for score in batch.scores])
         if self._fused is not None:
-            return map(self._fused.logits, torch.split(rows, rows_at_once(self._info.vocab_size)))
-        return self._head.slices(rows, self._info.vocab_size)
+            size = rows_at_once(self._info.vocab_size)
+            return map(self._fused.logits, (rows[start : start + size] for start in range(0, len(rows), size)))
+        return self._head.slices(torch.tensor(rows, dtype=torch.int64).to(self._device), self._info.vocab_size)
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks out of the pool."""

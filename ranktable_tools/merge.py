@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
@@ -18,11 +19,11 @@ class NamedPart:
     part: TablePart
 
 
-def check_enough(paths: Sequence[str]) -> None:
+def check_enough(paths: Sequence[str], kind: Literal["global", "local"] = "global") -> None:
     """Refuse fewer than two tables."""
     if len(paths) < 2:
         given = ", ".join(paths) or "none"
-        raise RanktableError(f"Ensure that there are two global ranktable for merge mode. Given: {given}")
+        raise RanktableError(f"Ensure that there are two {kind} ranktable for merge mode. Given: {given}")
 
 
 def merge(parts: Sequence[NamedPart], *, share_devices: bool = False) -> GlobalTable:

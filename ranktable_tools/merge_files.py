@@ -7,7 +7,7 @@ from ranktable_tools.any_file import read_table
 from ranktable_tools.dialects import modelarts
 from ranktable_tools.file_names import MERGED_GLOBAL, MERGED_LOCAL
 from ranktable_tools.merge import NamedPart, check_enough, merge
-from ranktable_tools.merge_local import NamedInstance, check_enough_local, instance_of, merge_local
+from ranktable_tools.merge_local import NamedInstance, instance_of, merge_local
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.save_tables import check_inputs, save
 from ranktable_tools.table_file import read_part
@@ -30,7 +30,7 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
 
 def merge_local_files(paths: Sequence[str], save_dir: str, say: Say) -> Table:
     """Join the local tables in `paths` to one instance over several servers, in one file in `save_dir`; return it."""
-    check_enough_local(paths)
+    check_enough(paths, "local")
     check_inputs("--local-ranktable-list", paths, [Path(save_dir, MERGED_LOCAL)])
     shared = RuleOptions(share_devices=True)
     read = [NamedInstance(path, instance_of(path, read_table(path, rules=shared).reading.table)) for path in paths]

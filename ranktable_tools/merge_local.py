@@ -18,13 +18,6 @@ class NamedInstance:
     instance: TableInstance
 
 
-def check_enough_local(paths: Sequence[str]) -> None:
-    """Refuse fewer than two tables."""
-    if len(paths) < 2:
-        given = ", ".join(paths) or "none"
-        raise RanktableError(f"Ensure that there are two local ranktable for merge mode. Given: {given}")
-
-
 def instance_of(path: str, table: Table) -> TableInstance:
     """Return the instance of a local table. Raises RanktableError for a global one and for the scheduler's."""
     if table.kind == "cluster":

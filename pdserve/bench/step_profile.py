@@ -52,7 +52,7 @@ def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], obj
     for operation in _OPERATIONS:
         program = instructions([(operation, layer) for layer in range(layout.num_layers)])
         yield operation.name.lower(), partial(fused._call, program)
-    yield "head", lambda: fused.logits(step.sample_rows)
+    yield "head", lambda: fused.logits(step.packed.sample_rows)
     yield "sample", lambda: make_output(logits, batch)
 
 

@@ -10,9 +10,8 @@ from engine.attention.native import NativeAttention
 from engine.attention.paged import PagedAttention
 from engine.attention.reference import ReferenceAttention
 from engine.attention.torch_cpu import TorchCpuAttention
-from native.cache import NoNative
-from native.engine_library import Threads, build_engine
 from tests.engine.attention_case import Shape, make_case
+from tests.native.built import threads_with
 
 # (start, count) of each sequence in one step
 _BATCHES = {
@@ -41,20 +40,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
     """Every backend; the native kernel with each instruction set this CPU has, in three threads."""
     kind, _, isa = request.param.partition("-")
     if kind == "native":
-        with native_threads(isa) as threads:
+        with threads_with(isa, 3) as threads:
             yield NativeAttention(threads)
     else:
         yield ReferenceAttention() if kind == "reference" else TorchCpuAttention()
-
-
-def native_threads(isa: str) -> Threads:
-    try:
-        library = build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native kernels here: {error}")
-    if isa not in library.isas:
-        pytest.skip(f"this CPU has no {isa}")
-    return library.threads(3, isa=isa)
 
 
 def check(

@@ -10,9 +10,9 @@ import torch
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention, supports
-from native.cache import NoNative
-from native.engine_library import EngineLibrary, build_engine
+from native.engine_library import EngineLibrary
 from tests.engine.attention_case import Case, Sequence, Shape, case_of, make_case, random_sequence
+from tests.native.built import built_engine
 
 _SHAPES = {
     "fp32": Shape(num_heads=9, num_kv_heads=3, key_dim=64, value_dim=64),
@@ -37,10 +37,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native kernels here: {error}")
+    return built_engine()
 
 
 @pytest.fixture(scope="module", params=["plain", "avx2", "avx512"])

@@ -7,20 +7,15 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention
-from native.cache import NoNative
-from native.engine_library import build_engine
 from tests.engine.attention_case import Shape, make_case
+from tests.native.built import built_engine
 
 _OPTIONS = AttentionOptions(0.3)
 
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[NativeAttention]:
-    try:
-        library = build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native kernels here: {error}")
-    with library.threads(2) as threads:
+    with built_engine().threads(2) as threads:
         yield NativeAttention(threads)
 
 

@@ -1,34 +1,14 @@
 """Few rows are scored where the keys lie, many from a copy that is laid out first: the bits are the same."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention
-from native.cache import NoNative
-from native.engine_library import EngineLibrary, build_engine
 from tests.engine.attention_case import Sequence, Shape, case_of, random_sequence
 
 _OPTIONS = AttentionOptions(0.2, softcap=20.0)
 _LENGTH = 209  # a tile that is full, one of few keys, and one that half of the vectors fill
-
-
-@pytest.fixture(scope="module")
-def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native kernels here: {error}")
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512"])
-def backend(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator[NativeAttention]:
-    if request.param not in library.isas:
-        pytest.skip(f"this CPU has no {request.param}")
-    with library.threads(2, isa=str(request.param)) as threads:
-        yield NativeAttention(threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,6 +1,5 @@
 """NaN stays NaN: a row whose query, keys or values have it is NaN where textbook softmax says so."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention
-from native.cache import NoNative
-from native.engine_library import EngineLibrary, build_engine
 from tests.engine.attention_case import Case, Sequence, Shape, make_case
 
 _NAN, _INF = float("nan"), float("inf")
@@ -62,22 +59,6 @@ _CASES: dict[str, tuple[int, int, AttentionOptions, list[Edit]]] = {
     **{f"payload {bits & 0xFFFFFFFF:#x}": (10, 1, _PLAIN, payload(bits)) for bits in _PAYLOADS},
     **{f"payload {bits & 0xFFFFFFFF:#x}, capped": (10, 1, _CAPPED, payload(bits)) for bits in _PAYLOADS},
 }
-
-
-@pytest.fixture(scope="module")
-def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native kernels here: {error}")
-
-
-@pytest.fixture(scope="module", params=["plain", "avx2", "avx512"])
-def backend(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator[NativeAttention]:
-    if request.param not in library.isas:
-        pytest.skip(f"this CPU has no {request.param}")
-    with library.threads(2, isa=str(request.param)) as threads:
-        yield NativeAttention(threads)
 
 
 @pytest.mark.parametrize("name", _CASES)

@@ -1,0 +1,22 @@
+"""The engine's native library for tests, which are skipped by name where it cannot be."""
+
+import pytest
+
+from native.cache import NoNative
+from native.engine_library import EngineLibrary, Threads, build_engine
+
+
+def built_engine() -> EngineLibrary:
+    """Return the library; skip where no compiler makes it."""
+    try:
+        return build_engine()
+    except NoNative as error:
+        pytest.skip(f"missing tool: no native kernels here: {error}")
+
+
+def threads_with(isa: str, count: int) -> Threads:
+    """Return a team whose kernels are those of `isa`; skip on a CPU without it."""
+    library = built_engine()
+    if isa not in library.isas:
+        pytest.skip(f"this CPU has no {isa}")
+    return library.threads(count, isa=isa)
