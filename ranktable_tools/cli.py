@@ -12,6 +12,7 @@ from ranktable_tools import (
     lint_command,
     merge_command,
     show_command,
+    watch_command,
 )
 from ranktable_tools.arguments import OneLineParser
 from ranktable_tools.errors import RanktableError
@@ -33,6 +34,8 @@ Look at a table, and check it with the local ones:
 What another tool wrote, as tables that pdserve starts from; and what differs between two tables:
   ranktable convert rank_table.json --to modelarts --num-prefill 1 --save-dir tables
   ranktable diff old.json new.json
+Say each change of a table as it comes:
+  ranktable watch global_ranktable_10.0.0.18.json
 Check a host and its way to the others:
   ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
 """
@@ -60,6 +63,7 @@ def _parser() -> OneLineParser:
         show_command,
         diff_command,
         doctor_command,
+        watch_command,
     ):
         module.add(commands)
     return parser

@@ -1,0 +1,70 @@
+"""Say in sentences how a table changes while it is watched: what came, what went, what is not to be used."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ranktable_tools.diff import diff
+from ranktable_tools.digest import table_digest
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.table_file import part_of
+from ranktable_tools.tables import Table, whole
+from ranktable_tools.watched_table import WatchedTable
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A table as it was read, and the digest of one that pdserve starts from: None for other dialects and parts."""
+
+    table: Table
+    digest: str | None
+
+
+def seen(table: Table, *, is_ours: bool) -> Seen:
+    """Return a table that was read; `is_ours` for one of the guide's dialect."""
+    found = whole(part_of(table)) if is_ours and table.kind == "cluster" else None
+    return Seen(table, None if found is None else table_digest(found))
+
+
+class Watch:
+    """Owns the table shown last and its version: how many that differ in meaning were seen, itself included."""
+
+    def __init__(self, file: WatchedTable[Seen], say: Say) -> None:
+        self._file = file
+        self._say = say
+        self._last: Seen | None = None
+        self.version = 0
+
+    def look(self) -> None:
+        """Look once, and say what is new."""
+        found = self._file.look()
+        if isinstance(found, RanktableError):
+            self._say(_trouble(found, self._last))
+        elif found is not None:
+            self._take(found)
+
+    def _take(self, found: Seen) -> None:
+        before, self._last = self._last, found
+        if before is None:
+            self.version = 1
+            self._say(f"{self._head(found)}: {_counts(found.table)}")
+            return
+        sentences = diff(before.table, found.table)
+        if sentences:
+            self.version += 1
+            self._say(f"{self._head(found)}: {' '.join(sentences)}")
+
+    def _head(self, found: Seen) -> str:
+        return f"version {self.version}" + ("" if found.digest is None else f", digest {found.digest}")
+
+
+def _trouble(error: RanktableError, last: Seen | None) -> str:
+    kept = "" if last is None else "; the table before it stays"
+    return f"{'waiting' if error.code == 'not-completed' else 'ignored'}: {error}{kept}"
+
+
+def _counts(table: Table) -> str:
+    prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
+    unknown = len(table.instances) - prefill - decode
+    return f"{unknown} instances, roles not said" if unknown else f"{prefill} prefill, {decode} decode"

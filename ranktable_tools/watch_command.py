@@ -1,0 +1,67 @@
+"""`ranktable watch`: say each change of a table as it comes, until Ctrl-C."""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable
+
+from ranktable_tools.any_file import read_table
+from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options, read_options
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.rules.rule import RuleOptions
+from ranktable_tools.watch import Seen, Watch, seen
+from ranktable_tools.watched_table import WatchedTable
+
+_SAYS = (
+    "Say each change of a table in a sentence, until Ctrl-C. What is broken is said once, and the table before it "
+    "stays; one whose status is not completed is waited for. A running scheduler follows its table by the same rules."
+)
+_MOST_S = 3600.0
+
+
+def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
+    """Add the subcommand."""
+    parser = add_command(commands, "watch", _SAYS)
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    parser.add_argument("--for", dest="for_s", type=float, metavar="S", help="end after so many seconds")
+    add_dialect(parser)
+    add_read_options(parser)
+    parser.set_defaults(command=_watch)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    interval_s = arguments.interval
+    if not 0 < interval_s <= _MOST_S:
+        raise RanktableError(f"--interval is {interval_s:g}; must be more than 0 and at most {_MOST_S:g} seconds")
+    if arguments.for_s is not None and not arguments.for_s > 0:
+        raise RanktableError(f"--for is {arguments.for_s:g}; must be more than 0 seconds")
+    options = read_options(arguments)
+
+    def read(path: str) -> Seen:
+        opened = read_table(path, arguments.dialect, options, RuleOptions(share_devices=True))
+        return seen(opened.reading.table, is_ours=opened.dialect.name == "modelarts")
+
+    _refuse_what_is_no_table(read, arguments.file)
+    watch = Watch(WatchedTable(arguments.file, read), _say)
+    ends_at = None if arguments.for_s is None else time.monotonic() + arguments.for_s
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            watch.look()
+            if ends_at is not None and time.monotonic() >= ends_at:
+                break
+            time.sleep(interval_s)
+    return 0
+
+
+def _refuse_what_is_no_table(read: Callable[[str], Seen], path: str) -> None:
+    """Raise RanktableError for a file that is wrong from the start, as one that is not there: it may be a slip."""
+    try:
+        read(path)
+    except RanktableError as error:
+        if error.code != "not-completed":
+            raise
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

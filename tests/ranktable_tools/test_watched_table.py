@@ -1,0 +1,180 @@
+"""A table file that others replace: what is told of it, and how often."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.table_file import read_global
+from ranktable_tools.tables import GlobalTable
+from ranktable_tools.watched_table import WatchedTable
+from tests.ranktable_tools.documents import B, C, Document, modelarts, server
+
+OLD = modelarts()
+NEW = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
+
+
+def replace(path: Path, document: object) -> None:
+    """Write a file as our tools do: whole, by a rename."""
+    beside = path.with_name("beside")
+    beside.write_text(document if isinstance(document, str) else json.dumps(document))
+    beside.replace(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a table of one prefill and one decode instance."""
+    file = tmp_path / "t.json"
+    replace(file, OLD)
+    return file
+
+
+@pytest.fixture
+def watched(path: Path) -> WatchedTable[GlobalTable]:
+    """That file, read before and watched from then on."""
+    return WatchedTable(str(path), read_global, read_global(str(path)))
+
+
+def looks(watched: WatchedTable[GlobalTable], count: int = 4) -> list[object]:
+    """Return what is told in so many looks, errors as text."""
+    told = (watched.look() for _ in range(count))
+    return [str(found) if isinstance(found, RanktableError) else found for found in told if found is not None]
+
+
+def decodes(found: list[object]) -> list[int]:
+    """Return the numbers of decode instances of the tables told; anything else fails."""
+    assert all(isinstance(table, GlobalTable) for table in found), found
+    return [len(table.decode) for table in found if isinstance(table, GlobalTable)]
+
+
+def test_a_file_that_is_as_it_was_is_nothing_to_tell(watched: WatchedTable[GlobalTable]) -> None:
+    assert looks(watched) == []
+
+
+def test_a_replaced_file_is_told_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    looks(watched)
+    replace(path, NEW)
+
+    assert decodes(looks(watched)) == [2]
+
+
+def test_the_same_table_in_other_letters_is_nothing_to_tell(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    replace(path, json.dumps(OLD, indent=4))
+
+    assert looks(watched) == []
+
+
+def test_a_second_writing_that_the_clock_does_not_show_is_seen(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    first, second = (json.dumps(modelarts(decode=[server(host, 6, 7)])) for host in (B, C))
+    path.write_text(first)
+    stamp = path.stat()
+    assert watched.look() is None
+    path.write_text(second)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+    assert decodes(looks(watched)) == [1]
+    assert watched.table is not None
+    assert watched.table.decode[0].server_ip == C
+
+
+def test_a_swapped_folder_behind_links_is_followed(tmp_path: Path) -> None:
+    for name, document in (("..1", OLD), ("..2", NEW)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.json").write_text(json.dumps(document))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "t.json").symlink_to("..data/t.json")
+    path = str(tmp_path / "t.json")
+    watched = WatchedTable(path, read_global, read_global(path))
+    assert looks(watched) == []
+
+    (tmp_path / "..next").symlink_to("..2")
+    (tmp_path / "..next").rename(tmp_path / "..data")
+
+    assert decodes(looks(watched)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (json.dumps(NEW)[:300], "not JSON"),
+        ("", "not JSON"),
+        ({**NEW, "version": "9"}, 'version is "9"'),
+        ({**NEW, "server_group_list": NEW["server_group_list"][:2]}, "must have 3"),
+    ],
+    ids=["half-written", "empty", "another version", "no decode group"],
+)
+def test_what_is_broken_is_told_once_and_the_table_before_it_stays(
+    path: Path, watched: WatchedTable[GlobalTable], broken: object, words: str
+) -> None:
+    replace(path, broken)
+
+    told = looks(watched, 6)
+
+    assert len(told) == 1
+    assert words in str(told[0])
+    assert watched.table == read_global(_written(path, OLD))
+
+
+def test_a_file_that_is_gone_is_told_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    path.unlink()
+
+    told = looks(watched, 6)
+
+    assert len(told) == 1
+    assert "cannot be read" in str(told[0])
+    replace(path, NEW)
+    assert decodes(looks(watched)) == [2]
+
+
+def test_a_table_written_slowly_is_no_trouble(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    text = json.dumps(NEW)
+    told: list[object] = []
+    for end in range(1, len(text), 97):
+        path.write_text(text[:end])
+        told += looks(watched, 1)
+    path.write_text(text)
+
+    assert decodes(told + looks(watched)) == [2]
+
+
+def test_a_table_that_is_broken_again_is_told_again(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    told: list[object] = []
+    for document in ("{", OLD, "{"):
+        replace(path, document)
+        told += looks(watched)
+
+    assert len(told) == 2
+
+
+def test_an_initializing_table_is_told_at_once_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    for document in ({**NEW, "status": "initializing"}, {**OLD, "status": "initializing"}):
+        replace(path, document)
+
+    found = watched.look()
+
+    assert isinstance(found, RanktableError)
+    assert found.code == "not-completed"
+    assert looks(watched) == []
+    replace(path, NEW)
+    assert decodes(looks(watched)) == [2]
+
+
+def test_a_table_that_only_names_a_port_is_another(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+    document: Document = modelarts(decode=[server(B, 6, 7, server_port="8090")])
+    replace(path, document)
+
+    (found,) = looks(watched)
+
+    assert isinstance(found, GlobalTable)
+    assert found.decode[0].server_port == 8090
+
+
+def test_the_first_table_is_told_where_none_was_read_before(path: Path) -> None:
+    assert decodes(looks(WatchedTable(str(path), read_global))) == [1]
+
+
+def _written(path: Path, document: object) -> str:
+    replace(path, document)
+    return str(path)
