@@ -1,0 +1,113 @@
+"""The command lines of the containers: start, announce, write, follow and drain."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options
+from ranktable_tools.devices.kinds import KINDS
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.kube import containers
+
+_ABOUT = """\
+What the containers of a pod run; deploy/helm and deploy/kubernetes have the whole lines.
+  start     the role's own container: tables of this pod, wait for the cluster's table, then the command after --
+  announce  beside it, with the pod's token: the part goes to the API server, the table comes from it
+  write     one pod of the cluster: makes the table of the parts
+  follow    beside `start --table`: converts a platform's table of another dialect whenever it changes
+  drain     before the container ends: waits until the instance has no work
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    try:
+        arguments = _parser().parse_args(own)
+        arguments.words = command
+        status: int = arguments.command(arguments)
+        return status
+    except RanktableError as error:
+        print(f"ranktable kube: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog="python -m ranktable_tools.kube", description=_ABOUT)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_start(add_command(commands, "start", "Become the process of a role, once the table has this pod."))
+    _add_announce(add_command(commands, "announce", "Send this pod's part, and bring the table."))
+    _add_write(add_command(commands, "write", "Make the cluster's table of its pods' parts."))
+    follow = add_command(commands, "follow", "Convert a platform's table whenever it changes.")
+    _add_folder(follow)
+    _add_platform(follow, required=True)
+    _add_every(follow)
+    follow.set_defaults(command=containers.follow)
+    _add_drain(add_command(commands, "drain", "Wait until the instance has no work."))
+    return parser
+
+
+def _add_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", required=True, choices=("scheduler", "prefill", "decode"))
+    parser.add_argument("--ip", required=True, metavar="IP", help="where the others reach this pod: status.podIP")
+    _add_folder(parser)
+    parser.add_argument("--num-devices", type=int, default=1, metavar="N", help="devices of the instance (default: 1)")
+    parser.add_argument("--device-type", choices=KINDS, help="default: what is in /dev")
+    parser.add_argument("--port", type=int, metavar="PORT", help="the instance's --port; written into the table")
+    parser.add_argument("--secret", type=Path, metavar="FILE", help="the cluster secret, as it is mounted")
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, metavar="S", help="for the whole table (default: 1800)"
+    )
+    _add_platform(parser, required=False)
+    parser.set_defaults(command=containers.start)
+
+
+def _add_announce(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pod", required=True, metavar="NAME", help="this pod: metadata.name")
+    _add_folder(parser)
+    _add_maps(parser)
+    _add_every(parser)
+    parser.set_defaults(command=containers.announce)
+
+
+def _add_write(parser: argparse.ArgumentParser) -> None:
+    _add_maps(parser)
+    parser.add_argument("--selector", required=True, metavar="LABELS", help="the cluster's pods, as app=pdserve")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}", type=int, required=True, metavar="N", help=f"{role} instances that make the first table whole"
+        )
+    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    _add_every(parser)
+    parser.set_defaults(command=containers.write)
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, metavar="URL", help="the instance's /metrics, on its --http-port")
+    parser.add_argument("--settle", type=float, default=10.0, metavar="S", help="wait at least so long (default: 10)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="and at most so long (default: 60)")
+    parser.set_defaults(command=containers.drain_instance)
+
+
+def _add_maps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", required=True, metavar="NAME", help="the ConfigMap of the pods' parts")
+    parser.add_argument("--ranktable", required=True, metavar="NAME", help="the ConfigMap of the cluster's table")
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="what the pod's containers share")
+
+
+def _add_every(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="look again after so long (default: 2)")
+
+
+def _add_platform(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--table", type=Path, required=required, metavar="FILE", help="a platform's table, used as it is"
+    )
+    add_dialect(parser)
+    add_read_options(parser)
+    parser.add_argument("--api-server", metavar="IP", help="the scheduler's address, where the table names none")

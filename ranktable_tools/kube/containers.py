@@ -1,0 +1,98 @@
+"""What each container of a pod does, from its parsed command line to its exit status."""
+
+import argparse
+import os
+from typing import cast
+
+from ranktable_tools.arguments import read_options
+from ranktable_tools.devices.kinds import find_kind, present_devices
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.kube.announcer import Announcer, Member
+from ranktable_tools.kube.api import KubeApi, access_in_pod
+from ranktable_tools.kube.drain import drain
+from ranktable_tools.kube.merging import Wanted
+from ranktable_tools.kube.platform import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
+from ranktable_tools.kube.turns import repeat, until_signal
+from ranktable_tools.kube.writer import Places, Writer
+from ranktable_tools.tables import Role
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Become the command after `--`. Raises RanktableError; it does not come back otherwise."""
+    wanted = Start(
+        cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
+        arguments.device_type, arguments.secret, arguments.timeout,
+    )  # fmt: skip
+    told = _platform_variables(arguments, wanted) if arguments.table else _own_variables(wanted)
+    become(arguments.words, told)
+    return 0
+
+
+def announce(arguments: argparse.Namespace) -> int:
+    """Send the part and bring the table until a signal, then take the part back."""
+    member = Member(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
+    announcer = Announcer(KubeApi(access_in_pod(os.environ)), member)
+    repeat(announcer.turn, until_signal(), arguments.every, _say)
+    try:
+        announcer.leave()
+    except RanktableError as error:
+        _say(f"the part of {arguments.pod} stays, until the writer sees that the pod is gone: {error}")
+    return 0
+
+
+def write(arguments: argparse.Namespace) -> int:
+    """Make the table of the parts until a signal."""
+    places = Places(arguments.parts, arguments.ranktable, arguments.selector)
+    wanted = Wanted(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"), arguments.share_devices)
+    writer = Writer(KubeApi(access_in_pod(os.environ)), places, wanted)
+    repeat(writer.turn, until_signal(), arguments.every, _say)
+    return 0
+
+
+def follow(arguments: argparse.Namespace) -> int:
+    """Convert a platform's table whenever it changes, until a signal."""
+    platform = _platform(arguments)
+
+    def turn() -> list[str]:
+        bring(platform, arguments.folder)
+        return []
+
+    repeat(turn, until_signal(), arguments.every, _say)
+    return 0
+
+
+def drain_instance(arguments: argparse.Namespace) -> int:
+    """Wait until the instance has no work."""
+    _say(drain(arguments.url, settle_s=arguments.settle, timeout_s=arguments.timeout))
+    return 0
+
+
+def _own_variables(wanted: Start) -> dict[str, str]:
+    local = generate(wanted, _say, os.environ)
+    return variables(wanted, local, wait_for_table(wanted, local, _say))
+
+
+def _platform_variables(arguments: argparse.Namespace, wanted: Start) -> dict[str, str]:
+    present = present_devices(wanted.device_type or find_kind())
+    local, path, table = wait_for_platform(_platform(arguments), wanted, _say, present)
+    told = variables(wanted, local, path)
+    if wanted.role == "scheduler" and wanted.port is not None:
+        ports = node_ports(table, wanted.port)
+        told |= {} if ports is None else {"NODE_PORTS": ports}
+    return told
+
+
+def _platform(arguments: argparse.Namespace) -> PlatformTable:
+    return PlatformTable(arguments.table, arguments.dialect, read_options(arguments), arguments.api_server)
+
+
+def _at_least_one(arguments: argparse.Namespace, role: str) -> int:
+    number: int = getattr(arguments, role)
+    if number < 1:
+        raise RanktableError(f"--{role} is {number}; must be at least 1")
+    return number
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

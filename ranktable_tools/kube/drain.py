@@ -1,0 +1,59 @@
+"""Before a pod's instance is ended: wait until its work has gone, so that the end of the process ends no request.
+
+The writer sees that the pod is about to go and takes it out of the table; the scheduler then sends it nothing new.
+"""
+
+import http.client
+import re
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from ranktable_tools.errors import RanktableError
+
+_BUSY = re.compile(r"^pdserve_instance_(?:running|waiting|held_prompts) ([0-9.e+]+)$", re.MULTILINE)
+_POLL_S = 0.5
+_TIMEOUT_S = 2.0
+
+
+def drain(
+    url: str,
+    *,
+    settle_s: float,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Return a line once the instance whose metrics are at `url` has no work, or is gone, or the time is over.
+
+    For `settle_s` it goes on waiting in any case: so long may the scheduler take to see the table without this pod.
+    """
+    began = clock()
+    while True:
+        spent, work = clock() - began, _work(url)
+        if work is None:
+            return f"the instance has ended, after {spent:.0f} s"
+        if spent >= settle_s and work == 0:
+            return f"no work is left, after {spent:.0f} s"
+        if spent >= timeout_s:
+            return f"{work} prompts are left after {timeout_s:g} s: they end with the process, or go on elsewhere"
+        sleep(_POLL_S)
+
+
+def _work(url: str) -> int | None:
+    """Return the number of prompts in the instance, None where nobody listens any more."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise RanktableError(f"--url {url!r} is no http://host:port/metrics")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", parts.path or "/metrics")
+        text = connection.getresponse().read().decode()
+    except ConnectionRefusedError:
+        return None
+    except (OSError, http.client.HTTPException):
+        return 1  # busy, as far as one can tell: so too for an answer without the figures
+    finally:
+        connection.close()
+    figures = [float(value) for value in _BUSY.findall(text)]
+    return int(sum(figures)) if figures else 1

@@ -1,0 +1,123 @@
+"""Decide what the cluster's table is, from the parts of its pods and the pods that are there. Pure, but for host names.
+
+It is `initializing` until every instance that was asked for has its part, then `completed`, and from then on live: what
+comes is added, pods that go are left out, and a table without a role is never written.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ranktable_tools.dialects import modelarts
+from ranktable_tools.dialects.entries import text_of
+from ranktable_tools.document import Node
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import parse_json
+from ranktable_tools.kube.api import Pod
+from ranktable_tools.merge import NamedPart, merge
+from ranktable_tools.rules.catalogue import errors
+from ranktable_tools.table_file import part_of, refusal
+from ranktable_tools.tables import TablePart
+
+INITIALIZING = text_of({"version": "1.0", "status": "initializing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The cluster that was asked for: so many instances of each role make its first table whole."""
+
+    prefill: int
+    decode: int
+    share_devices: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The table to be: its text, what it says in a line, and a note for each thing to mend or to wait for."""
+
+    text: str
+    says: str
+    notes: tuple[str, ...] = ()
+
+
+def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: Wanted) -> Decision:
+    """Return the table of now. `texts` has each pod's part by the pod's name, `current` is what was written last."""
+    notes: list[str] = []
+    parts = list(_one_scheduler(_living(texts, {pod.name: pod for pod in pods}, notes)))
+    live = current is not None and is_completed(current)
+    before, says = (current, "completed") if live and current is not None else (INITIALIZING, "initializing")
+    missing = list(_missing(parts, Wanted(1, 1) if live else wanted))
+    if missing:
+        return Decision(before, says, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}"))
+    try:
+        merged = merge(parts, share_devices=wanted.share_devices)
+    except RanktableError as error:
+        return Decision(before, says, (*notes, f"not merged: {error}"))
+    members = ", ".join(f"{instance} {instance.server.server_ip}" for instance in merged.instances)
+    return Decision(modelarts.global_text(merged), f"completed: {members}", tuple(notes))
+
+
+def is_completed(text: str) -> bool:
+    """Tell whether a table's text says that it is whole."""
+    try:
+        document = parse_json(text, "the table")
+    except RanktableError:
+        return False
+    return isinstance(document, dict) and document.get("status") == "completed"
+
+
+def read_part(text: str, name: str) -> TablePart:
+    """Return the part that a pod wrote. Raises RanktableError naming the pod, place and value."""
+    root = Node(parse_json(text, name), "", [])
+    reading = modelarts.read_global(root)
+    problems = [*root.problems, *errors(reading, known=root.problems)]
+    if problems:
+        raise refusal(name, problems)
+    return part_of(reading.table)
+
+
+def _living(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list[str]) -> Iterator[NamedPart]:
+    """Yield the parts of pods that are here to stay, by name; what cannot be read is a note."""
+    for name in sorted(texts, key=_natural):
+        pod = pods.get(name)
+        if pod is None or pod.leaving:
+            continue
+        try:
+            part = read_part(texts[name], name)
+        except RanktableError as error:
+            notes.append(f"left out: {error}")
+            continue
+        stranger = _stranger(part, pod)
+        if stranger is None:
+            yield NamedPart(name, part)
+        elif pod.addresses:
+            notes.append(f"left out: {name} wrote {stranger}, and the pod has {', '.join(pod.addresses)}")
+
+
+def _stranger(part: TablePart, pod: Pod) -> str | None:
+    """Return an address that an instance has and the pod has not: a part from before the pod was made anew."""
+    hosts = (instance.server.server_ip for instance in part.instances)
+    return next((host for host in hosts if host not in pod.addresses), None)
+
+
+def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
+    """Leave out pods of the scheduler that say what another said: one comes while the other goes."""
+    seen = []
+    for named in parts:
+        if named.part.scheduler is None or named.part not in seen:
+            seen.append(named.part)
+            yield named
+
+
+def _missing(parts: Sequence[NamedPart], wanted: Wanted) -> Iterator[str]:
+    if not any(named.part.scheduler for named in parts):
+        yield "no scheduler"
+    for role, number in (("prefill", wanted.prefill), ("decode", wanted.decode)):
+        found = sum(len(named.part.prefill if role == "prefill" else named.part.decode) for named in parts)
+        if found < number:
+            yield f"{found} of {number} {role} instances"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Order names by their numbers: prefill-2 before prefill-10."""
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", name)]

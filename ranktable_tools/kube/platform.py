@@ -1,0 +1,120 @@
+"""Use a platform's table as it is: wait until it is completed, find this pod in it, and write its local table.
+
+Membership, order, addresses and devices are the platform's. A table of the guide's form is read where it lies; one of
+another dialect is converted, and converted anew whenever it changes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ranktable_tools.any_file import read_table
+from ranktable_tools.convert import Conversion, convert
+from ranktable_tools.dialects import modelarts
+from ranktable_tools.dialects.dialect import ReadOptions
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import read_json, write_private
+from ranktable_tools.kube.names import TABLE_FILE
+from ranktable_tools.kube.start import POLL_S, Start
+from ranktable_tools.kube.turns import Say
+from ranktable_tools.table_file import read_global, write_local
+from ranktable_tools.tables import GlobalTable, LocalTable, Role, Server
+
+_SAY_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformTable:
+    """A platform's file, its dialect (None: found by its structure), and what the dialect does not say itself."""
+
+    path: Path
+    dialect: str | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
+    api_server: str | None = None
+
+
+def wait_for_platform(
+    platform: PlatformTable,
+    start: Start,
+    say: Say,
+    present: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Path, Path, GlobalTable]:
+    """Return the local table's path, the table's, and the table. Raises RanktableError, at the latest at the deadline.
+
+    A table that is not there, not completed, or without this pod is waited for; one with a mistake in it is not.
+    `present` are the devices that this container has: they tell apart two instances of one role on one host.
+    """
+    began = said = clock()
+    while True:
+        try:
+            path = bring(platform, start.folder)
+            table = read_global(str(path))
+            local = start.folder / "own" / f"local_ranktable_{start.role}.json"
+            write_local(local, LocalTable(_own(table, start.role, start.ip, present)))
+            return local, path, table
+        except RanktableError as error:
+            now = clock()
+            if error.code not in ("unreadable", "not-completed", "not-here"):
+                raise
+            if now - began >= start.timeout_s:
+                raise RanktableError(f"no table after {start.timeout_s:g} s: {error}") from error
+            if now - said >= _SAY_EVERY_S:
+                said = now
+                say(f"waiting for the platform's table: {error}")
+        sleep(POLL_S)
+
+
+def bring(platform: PlatformTable, folder: Path) -> Path:
+    """Return the file to read: the platform's own, or its conversion, written anew. Raises RanktableError."""
+    _check_completed(platform.path)
+    opened = read_table(str(platform.path), platform.dialect, platform.options)
+    if opened.dialect is modelarts.DIALECT:
+        return platform.path
+    text = convert(opened.reading.table, Conversion(modelarts.DIALECT, api_server=platform.api_server)).text
+    path = folder / TABLE_FILE
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_private(path, text)
+    return path
+
+
+def node_ports(table: GlobalTable, port: int) -> str | None:
+    """Return NODE_PORTS for a table whose entries have no port; None where they have."""
+    if any(instance.server.server_port is not None for instance in table.instances):
+        return None
+    return ",".join(str(port) for _ in table.instances)
+
+
+def _check_completed(path: Path) -> None:
+    """Wait for a table before its dialect is asked: one that is not completed may have no more than its status."""
+    document = read_json(str(path))
+    status = document.get("status") if isinstance(document, dict) else None
+    if status == "initializing":
+        raise RanktableError(f"{path}: status is {status!r}: its writer is not done", code="not-completed")
+
+
+def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> Server:
+    found = list(_entries(table, role, ip))
+    if len(found) > 1:
+        found = [server for server in found if set(server.device_ids) == set(present)] or found
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise RanktableError(f"the table has no {role} at {ip}", code="not-here")
+    listed = " and ".join(",".join(server.device_ids) for server in found)
+    raise RanktableError(
+        f"the table has {len(found)} {role} instances at {ip}, with the devices {listed}, and this container has "
+        f"{','.join(present) or 'none'}: one pod is one instance; give the pods addresses of their own"
+    )
+
+
+def _entries(table: GlobalTable, role: Role, ip: str) -> Iterator[Server]:
+    if role == "scheduler":
+        if table.scheduler.server_ip == ip:
+            yield table.scheduler
+        return
+    for instance in table.instances:
+        if instance.role == role and instance.server.server_ip == ip:
+            yield instance.server

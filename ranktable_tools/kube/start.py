@@ -1,0 +1,116 @@
+"""In each member: generate its own tables, wait until the cluster's table has them, become the process of its role."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.devices.kinds import DeviceKind, find_kind
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.json_file import write_private
+from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
+from ranktable_tools.kube.own_devices import own_device_ids
+from ranktable_tools.kube.turns import Say
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
+from ranktable_tools.matching import find_own_entry
+from ranktable_tools.table_file import read_global, read_local
+from ranktable_tools.tables import Role
+
+POLL_S = 0.2
+_SAY_EVERY_S = 30.0
+_SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - the name of a variable
+_SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What this pod is: its role, address, devices and port, and the folder that it shares with its announcer."""
+
+    role: Role
+    ip: str
+    folder: Path
+    num_devices: int = 1
+    port: int | None = None
+    device_type: DeviceKind | None = None
+    secret: Path | None = None
+    timeout_s: float = 1800.0
+
+
+def variables(start: Start, local: Path, table: Path) -> dict[str, str]:
+    """Return what the process of the role is told, and copy the secret to where it is the process's own."""
+    told = {GLOBAL_VARIABLE: str(table), LOCAL_VARIABLE: str(local)}
+    if start.secret is None:
+        return told
+    try:
+        secret = start.secret.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RanktableError(f"--secret {start.secret}: cannot be read: {error}") from error
+    # A mounted Secret is root's and readable by a group; the process wants its own, of mode 0600.
+    path = start.folder / _SECRET_NAME
+    write_private(path, secret)
+    return {**told, _SECRET_VARIABLE: str(path)}
+
+
+def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Path("/")) -> Path:
+    """Run `ranktable gen` on this pod's address and devices, leave its part for the announcer; return the local table.
+
+    Raises RanktableError.
+    """
+    kind = start.device_type or find_kind(root / "dev")
+    is_scheduler = start.role == "scheduler"
+    ids = [] if is_scheduler else [",".join(own_device_ids(kind, start.num_devices, environ, root / "dev"))]
+    made = gen(
+        GenArguments(
+            ids if start.role == "prefill" else (), ids if start.role == "decode" else (), is_scheduler,
+            str(start.folder / "own"), start.ip, None if start.port is None or is_scheduler else str(start.port), kind,
+        ),
+        say, environ, root,
+    )  # fmt: skip
+    own = start.folder / "own"
+    write_private(start.folder / PART_FILE, (own / made.global_name).read_text(encoding="utf-8"))
+    return own / made.locals[0].file_name
+
+
+def wait_for_table(
+    start: Start,
+    local: Path,
+    say: Say,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Return the cluster's table once it is whole and has this pod in its role; RanktableError at the deadline."""
+    path = start.folder / TABLE_FILE
+    began = said = clock()
+    while (missing := _missing(start.role, path, local)) is not None:
+        now = clock()
+        if now - began >= start.timeout_s:
+            raise RanktableError(f"the cluster's table is not there after {start.timeout_s:g} s: {missing}")
+        if now - said >= _SAY_EVERY_S:
+            said = now
+            say(f"waiting for the cluster's table: {missing}")
+        sleep(POLL_S)
+    return path
+
+
+def become(command: Sequence[str], told: Mapping[str, str]) -> None:
+    """Replace this process by the command. Raises RanktableError where there is none."""
+    if not command:
+        raise RanktableError("no command: write it after --, as start ... -- sh start_servers.sh --model=/models/m")
+    try:
+        os.execvpe(command[0], list(command), {**os.environ, **told})  # noqa: S606 - the manifest's own words
+    except OSError as error:
+        raise RanktableError(f"{command[0]}: cannot be run: {error.strerror}") from error
+
+
+def _missing(role: Role, path: Path, local: Path) -> str | None:
+    """Say why this pod cannot start yet, or return None. A table may have its address from an earlier pod."""
+    if not path.exists():
+        return f"{path} is not there yet"
+    try:
+        entry = find_own_entry(read_local(str(local)), read_global(str(path)))
+    except RanktableError as error:
+        return str(error)
+    found = "scheduler" if entry is None else entry.role
+    return None if found == role else f"{path}: this pod's entry is {found} and not {role}"

@@ -1,0 +1,47 @@
+"""The writer: makes one table of all parts, and keeps it in a ConfigMap for as long as the cluster lives."""
+
+from dataclasses import dataclass
+
+from ranktable_tools.kube.api import KubeApi, KubeError
+from ranktable_tools.kube.merging import Wanted, decide
+from ranktable_tools.kube.names import TABLE_KEY
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The ConfigMap of the parts, the one of the table, and the labels of the cluster's pods."""
+
+    parts: str
+    table: str
+    selector: str
+
+
+class Writer:
+    """Looks at parts and pods, and writes the table where it is another than before. Keeps nothing between turns."""
+
+    def __init__(self, api: KubeApi, places: Places, wanted: Wanted) -> None:
+        self._api, self._places, self._wanted = api, places, wanted
+
+    def turn(self) -> list[str]:
+        """Look once and write what has changed; return lines for the log. Raises KubeError."""
+        for _ in range(_TRIES):
+            try:
+                return self._once()
+            except KubeError as error:
+                if error.status != 409:
+                    raise
+        raise KubeError(f"ConfigMap {self._places.table}: written by others {_TRIES} times in a row", 409)
+
+    def _once(self) -> list[str]:
+        # The pods last: a part of a pod that is gone by then is not taken for that of one that is to stay.
+        table = self._api.config_map(self._places.table)
+        parts = self._api.config_map(self._places.parts).data
+        pods = self._api.pods(self._places.selector)
+        current = table.data.get(TABLE_KEY)
+        decision = decide(parts, pods, current, self._wanted)
+        if decision.text == current:
+            return list(decision.notes)
+        self._api.replace(table, {**table.data, TABLE_KEY: decision.text})
+        return [*decision.notes, f"wrote ConfigMap {self._places.table}: {decision.says}"]

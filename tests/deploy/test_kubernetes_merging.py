@@ -1,0 +1,132 @@
+"""What the cluster's table is, from the parts of pods and the pods that are there."""
+
+import json
+
+from ranktable_tools.kube.api import Pod
+from ranktable_tools.kube.merging import INITIALIZING, Decision, Wanted, decide, is_completed
+from tests.deploy.kube_parts import part
+
+SCHEDULER, P, D = part("scheduler", "10.0.0.9"), part("prefill", "10.0.0.1"), part("decode", "10.0.0.2")
+PARTS = {"s": SCHEDULER, "p-0": P, "d-0": D}
+ONE_EACH = Wanted(1, 1)
+
+
+def _pods(**addresses: str) -> list[Pod]:
+    return [Pod(name.replace("_", "-"), (address,), leaving=False) for name, address in addresses.items()]
+
+
+PODS = _pods(s="10.0.0.8", p_0="10.0.0.1", d_0="10.0.0.2")
+
+
+def _hosts(decision: Decision) -> list[list[str]]:
+    groups = json.loads(decision.text)["server_group_list"]
+    return [[server["server_ip"] for server in group["server_list"]] for group in groups]
+
+
+def test_it_waits_until_every_instance_has_its_part() -> None:
+    decision = decide({"p-0": P}, PODS, None, Wanted(2, 1))
+
+    assert json.loads(decision.text) == {"version": "1.0", "status": "initializing"}
+    assert decision.notes == ("waiting: no scheduler; 1 of 2 prefill instances; 0 of 1 decode instances",)
+
+
+def test_the_whole_table_is_the_parts_with_their_ports() -> None:
+    decision = decide(PARTS, PODS, INITIALIZING, ONE_EACH)
+
+    assert _hosts(decision) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]
+    assert json.loads(decision.text)["server_group_list"][1]["server_list"][0]["server_port"] == "8088"
+    assert decision.says == "completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"
+
+
+def test_instances_stand_in_the_order_of_their_pods_numbers() -> None:
+    parts = PARTS | {f"p-{number}": part("prefill", f"10.0.1.{number}") for number in (10, 2, 1)}
+    pods = [*PODS, *_pods(p_10="10.0.1.10", p_2="10.0.1.2", p_1="10.0.1.1")]
+
+    assert _hosts(decide(parts, pods, None, ONE_EACH))[1] == ["10.0.0.1", "10.0.1.1", "10.0.1.2", "10.0.1.10"]
+
+
+def test_a_whole_table_is_live_what_comes_is_added_and_what_goes_is_left_out() -> None:
+    first = decide(PARTS, PODS, None, ONE_EACH).text
+    more = PARTS | {"d-1": part("decode", "10.0.0.3")}
+    both = [*PODS, *_pods(d_1="10.0.0.3")]
+    going = [pod if pod.name != "d-0" else Pod("d-0", pod.addresses, leaving=True) for pod in both]
+
+    assert _hosts(decide(more, both, first, ONE_EACH))[2] == ["10.0.0.2", "10.0.0.3"]
+    assert _hosts(decide(more, going, first, ONE_EACH))[2] == ["10.0.0.3"]
+
+
+def test_a_live_table_with_fewer_instances_than_asked_for_stays_completed() -> None:
+    first = decide(PARTS, PODS, None, ONE_EACH).text
+
+    assert is_completed(decide(PARTS, PODS, first, Wanted(5, 5)).text)
+
+
+def test_a_table_without_a_role_is_never_written() -> None:
+    first = decide(PARTS, PODS, None, ONE_EACH).text
+
+    decision = decide(PARTS, PODS[:2], first, ONE_EACH)
+
+    assert decision.text == first
+    assert decision.notes == ("kept as it is: 0 of 1 decode instances",)
+
+
+def test_a_part_from_before_the_pod_was_made_anew_does_not_count() -> None:
+    waits = _pods(s="10.0.0.8", p_0="10.0.0.7", d_0="10.0.0.2")
+
+    decision = decide(PARTS, waits, None, ONE_EACH)
+
+    assert not is_completed(decision.text)
+    assert decision.notes[0] == "left out: p-0 wrote 10.0.0.1, and the pod has 10.0.0.7"
+
+
+def test_a_pod_that_has_no_address_yet_is_no_reason_to_complain() -> None:
+    pods = [*PODS[:2], Pod("d-0", (), leaving=False)]
+
+    assert decide(PARTS, pods, None, ONE_EACH).notes == ("waiting: 0 of 1 decode instances",)
+
+
+def test_the_schedulers_part_may_name_its_service() -> None:
+    parts = PARTS | {"s": part("scheduler", "pdserve.models.svc")}
+
+    assert _hosts(decide(parts, PODS, None, ONE_EACH))[0] == ["pdserve.models.svc"]
+
+
+def test_two_pods_of_one_scheduler_are_one() -> None:
+    pods = [*PODS, *_pods(s_2="10.0.0.88")]
+
+    assert _hosts(decide(PARTS | {"s-2": SCHEDULER}, pods, None, ONE_EACH))[0] == ["10.0.0.9"]
+
+
+def test_two_schedulers_are_said_and_the_table_stays() -> None:
+    first = decide(PARTS, PODS, None, ONE_EACH).text
+    parts = PARTS | {"s-2": part("scheduler", "10.0.0.88")}
+
+    decision = decide(parts, [*PODS, *_pods(s_2="10.0.0.88")], first, ONE_EACH)
+
+    assert decision.text == first
+    assert "s and s-2 have one each" in decision.notes[0]
+
+
+def test_a_card_given_to_two_pods_of_one_host_is_said_with_both_pods() -> None:
+    parts = PARTS | {"d-0": part("decode", "10.0.0.1", port=8089)}
+    pods = _pods(s="10.0.0.8", p_0="10.0.0.1", d_0="10.0.0.1")
+
+    decision = decide(parts, pods, None, ONE_EACH)
+
+    assert not is_completed(decision.text)
+    assert "p-0" in decision.notes[0]
+    assert "d-0" in decision.notes[0]
+
+
+def test_a_broken_part_is_left_out_with_its_pods_name() -> None:
+    parts = PARTS | {"p-1": "{", "p-2": P.replace('"1"', "1", 1), "gone": "{"}
+    pods = [*PODS, *_pods(p_1="10.0.0.4", p_2="10.0.0.5")]
+
+    decision = decide(parts, pods, None, ONE_EACH)
+
+    assert is_completed(decision.text)
+    assert [note.split(":")[1].strip() for note in decision.notes] == ["p-1", "p-2"]
+
+
+def test_a_text_that_is_no_table_is_not_completed() -> None:
+    assert not any(is_completed(text) for text in ("", "[]", '{"status": "initializing"}', '"completed"'))

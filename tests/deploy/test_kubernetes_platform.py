@@ -1,0 +1,130 @@
+"""A platform's table is used as it is: where it lies, or converted, and this pod is found in it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranktable_tools.dialects.dialect import ReadOptions
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.kube.command_line import main
+from ranktable_tools.kube.names import TABLE_FILE
+from ranktable_tools.kube.platform import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.start import Start
+from ranktable_tools.launch_plan import resolve
+from ranktable_tools.table_file import read_global
+from tests.deploy.slept_clock import SleptClock, no_lines
+from tests.ranktable_tools.documents import A, B, C, Document, group, grouped, modelarts, server
+
+
+def _file(folder: Path, document: Document) -> Path:
+    path = folder / "global_rank_table.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def _wait(platform: PlatformTable, start: Start, clock: SleptClock | None = None, present: tuple[str, ...] = ()) -> Any:
+    clock = clock or SleptClock()
+    return wait_for_platform(platform, start, no_lines, present, clock, clock.sleep)
+
+
+def test_a_table_of_the_guides_form_is_read_where_it_lies(tmp_path: Path) -> None:
+    path = _file(tmp_path, modelarts())
+    entry = read_global(str(path)).decode[0]
+    start = Start("decode", entry.server_ip, tmp_path / "state")
+
+    local, table, _ = _wait(PlatformTable(path), start, present=entry.device_ids)
+
+    assert table == path
+    plan = resolve({"GLOBAL_RANK_TABLE_FILE_PATH": str(table), "RANK_TABLE_FILE_PATH": str(local)})
+    assert plan.name == "decode-0"
+    assert not (tmp_path / "state" / TABLE_FILE).exists()
+
+
+def test_one_of_another_dialect_is_converted_and_follows_its_changes(tmp_path: Path) -> None:
+    groups = [group(0, server(A)), group(1, server(A, 0)), group(2, server(B, 0))]
+    path, state = _file(tmp_path, grouped(*groups)), tmp_path / "state"
+    platform = PlatformTable(path, "kubeinfer", ReadOptions(num_prefill=1))
+    first = bring(platform, state)
+    written = first.stat().st_mtime_ns
+    bring(platform, state)
+    same = first.stat().st_mtime_ns
+    before = read_global(str(first))
+    _file(tmp_path, grouped(*groups, group(3, server(C, 0))))
+    bring(platform, state)
+
+    assert first == tmp_path / "state" / TABLE_FILE
+    assert written == same
+    assert [len(table.decode) for table in (before, read_global(str(first)))] == [1, 2]
+
+
+def test_it_is_waited_for_until_it_is_completed_and_has_this_pod(tmp_path: Path) -> None:
+    path = tmp_path / "global_rank_table.json"
+
+    def happens(now: float) -> None:
+        if now >= 60:
+            _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server("10.0.0.7", 0)]))
+        elif now >= 40:
+            _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server("10.0.0.8", 0)]))
+        elif now >= 20:
+            _file(tmp_path, {"version": "1.0", "status": "initializing"})
+
+    clock = SleptClock(happens)
+    _wait(PlatformTable(path), Start("decode", "10.0.0.7", tmp_path / "s"), clock)
+
+    assert 60 <= clock.now < 61
+
+
+def test_a_table_that_never_comes_ends_the_wait_with_the_last_reason(tmp_path: Path) -> None:
+    _file(tmp_path, {"version": "1.0", "status": "initializing"})
+    start = Start("decode", "10.0.0.7", tmp_path / "s", timeout_s=50)
+
+    with pytest.raises(RanktableError, match=r"no table after 50 s: .*status is 'initializing'"):
+        _wait(PlatformTable(tmp_path / "global_rank_table.json"), start)
+
+
+def test_a_table_with_a_mistake_is_not_waited_for(tmp_path: Path) -> None:
+    path = _file(tmp_path, modelarts() | {"version": "9"})
+    clock = SleptClock()
+
+    with pytest.raises(RanktableError, match="version"):
+        _wait(PlatformTable(path), Start("decode", A, tmp_path / "s"), clock)
+    assert clock.now == 0
+
+
+def test_two_instances_of_a_role_on_one_host_are_told_apart_by_their_devices(tmp_path: Path) -> None:
+    path = _file(tmp_path, modelarts(prefill=[server(A, 0, 1), server(A, 2, 3)], decode=[server(B, 0)]))
+    start = Start("prefill", A, tmp_path / "s")
+
+    local, _, _ = _wait(PlatformTable(path), start, present=("2", "3"))
+
+    devices = json.loads(local.read_text())["server_list"][0]["device"]
+    assert [device["device_id"] for device in devices] == ["2", "3"]
+    with pytest.raises(
+        RanktableError, match=r"2 prefill instances at .*devices 0,1 and 2,3, and this container has none"
+    ):
+        _wait(PlatformTable(path), start)
+
+
+def test_ports_that_a_platforms_table_lacks_are_the_instances_own_port(tmp_path: Path) -> None:
+    bare = read_global(str(_file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server(B, 0)]))))
+    entry = server(A, 0) | {"server_port": "8088"}
+    ported = read_global(str(_file(tmp_path, modelarts(prefill=[entry], decode=[server(B, 0)]))))
+
+    assert (node_ports(bare, 8088), node_ports(ported, 8088)) == ("8088,8088", None)
+
+
+def test_the_scheduler_is_told_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[tuple[str, list[str], dict[str, str]]]()
+    monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
+    path = _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server(B, 0)]))
+    ip = read_global(str(path)).scheduler.server_ip
+    flags = ["--role", "scheduler", "--ip", ip, "--folder", str(tmp_path / "s"), "--port", "8088", "--table", str(path)]
+
+    assert main(["start", *flags, "--", "true"]) == 0
+
+    environ = told[0][2]
+    assert environ["NODE_PORTS"] == "8088,8088"
+    assert [address.port for address in resolve(environ).instance_addresses] == [8088, 8088]
