@@ -43,13 +43,13 @@ def generate(folder: Path, prefill: Sequence[str], decode: Sequence[str], ports:
 
 
 class Process:
-    """One process of start_servers.sh, in a session of its own."""
+    """One process of start_servers.sh, in a session of its own; `before` is a command that becomes it."""
 
-    def __init__(self, log: Path, env: Mapping[str, str], flags: Sequence[str]) -> None:
+    def __init__(self, log: Path, env: Mapping[str, str], flags: Sequence[str], before: Sequence[str] = ()) -> None:
         self._log = log
         with log.open("wb") as output:
             self._popen = subprocess.Popen(
-                ["sh", str(START_SERVERS), *flags],
+                [*before, "sh", str(START_SERVERS), *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

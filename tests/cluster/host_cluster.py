@@ -1,0 +1,150 @@
+"""1P1D over three hosts as the guide starts it, and a fourth with the clients: each host has its own folder of tables.
+
+Whatever a test does, leaving the `with` stops all processes and ends the hosts.
+"""
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from pdserve.client import Client, Sample
+from pdserve.readiness import ask
+from ranktable_tools.secret import SECRET_NAME
+from tests.cluster.guide import CLONE, START_TIMEOUT_S, STOP_TIMEOUT_S, Process
+from tests.cluster.hosts import Network
+
+RANKTABLE = (sys.executable, "-P", "-m", "ranktable_tools.cli")
+MERGE = (*RANKTABLE, "merge")
+GUIDE_MERGE = (sys.executable, str(CLONE / "deploy" / "PD_separate" / "pd_ranktable_tools.py"), "--mode", "merge")
+"""The guide's writes the table alone, ours a cluster secret too."""
+INSTANCES = {"prefill": 8088, "decode": 8089}
+"""The guide's ports; they may be taken on this machine, for every host has its own."""
+SCHEDULER_PORT = 9000
+_POLL_S = 0.02
+_GEN = {
+    "prefill": ("--prefill-server-list", "4,5"),
+    "decode": ("--decode-server-list", "6,7"),
+    "scheduler": ("--api-server",),
+}
+
+
+class HostCluster:
+    """Hosts are `prefill`, `decode`, `scheduler` and `clients`, the first three with a process. Owns them all."""
+
+    def __init__(self, folder: Path, model: Path, flags: Sequence[str]) -> None:
+        self.folder = folder
+        self.network = Network((*_GEN, "clients"))
+        self.flags = ("--model", str(model), "--served-model-name", "tiny", "--host=0.0.0.0", *flags)
+        self.processes: dict[str, Process] = {}
+        self.base_url = f"http://{self.network.address_by_name['scheduler']}:{SCHEDULER_PORT}"
+        self.client = Client(self.base_url, timeout_s=60.0)
+        self._ends = ExitStack()
+
+    def __enter__(self) -> "HostCluster":
+        self._ends.enter_context(self.network)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._ends:
+            logs = {name: process.log for name, process in self.processes.items()}
+            statuses = {name: self._stop(process) for name, process in reversed(self.processes.items())}
+            if error is not None:
+                error.add_note("\n".join(f"--- {name} ---\n{log}" for name, log in logs.items()))
+            else:
+                assert set(statuses.values()) <= {0}, (statuses, logs)
+
+    @contextmanager
+    def as_client(self) -> Iterator[Client]:
+        """Let this thread's new connections start at the clients' host."""
+        with self.network.hosts["clients"].entered():
+            yield self.client
+
+    def generate(self) -> None:
+        """Run `ranktable gen` on every host, which finds its own address."""
+        for name, lists in _GEN.items():
+            self.network.hosts[name].run(*RANKTABLE, "gen", *lists, "--save-dir", ".", cwd=self._own(name))
+
+    def merge(self, *command: str) -> str:
+        """Collect the hosts' tables on the scheduler's, merge them there, copy the outcome to all; return its words."""
+        desk = self.folder / "desk"
+        desk.mkdir()
+        parts = []
+        for name, address in self.network.address_by_name.items():
+            if name in _GEN:
+                parts.append(f"global_ranktable_{address}.json")
+                shutil.copy(self.folder / name / parts[-1], desk)
+        listed = ("--global-ranktable-list", *parts, "--save-dir", ".")
+        said = self.network.hosts["scheduler"].run(*command, *listed, cwd=desk)
+        for name in _GEN:
+            for file in ("global_ranktable_merge.json", SECRET_NAME):
+                if (desk / file).exists():
+                    shutil.copy(desk / file, self.folder / name)
+        return said
+
+    def up(self) -> "HostCluster":
+        """Start a process on each host by start_servers.sh and wait until the cluster is ready."""
+        for name in _GEN:
+            port = INSTANCES.get(name, SCHEDULER_PORT)
+            self.processes[name] = Process(
+                self.folder / name / "log", self._environment(name), (*self.flags, f"--port={port}"),
+                self.network.hosts[name].before,
+            )  # fmt: skip
+        self.wait("ready", lambda: ask(self.client)[0])
+        return self
+
+    def gauge(self, name: str) -> list[Sample]:
+        """Return the samples of one metric."""
+        with self.as_client() as client:
+            return [sample for sample in client.metrics() if sample.name == name]
+
+    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return when the condition holds, as the clients' host sees it; a process that ends meanwhile is an error."""
+        deadline = time.monotonic() + timeout_s
+        with self.as_client():
+            while not condition():
+                for name, process in self.processes.items():
+                    assert process.running, f"{name} ended with {process.wait()}:\n{process.log}"
+                assert time.monotonic() < deadline, f"not {what} after {timeout_s} s"
+                time.sleep(_POLL_S)
+
+    def ledger(self) -> dict[str, float]:
+        """The scheduler's counts of requests: received, and by how they ended."""
+        with self.as_client() as client:
+            samples = {sample.name: sample.value for sample in client.metrics() if not sample.labels}
+        kinds = ("received", "completed", "failed", "cancelled", "rejected")
+        return {kind: samples[f"pdserve_requests_{kind}_total"] for kind in kinds}
+
+    def wait_idle(self) -> None:
+        """Return when no instance holds a block and no request is under way."""
+        names = ("pdserve_kv_blocks_used", "pdserve_requests_inflight")
+        self.wait("idle", lambda: not any(one.value for one in self.client.metrics() if one.name in names), 30.0)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        address = self.network.address_by_name[name]
+        end = {"prefill": "45", "decode": "67", "scheduler": "host"}[name]
+        return {
+            "GLOBAL_RANK_TABLE_FILE_PATH": "global_ranktable_merge.json",
+            "RANK_TABLE_FILE_PATH": f"local_ranktable_{address}_{end}.json",
+            "NODE_PORTS": ",".join(map(str, INSTANCES.values())),
+            "USE_OPENAI": "1",
+        }
+
+    def _own(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _stop(self, process: Process) -> int:
+        process.send(signal.SIGTERM)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except AssertionError:
+            process.send(signal.SIGKILL)
+            return process.wait()

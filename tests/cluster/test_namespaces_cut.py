@@ -1,0 +1,118 @@
+"""Hosts whose link breaks under load and heals: each request ends once, then all are answered, and nothing restarts."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.host_cluster import MERGE, HostCluster
+from tests.cluster.hosts import Network, obstacle
+from tests.faults.asking import Seen, ask
+from tests.faults.cases import ANSWER, ERROR
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
+]
+
+NUM_CLIENTS, MAX_TOKENS = 6, 40
+FIRST_TOKEN_S, STALL_S, BUSY_S = 20, 10, 15
+PHASE_S = 90.0
+LIMITS = (f"--first-token-timeout={FIRST_TOKEN_S}", f"--stall-timeout={STALL_S}", "--prefill-chunk-size=32")
+FLAGS = (*ENGINE_FLAGS, *LIMITS, "--no-enable-prefix-caching")
+
+
+class Load:
+    """Clients that ask a prompt of their own again and again until told to stop. Owns what they saw, by client."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.seen: list[list[Seen]] = [[] for _ in range(NUM_CLIENTS)]
+        self._http, self._stopped, self._ending = http, False, asyncio.Event()
+
+    async def client(self, number: int) -> None:
+        """Be one of them; a request that ends later than the cluster's limits allow is a failure."""
+        prompt = [3 + (11 * number + 5 * at) % 200 for at in range(90)]
+        while not self._stopped:
+            async with asyncio.timeout(FIRST_TOKEN_S + STALL_S + BUSY_S):
+                self.seen[number].append(await ask(self._http, prompt, MAX_TOKENS))
+            self._ending.set()
+
+    async def each(self, num_answers: int, num_errors: int) -> None:
+        """Return when each client has seen so many more endings of each kind."""
+        before = [len(one) for one in self.seen]
+        async with asyncio.timeout(PHASE_S):
+            for start, one in zip(before, self.seen, strict=True):
+                while _count(one[start:], ANSWER) < num_answers or _count(one[start:], ERROR) < num_errors:
+                    await self._ended()
+
+    async def _ended(self) -> None:
+        self._ending.clear()
+        await self._ending.wait()
+
+    def stop(self) -> None:
+        """Let each client end after the request it is at."""
+        self._stopped = True
+
+
+def _count(seen: list[Seen], ending: str) -> int:
+    return sum(one.ending == ending for one in seen)
+
+
+async def _load(cluster: HostCluster, cut: Callable[[], None], heal: Callable[[], None]) -> Load:
+    """Ask all the time: whole, then cut until each client was told so twice, then healed; the one after is whole."""
+    limits = httpx.Limits(max_connections=NUM_CLIENTS)
+    async with httpx.AsyncClient(base_url=cluster.base_url, timeout=60, trust_env=False, limits=limits) as http:
+        load = Load(http)
+        async with asyncio.TaskGroup() as group:
+            for number in range(NUM_CLIENTS):
+                group.create_task(load.client(number))
+            await load.each(num_answers=2, num_errors=0)
+            cut()
+            await load.each(num_answers=0, num_errors=2)
+            heal()
+            await load.each(num_answers=3, num_errors=0)
+            load.stop()
+    return load
+
+
+def _between(network: Network) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The way between P and D alone: the scheduler and the clients reach both as before."""
+    return lambda: network.part("prefill", "decode"), lambda: network.join("prefill", "decode")
+
+
+def _cable(name: str) -> Callable[[Network], tuple[Callable[[], None], Callable[[], None]]]:
+    """The one cable of a host."""
+    return lambda network: (lambda: network.unplug(name), lambda: network.plug_in(name))
+
+
+@pytest.mark.parametrize(
+    "choose", [_between, _cable("decode"), _cable("prefill")], ids=["prefill-decode", "decode", "prefill"]
+)
+def test_each_request_ends_once_while_a_link_is_cut_and_all_are_answered_after_it_healed(
+    tmp_path: Path, tiny_model: Path, choose: Callable[[Network], tuple[Callable[[], None], Callable[[], None]]]
+) -> None:
+    with HostCluster(tmp_path, tiny_model, FLAGS) as cluster:
+        cluster.generate()
+        cluster.merge(*MERGE)
+        cluster.up()
+        with cluster.as_client():
+            load = asyncio.run(_load(cluster, *choose(cluster.network)))
+        cluster.wait_idle()
+        ledger = cluster.ledger()
+        (link,) = cluster.gauge("pdserve_link_up")
+
+    seen = [one for client in load.seen for one in client]
+    assert {one.ending for one in seen} == {ANSWER, ERROR}
+    assert all(one.message for one in seen if one.ending == ERROR)
+    for client in load.seen:
+        (answer,) = {"".join(one.words) for one in client if one.ending == ANSWER}
+        assert all(answer.startswith("".join(one.words)) for one in client)
+    failed = sum(one.ending == ERROR for one in seen)
+    assert ledger["received"] + ledger["rejected"] == len(seen)
+    assert (ledger["completed"], ledger["cancelled"]) == (len(seen) - failed, 0)
+    assert (link.labels["transport"], link.value) == ("tcp", 1.0)
