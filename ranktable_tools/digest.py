@@ -13,6 +13,11 @@ def table_digest(table: GlobalTable) -> str:
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
+def entry_form(server: Server) -> str:
+    """Return what of one entry counts in a table's digest: entries of one form are the same seat."""
+    return json.dumps(_form(server), separators=(",", ":"))
+
+
 def _form(server: Server) -> list[object]:
     devices = [[device.device_id, _address(device), device.rank_id] for device in server.devices]
     return [canonical(server.server_ip), devices]

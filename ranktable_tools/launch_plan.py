@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ranktable_tools.core_share import CoreShare, core_share
@@ -26,7 +26,8 @@ class LaunchPlan:
     """What one process is: its role, its own entry of the table, that entry's index in global order and its name.
 
     The scheduler's own entry is group 0's; it has no index and no name, and it alone has `instance_addresses`. `notes`
-    and `warnings` are for the log.
+    and `warnings` are for the log. `share_devices` and `has_node_ports` (NODE_PORTS is set for this process) say how
+    the table was read, for those who read it again.
     """
 
     role: Role
@@ -41,6 +42,8 @@ class LaunchPlan:
     use_openai: bool = True
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    share_devices: bool = False
+    has_node_ports: bool = False
 
 
 def resolve(environ: Mapping[str, str], *, share_devices: bool = False) -> LaunchPlan:
@@ -58,8 +61,10 @@ def resolve(environ: Mapping[str, str], *, share_devices: bool = False) -> Launc
         raise RanktableError(f"{LOCAL_VARIABLE}: {local_path} {error} ({global_path})") from error
     notes = (*global_notes, *local_notes)
     if entry is None:
-        return _scheduler_plan(environ, table, global_path, local_path, notes)
-    return _instance_plan(entry, table, global_path, local_path, notes)
+        plan = _scheduler_plan(environ, table, global_path, local_path, notes)
+    else:
+        plan = _instance_plan(entry, table, global_path, local_path, notes)
+    return replace(plan, share_devices=share_devices, has_node_ports="NODE_PORTS" in environ)
 
 
 def _scheduler_plan(
@@ -115,7 +120,8 @@ def _read(variable: str, path: str, read: Callable[[str], _Table]) -> _Table:
     try:
         return read(path)
     except RanktableError as error:
-        raise RanktableError(f"{variable}: {error}") from error
+        words = f"{variable}: {error}"
+        raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
 
 
 def _use_openai(environ: Mapping[str, str]) -> bool:

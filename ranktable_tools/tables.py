@@ -133,6 +133,16 @@ class GlobalTable:
         """The same table, typed as one that could be merged."""
         return TablePart(self.scheduler, self.prefill, self.decode)
 
+    @property
+    def table(self) -> Table:
+        """The same table, typed as one of any dialect."""
+        listed = (TableInstance(role, (one,)) for role, one in self._roles())
+        return Table("cluster", (self.scheduler,), tuple(listed))
+
+    def _roles(self) -> Iterator[tuple[InstanceRole, Server]]:
+        yield from (("prefill", server) for server in self.prefill)
+        yield from (("decode", server) for server in self.decode)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalTable:

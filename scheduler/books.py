@@ -1,6 +1,6 @@
 """What the scheduler has given one instance and the instance's own figures do not show yet."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 
 from scheduler.loads import Held
@@ -82,6 +82,11 @@ class Books:
     def sequences(self) -> int:
         """Sequences that run, wait or are on their way."""
         return self.load.running + self.load.waiting + sum(self._sequences.values())
+
+    @property
+    def prompt_ids(self) -> KeysView[str]:
+        """The prompts booked here, those on their way included."""
+        return self._chains.keys()
 
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens of a prompt the instance is likely to hold."""

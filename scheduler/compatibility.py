@@ -39,12 +39,22 @@ def check_version(expected: ExpectedInstance, found: InstanceDescription) -> Non
 def check_identity(
     expected: ExpectedInstance, found: InstanceDescription, *, table_digest: str, same_host: SameHost
 ) -> None:
+    """Raise Incompatible unless the instance at this address is the one the table puts there, by the same table."""
+    check_place(expected, found, same_host)
+    check_table(expected, found, table_digest)
+
+
+def check_place(expected: ExpectedInstance, found: InstanceDescription, same_host: SameHost) -> None:
     """Raise Incompatible unless the instance at this address is the one the table puts there."""
     if not same_host(expected.server_ip, found.server_ip) or expected.device_ids != found.device_ids:
         raise Incompatible(
             f"{expected} should be {_place(expected.server_ip, expected.device_ids)}, but {_name(found)}, which "
             f"answers there, is {_place(found.server_ip, found.device_ids)}: NODE_PORTS not in the table's order?"
         )
+
+
+def check_table(expected: ExpectedInstance, found: InstanceDescription, table_digest: str) -> None:
+    """Raise Incompatible unless the instance goes by this table."""
     if found.table_digest != table_digest:
         raise Incompatible(
             f"{expected} ({_name(found)}) read another global table: digest {found.table_digest} there, "

@@ -44,7 +44,7 @@ class Control:
         admission, retries = self.dispatch.admission, self.dispatch.retries
         return ClusterView(
             ready=self.ready(),
-            instances=tuple(_instance_view(member) for member in self.registry.members),
+            instances=tuple(map(_instance_view, (*self.registry.members, *self.registry.leaving))),
             ledger=_ledger_view(self.dispatch.ledger),
             queued_prompts=admission.num_waiting,
             queued_tokens=admission.waiting_tokens,

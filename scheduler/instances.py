@@ -33,6 +33,8 @@ from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, 
 
 log = EventLogger("instances")
 
+_IDLE_POLL_S = 0.05
+
 
 class _Found(InstanceLost):
     """Found by this side and said in its words; a session's own errors carry addresses, which clients need not see."""
@@ -97,6 +99,20 @@ class Instance:
         finally:
             work.cancel()
             del self._work[prompt_id]
+
+    async def wait_idle(self, timeout_s: float) -> int:
+        """Return when no prompt is here or on its way, 0; the number of those left when `timeout_s` passed first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.is_living and self._num_prompts:  # noqa: ASYNC110 - prompts and bookings leave in many ways
+                    await asyncio.sleep(_IDLE_POLL_S)
+        except TimeoutError:
+            return self._num_prompts
+        return 0
+
+    @property
+    def _num_prompts(self) -> int:
+        return len(self._work.keys() | self.books.prompt_ids)
 
     def post(self, command: Command) -> None:
         """Queue a command without waiting."""

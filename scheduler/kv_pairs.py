@@ -40,6 +40,11 @@ class KvPairs:
             for sender, receiver in ((expected.index, other), (other, expected.index)):
                 self._look(sender, receiver)
 
+    def forget(self, index: int) -> None:
+        """An instance left: nothing of its pairs is known any more."""
+        self._met.pop(index, None)
+        self._gaps = {pair: gap for pair, gap in self._gaps.items() if index not in pair}
+
     def gap(self, sender: int, receiver: int) -> KvGap | None:
         """Return why this pair cannot hand KV over; None where it may."""
         return self._gaps.get((sender, receiver))

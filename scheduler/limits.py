@@ -12,7 +12,8 @@ class ControlLimits:
     under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
     `retry_window_s`. A reservation takes `reserve_s` at most, and `grammar_s` more where a grammar is compiled for it,
     which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
-    have the prefill instance's next step.
+    have the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those it still
+    has then go on elsewhere.
     """
 
     max_queued_requests: int = 1000
@@ -35,6 +36,7 @@ class ControlLimits:
     grammar_s: float = 50.0
     put_off_s: float = 0.1
     settle_s: float = 2.0
+    drain_s: float = 300.0
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0
     ready_window_s: float = 10.0

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ _Lives = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One P-D pair of the table. `prefill` and `decode` name its ends by role and place, as `prefill-0`."""
+    """One P-D pair of the table. `prefill` and `decode` are what its ends are called, as `prefill-0`."""
 
     prefill: str
     decode: str
@@ -74,11 +73,7 @@ class LinkProbe:
 
     def pairs(self) -> list[Pair]:
         """Return every prefill instance with every decode instance, in table order, living or not."""
-        seen: Counter[Role] = Counter()
-        named: list[tuple[str, Member]] = []
-        for member in self._registry.members:
-            named.append((f"{member.role}-{seen[member.role]}", member))
-            seen[member.role] += 1
+        named = [(member.expected.name, member) for member in self._registry.members]
         ends = {role: [one for one in named if one[1].role is role] for role in Role}
         return [Pair(p, d, sender, receiver) for p, sender in ends[Role.PREFILL] for d, receiver in ends[Role.DECODE]]
 

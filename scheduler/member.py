@@ -22,10 +22,11 @@ Connect = Callable[[str], Connection]
 
 
 class MemberState(StrEnum):
-    """Where an entry of the table stands. `refused`: it answers and does not belong."""
+    """Where an entry of the table stands. `refused`: it answers and does not belong; `draining`: it is leaving."""
 
     CONNECTING = "connecting"
     LIVING = "living"
+    DRAINING = "draining"
     LOST = "lost"
     REFUSED = "refused"
 
@@ -61,6 +62,7 @@ class Member:
         self.role = expected.role
         self.state = MemberState.CONNECTING
         self.why = "not reached yet"
+        self.leaving = False
         self.description: InstanceDescription | None = None
         self.instance: Instance | None = None
         self._registry = registry
@@ -75,9 +77,21 @@ class Member:
         """Whether it has a session that stands."""
         return self.instance is not None and self.instance.is_living
 
+    def leave(self) -> None:
+        """The table has it no more: a session that stands goes on until its owner ends it, no other is opened."""
+        self.leaving = True
+        if self.is_living:
+            self._become(MemberState.DRAINING, "it is gone from the global table, its requests end")
+
+    def stay(self) -> None:
+        """The table has it again."""
+        self.leaving = False
+        if self.is_living:
+            self._become(MemberState.LIVING, "")
+
     async def run(self) -> None:
-        """Keep a session with the instance for ever. Raises Incompatible where the registry says it is fatal."""
-        while True:
+        """Keep a session with the instance until it leaves. Raises Incompatible where the registry says it is fatal."""
+        while not self.leaving:
             try:
                 await self._connect_once()
             except Incompatible as error:
@@ -86,7 +100,8 @@ class Member:
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
                 self._become(MemberState.LOST if self.description else MemberState.CONNECTING, str(error))
-                await asyncio.sleep(self._next_backoff())
+                if not self.leaving:
+                    await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: one entry's defect ends no other
                 log.error("member_broke", exc=error, instance=self.expected)
                 self._become(MemberState.LOST, f"internal error: {error!r}")
@@ -151,7 +166,7 @@ class Member:
             self.instance = None
 
     def _become(self, state: MemberState, why: str) -> None:
-        is_well = state in (MemberState.LIVING, MemberState.CONNECTING)
+        is_well = state in (MemberState.LIVING, MemberState.CONNECTING, MemberState.DRAINING)
         if state is not self.state:
             report = log.info if is_well else log.warning
             report(f"instance_{state}", instance=self.expected, why=why)

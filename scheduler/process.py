@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.launch_plan import LaunchPlan
@@ -15,6 +16,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.control import Control
 from scheduler.door import door_name, keep_door
 from scheduler.drain import Drain
+from scheduler.entries import Entries
 from scheduler.front import Front, ReadyReport, always_healthy
 from scheduler.limits import ControlLimits
 from scheduler.link_probe import LinkProbe
@@ -24,12 +26,12 @@ from scheduler.model_files import read_model_files
 from scheduler.placement import most_output
 from scheduler.registry import Registry
 from scheduler.server import listen, serve
+from scheduler.table_watch import TableWatch
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.grpc_connection import GrpcConnection
 from wire.trust import Trust
-from wire.types import Role
 
 log = EventLogger("scheduler")
 
@@ -39,12 +41,16 @@ SAY_EVERY_S = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cluster:
-    """Whom a scheduler serves with: the table's instances and how to reach them. `health` says why it cannot work."""
+    """Whom a scheduler serves with: the table's instances and how to reach them. `health` says why it cannot work.
+
+    `follow` keeps the registry with a table that changes, for ever.
+    """
 
     expected: tuple[ExpectedInstance, ...]
     connect: Connect
     table_digest: str = ""
     health: Callable[[], str | None] = always_healthy
+    follow: Callable[[Registry], Coroutine[Any, Any, None]] | None = None
 
 
 def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
@@ -56,18 +62,12 @@ def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
 
 def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
     """Return the cluster that a ranktable describes; `trust` is what its instances and we prove to each other."""
-    expected = tuple(
-        ExpectedInstance(
-            index=address.index,
-            name=address.name,
-            role=Role(address.role),
-            address=f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}",
-            server_ip=address.server.server_ip,
-            device_ids=address.server.device_ids,
-        )
-        for address in plan.instance_addresses
+    return Cluster(
+        Entries(plan).expected,
+        functools.partial(GrpcConnection, trust=trust),
+        plan.table_digest,
+        follow=lambda registry: TableWatch(plan, registry).run(),
     )
-    return Cluster(expected, functools.partial(GrpcConnection, trust=trust), plan.table_digest)
 
 
 def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
@@ -115,6 +115,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         await _until_first_ends(
             asyncio.create_task(serving),
             asyncio.create_task(control.run()),
+            *(() if cluster.follow is None else (asyncio.create_task(cluster.follow(control.registry)),)),
             asyncio.create_task(_watch_startup(control, options.startup_timeout)),
             asyncio.create_task(_start_templates(tokens)),
             asyncio.create_task(keep_door(door_name(*bound.getsockname()[:2]), LinkProbe(control.registry))),

@@ -7,15 +7,23 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
+from scheduler.compatibility import (
+    ExpectedInstance,
+    SameHost,
+    check_pair,
+    check_place,
+    check_table,
+    check_version,
+)
 from scheduler.instances import Instance
 from scheduler.kv_pairs import KvGap, KvPairs
 from scheduler.limits import ControlLimits
 from scheduler.loads import InstanceLoad
 from scheduler.member import Connect, Member
+from scheduler.members import Members
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InternalError, PdserveError
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost
 from wire.messages import OpenSession
 from wire.types import InstanceDescription, Role
 
@@ -35,7 +43,9 @@ class Missing:
 
 
 class Registry:
-    """Owns the members. An incompatible one is fatal until `confirm_ready`, afterwards it is refused and retried."""
+    """Owns who belongs, by the table in use. An incompatible instance is fatal until `confirm_ready`, afterwards it is
+    refused and retried. `living` and all that is asked of those that live leave out whoever left the table.
+    """
 
     def __init__(
         self,
@@ -49,8 +59,10 @@ class Registry:
         rng: random.Random,
         same_host: SameHost = operator.eq,
     ) -> None:
-        self.members = tuple(Member(entry, self, connect, limits, rng) for entry in expected)
+        self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
         self.table = TableView(digest=table_digest)
+        self._digests = {table_digest}
+        self._told_tables: set[tuple[int, str]] = set()
         self._scheduler_id = scheduler_id
         self._epochs = itertools.count(epoch)
         self._limits = limits
@@ -61,14 +73,30 @@ class Registry:
         self._path_found = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Those of the table in use, in its order."""
+        return self._members.current
+
+    @property
+    def leaving(self) -> tuple[Member, ...]:
+        """Those that left the table and still end their work."""
+        return self._members.leaving
+
     async def run(self) -> None:
         """Keep sessions with all members for ever. Raises Incompatible if that shows before we were ever ready."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for member in self.members:
-                    tasks.create_task(member.run())
-        except BaseExceptionGroup as group:
-            raise _first_error(group) from group
+        await self._members.run()
+
+    def change(self, expected: Sequence[ExpectedInstance], table_digest: str, what: str = "") -> None:
+        """Go by another table from now on: new entries are dialled, those that are gone from it get nothing new.
+
+        `what` is different in it, for the log.
+        """
+        self.table = TableView(self.table.version + 1, table_digest)
+        log.info("table_changed", version=self.table.version, digest=table_digest, what=what)
+        self._digests.add(table_digest)
+        self._members.change(expected)
+        self.changed()
 
     async def wait_path(self, timeout_s: float) -> None:
         """Wait until living instances make a path. Raises DeadlineExceeded, naming every instance that is missing."""
@@ -88,7 +116,7 @@ class Registry:
         ]
 
     def living(self) -> list[Instance]:
-        """Return the living instances in table order."""
+        """Return the living instances of the table, in its order."""
         return [member.instance for member in self.members if member.instance is not None and member.is_living]
 
     def instance(self, index: int) -> Instance:
@@ -99,8 +127,9 @@ class Registry:
         raise InstanceLost(f"{self.name(index)} is not connected")
 
     def name(self, index: int) -> str:
-        """Return what the entry at a table index is called."""
-        return next(member.expected.name for member in self.members if member.expected.index == index)
+        """Return what the entry of an index is called."""
+        everyone = (*self.members, *self.leaving)
+        return next((one.expected.name for one in everyone if one.expected.index == index), f"instance {index}")
 
     def loads(self) -> list[InstanceLoad]:
         """Return what placement needs to know of every living instance."""
@@ -138,12 +167,13 @@ class Registry:
         return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s)
 
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check a newcomer against the table and the first instance accepted, in table order.
+        """Check a newcomer against the table and the first instance accepted.
 
         Once we serve, that may be its own former self: another model would not be the one whose tokens we speak.
         """
         check_version(expected, description)
-        check_identity(expected, description, table_digest=self.table.digest, same_host=self._same_host)
+        check_place(expected, description, self._same_host)
+        self._check_table(expected, description)
         references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
         if references:
             check_pair(self._accepted[references[0]], description)
@@ -162,6 +192,24 @@ class Registry:
             self._path_found.set()
         for listener in self._listeners:
             listener()
+
+    def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
+        """Tables that differ at the start are a mistake; once we serve, one may not have reached each host yet."""
+        if description.table_digest in self._digests:
+            return
+        if not self._was_ready:
+            check_table(expected, description, self.table.digest)
+        told = expected.index, description.table_digest
+        if told not in self._told_tables:
+            self._told_tables.add(told)
+            log.warning("table_differs", instance=expected, there=description.table_digest, here=self.table.digest)
+
+    def _forget(self, member: Member) -> None:
+        """A member has left: of its description only what others are compared with stays."""
+        index = member.expected.index
+        self.kv_pairs.forget(index)
+        if len(self._accepted) > 1:
+            self._accepted.pop(index, None)
 
     def _unjoined(self, instance: Instance, living: Sequence[Instance]) -> dict[int, str]:
         found = (self.kv_pairs.gap(instance.index, other.index) for other in living)
@@ -185,10 +233,3 @@ def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
         held_for=books.held_for,
         unjoined=unjoined,
     )
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> PdserveError:
-    for error in group.exceptions:
-        if isinstance(error, PdserveError):
-            return error
-    return InternalError(f"the registry broke: {group.exceptions[0]!r}")

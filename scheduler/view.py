@@ -7,7 +7,10 @@ from wire.types import InstanceDescription, LoadSnapshot, Role
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """One entry of the table. `why` says what is wrong where it does not live; `load` is None then."""
+    """One entry of the table, or one that left it and still has work.
+
+    `why` says what is wrong where it does not live; `load` is None then.
+    """
 
     index: int
     name: str

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
@@ -119,7 +119,7 @@ class FakeCluster:
         return [instance.blocks_used for instance in self.instances]
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator["FakeCluster"]:
+    async def serving(self) -> AsyncIterator[Self]:
         """Boot everything and run the control half."""
         for index in range(len(self.expected)):
             self.boot(index)

@@ -1,0 +1,66 @@
+"""Look at a watched table beside an event loop: a file system that hangs holds up nobody else."""
+
+import asyncio
+import contextlib
+import threading
+from typing import Generic, TypeVar
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.watched_table import WatchedTable
+
+Table = TypeVar("Table")
+
+LOOK_S = 10.0
+
+
+class TableLooker(Generic[Table]):
+    """Owner of the one look under way, on a thread of its own that ends with the process."""
+
+    def __init__(self, file: WatchedTable[Table], *, timeout_s: float = LOOK_S) -> None:
+        self._file = file
+        self._timeout_s = timeout_s
+        self._looking: asyncio.Future[Table | RanktableError | None] | None = None
+        self._is_slow = False
+
+    async def look(self) -> Table | RanktableError | None:
+        """Return what the file's `look` says; an error, once, when it takes too long: it is waited for the next time.
+
+        Whatever else the look raises is raised here.
+        """
+        if self._looking is None:
+            self._looking = self._start()
+        done, _ = await asyncio.wait({self._looking}, timeout=self._timeout_s)
+        if not done:
+            return self._slow()
+        looked, self._looking, self._is_slow = self._looking, None, False
+        return looked.result()
+
+    def _slow(self) -> RanktableError | None:
+        if self._is_slow:
+            return None
+        self._is_slow = True
+        return RanktableError(f"{self._file.path}: no answer from its file system for {self._timeout_s:g} s")
+
+    def _start(self) -> "asyncio.Future[Table | RanktableError | None]":
+        loop = asyncio.get_running_loop()
+        looking: asyncio.Future[Table | RanktableError | None] = loop.create_future()
+
+        def look() -> None:
+            found, failure = None, None
+            try:
+                found = self._file.look()
+            except Exception as error:  # noqa: BLE001 - carried to the waiting task
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, found, failure)
+
+        def settle(found: Table | RanktableError | None, failure: Exception | None) -> None:
+            if looking.cancelled():
+                return
+            if failure is not None:
+                looking.set_exception(failure)
+            else:
+                looking.set_result(found)
+
+        threading.Thread(target=look, name="table", daemon=True).start()
+        return looking

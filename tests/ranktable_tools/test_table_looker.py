@@ -1,0 +1,57 @@
+"""Looks at a table beside an event loop."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.watched_table import WatchedTable
+
+
+def _length(path: str) -> int:
+    return len(Path(path).read_text())
+
+
+def test_a_look_says_what_the_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    file.write_text("abc")
+
+    async def looks() -> list[object]:
+        looker = TableLooker(WatchedTable(str(file), _length))
+        return [await looker.look(), await looker.look()]
+
+    assert asyncio.run(looks()) == [3, None]
+
+
+def test_a_file_that_hangs_is_told_once_and_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "t"
+    os.mkfifo(pipe)  # an open for reading hangs until somebody writes
+
+    async def looks() -> list[object]:
+        looker = TableLooker(WatchedTable(str(pipe), lambda path: 7), timeout_s=0.05)
+        told = [await looker.look(), await looker.look()]
+        await asyncio.to_thread(pipe.write_text, "x")
+        async with asyncio.timeout(30):
+            while (found := await looker.look()) is None:
+                pass
+        return [*told, found]
+
+    slow, again, found = asyncio.run(looks())
+
+    assert isinstance(slow, RanktableError)
+    assert "no answer from its file system for 0.05 s" in str(slow)
+    assert (again, found) == (None, 7)
+
+
+def test_a_defect_of_the_reader_comes_to_the_asker(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    file.write_text("abc")
+
+    def broken(path: str) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(TableLooker(WatchedTable(str(file), broken)).look())

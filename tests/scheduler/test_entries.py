@@ -1,0 +1,146 @@
+"""Which entry is which, from one table to the next."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.node_ports import instance_addresses
+from ranktable_tools.tables import Device, GlobalTable, Server
+from scheduler.entries import Entries
+
+SCHEDULER = Server("10.0.0.1", "10.0.0.1")
+
+
+def server(host: int, port: int | None, devices: str = "0") -> Server:
+    """One entry: an instance on host 10.0.0.N."""
+    ip = f"10.0.0.{host}"
+    listed = tuple(Device(one, ip, str(rank)) for rank, one in enumerate(devices.split(",")))
+    return Server(ip, ip, listed, port)
+
+
+def table(prefill: Sequence[Server], decode: Sequence[Server]) -> GlobalTable:
+    """A whole table."""
+    return GlobalTable(SCHEDULER, tuple(prefill), tuple(decode))
+
+
+def entries(start: GlobalTable, node_ports: str | None = None) -> Entries:
+    """The entries of a scheduler that starts with this table."""
+    addresses, _ = instance_addresses(start, node_ports)
+    plan = LaunchPlan(
+        "scheduler", start, "g.json", "l.json", "", SCHEDULER, None, instance_addresses=addresses,
+        has_node_ports=node_ports is not None,
+    )  # fmt: skip
+    return Entries(plan)
+
+
+def seats(followed: Entries) -> list[tuple[str, str]]:
+    """Names and addresses of the table in use, in its order."""
+    return [(one.name, one.address) for one in followed.expected]
+
+
+P, D = server(2, 8088), server(3, 8089)
+
+
+def test_the_start_is_the_table_of_the_start() -> None:
+    assert seats(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
+
+
+def test_those_that_stay_keep_number_and_name_and_those_that_come_get_the_next() -> None:
+    followed = entries(table([P], [D]))
+    before = followed.expected
+
+    followed.follow(table([server(4, 8090), P], [D, server(5, 8091)]))
+
+    assert seats(followed) == [
+        ("prefill-1", "10.0.0.4:8090"),
+        ("prefill-0", "10.0.0.2:8088"),
+        ("decode-0", "10.0.0.3:8089"),
+        ("decode-1", "10.0.0.5:8091"),
+    ]
+    assert {*before} < {*followed.expected}
+    assert len({one.index for one in followed.expected}) == 4
+
+
+def test_the_number_of_one_that_went_is_nobody_elses_and_its_own_when_it_comes_back() -> None:
+    followed = entries(table([P], [D, server(4, 8090)]))
+
+    followed.follow(table([P], [server(4, 8090)]))
+    assert seats(followed)[1:] == [("decode-1", "10.0.0.4:8090")]
+    followed.follow(table([P], [server(5, 8091), server(4, 8090)]))
+    assert seats(followed)[1:] == [("decode-2", "10.0.0.5:8091"), ("decode-1", "10.0.0.4:8090")]
+    followed.follow(table([P], [D, server(5, 8091)]))
+    assert seats(followed)[1:] == [("decode-0", "10.0.0.3:8089"), ("decode-2", "10.0.0.5:8091")]
+
+
+def test_node_ports_are_for_the_entries_of_the_start() -> None:
+    bare = [replace(one, server_port=None) for one in (P, D)]
+    followed = entries(table(bare[:1], bare[1:]), "9088,9089")
+
+    told = followed.follow(table(bare[:1], [*bare[1:], server(4, 8090), server(5, None)]))
+
+    assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089", "10.0.0.4:8090"]
+    assert told.left_out == (
+        "decode instance on 10.0.0.5 is left out: server_group_list[2].server_list[2] of the global table has no "
+        "server_port, and NODE_PORTS is for the instances of the start",
+    )
+
+
+def test_a_port_that_the_table_names_later_is_not_that_of_node_ports() -> None:
+    bare = [replace(one, server_port=None) for one in (P, D)]
+    followed = entries(table(bare[:1], bare[1:]), "9088,9089")
+
+    followed.follow(table([P], [D]))
+    assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089"]
+
+
+def test_an_entry_of_the_start_that_went_needs_a_port_to_come_back() -> None:
+    bare = [replace(one, server_port=None) for one in (P, D, server(4, None))]
+    followed = entries(table(bare[:1], bare[1:]), "9088,9089,9090")
+    followed.follow(table(bare[:1], bare[1:2]))
+
+    told = followed.follow(table(bare[:1], bare[1:]))
+
+    assert len(told.left_out) == 1
+    assert len(told.expected) == 2
+
+
+def test_a_port_that_changes_is_another_instance_and_one_that_is_no_longer_named_stays() -> None:
+    followed = entries(table([P], [D]))
+
+    followed.follow(table([P], [replace(D, server_port=None)]))
+    assert seats(followed)[1] == ("decode-0", "10.0.0.3:8089")
+    followed.follow(table([P], [replace(D, server_port=9000)]))
+    assert seats(followed)[1] == ("decode-1", "10.0.0.3:9000")
+
+
+@pytest.mark.parametrize("change", [{"devices": (Device("0", "10.9.9.9", "0"),)}, {"server_ip": "10.0.0.9"}])
+def test_another_host_or_device_address_is_another_instance(change: dict[str, object]) -> None:
+    followed = entries(table([P], [D]))
+
+    followed.follow(table([P], [replace(D, **change)]))  # type: ignore[arg-type]
+
+    assert followed.expected[1].name == "decode-1"
+
+
+def test_an_entry_that_changes_its_role_is_another_instance_of_the_same_address() -> None:
+    followed = entries(table([P, server(4, 8090)], [D]))
+
+    followed.follow(table([P], [D, server(4, 8090)]))
+
+    assert seats(followed)[2] == ("decode-1", "10.0.0.4:8090")
+
+
+def test_instances_that_share_their_devices_are_told_apart_by_port() -> None:
+    followed = entries(table([P], [server(3, 8089), server(3, 8090)]))
+
+    followed.follow(table([P], [server(3, 8090)]))
+
+    assert seats(followed)[1:] == [("decode-1", "10.0.0.3:8090")]
+
+
+def test_an_ipv6_host_is_bracketed() -> None:
+    six = Server("fe80::1", "fe80::1", (Device("0", "fe80::1", "0"),), 8089)
+
+    assert seats(entries(table([P], [six])))[1] == ("decode-0", "[fe80::1]:8089")

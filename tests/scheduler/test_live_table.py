@@ -1,0 +1,297 @@
+"""Who belongs changes while the scheduler serves: who comes is used, who goes ends its work."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from scheduler.compatibility import ExpectedInstance
+from scheduler.limits import ControlLimits
+from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, collect, describe, expected, request
+from tests.scheduler.virtual_time import until, virtual
+from wire.fake_instance import FakeInstance
+from wire.types import ModelIdentity, Role
+
+PROMPT = (1, 2, 3)
+NEW_DIGEST = "7ab1e2"
+
+
+class LiveCluster(FakeCluster):
+    """A fake cluster whose table changes."""
+
+    def __init__(self, roles: str, **changes: Any) -> None:
+        super().__init__(roles, **changes)
+        self.all = list(self.expected)
+
+    def add(self, role: Role, *, boot: bool = True, digest: str = TABLE_DIGEST, **changes: Any) -> ExpectedInstance:
+        """Put an instance into the list that `use` takes; return its entry."""
+        index = len(self.descriptions)
+        self.descriptions.append(describe(index, role, table_digest=digest, **changes))
+        one = self.descriptions[index]
+        number = sum(entry.role is role for entry in self.all)
+        entry = ExpectedInstance(
+            index, f"{role}-{number}", role, f"{one.host}:{one.port}", one.server_ip, one.device_ids
+        )
+        self.all.append(entry)
+        self.expected = self.all
+        if boot:
+            self.boot(index)
+        return entry
+
+    def use(self, *entries: ExpectedInstance, digest: str = NEW_DIGEST) -> None:
+        """Let the registry go by a table of these."""
+        self.control.registry.change(entries, digest)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """States by name, of those that leave too."""
+        return {one.name: one.state for one in self.control.view().instances}
+
+    async def ask(self, **params: Any) -> Answer:
+        """Run one request."""
+        return await collect(self.control.dispatch.start(request(PROMPT, **params)))
+
+    async def ended(self, instance: FakeInstance) -> None:
+        """Return when an instance has no session."""
+        await until(lambda: instance._session is None)
+
+
+@virtual
+async def test_an_instance_that_is_added_is_used() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        prefill, decode = cluster.all
+        added = cluster.add(Role.DECODE)
+
+        cluster.use(prefill, decode, added)
+        await until(lambda: not cluster.control.registry.missing())
+        answers = await asyncio.gather(*(cluster.ask(max_tokens=8) for _ in range(4)))
+
+        assert {answer.done[0].decode_instance for answer in answers} == {"decode-1", "decode-2"}
+        assert all(answer.tokens[0, 0] == expected(PROMPT, 8) for answer in answers)
+        assert cluster.control.view().table.version == 2
+        assert cluster.control.view().table.digest == NEW_DIGEST
+
+
+@virtual
+async def test_one_that_is_added_and_not_there_yet_keeps_nobody_waiting() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        added = cluster.add(Role.DECODE, boot=False)
+        cluster.use(*cluster.all[:2], added)
+
+        assert (await cluster.ask()).finishes
+        assert cluster.states["decode-1"] == "connecting"
+        cluster.boot(2)
+        await until(lambda: cluster.states["decode-1"] == "living")
+
+
+@virtual
+async def test_one_that_is_removed_ends_its_requests_gets_no_new_ones_and_is_let_go() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        prefill, _, second = cluster.all
+        long = [asyncio.create_task(cluster.ask(max_tokens=200)) for _ in range(4)]
+        await until(lambda: cluster.instances[1].prompts and cluster.instances[2].prompts)
+
+        cluster.use(prefill, second)
+        assert cluster.states["decode-0"] == "draining"
+        later = await asyncio.gather(*(cluster.ask() for _ in range(4)))
+        answers = await asyncio.gather(*long)
+
+        assert {answer.done[0].decode_instance for answer in later} == {"decode-2"}
+        assert {answer.done[0].decode_instance for answer in answers} == {"decode-1", "decode-2"}
+        assert all(answer.tokens[0, 0] == expected(PROMPT, 200) for answer in answers)
+        assert cluster.control.dispatch.ledger.retried_prompts == 0
+        await cluster.ended(cluster.instances[1])
+        await until(lambda: "decode-0" not in cluster.states)
+        assert cluster.control.registry.descriptions()[-1].instance_id == "decode-2"
+
+
+@virtual
+async def test_requests_in_the_queue_go_to_those_that_stay() -> None:
+    async with LiveCluster("PDD", max_num_seqs=1).serving() as cluster:
+        prefill, _, second = cluster.all
+        tasks = [asyncio.create_task(cluster.ask(max_tokens=20)) for _ in range(6)]
+        await until(lambda: cluster.control.dispatch.admission.num_waiting)
+
+        cluster.use(prefill, second)
+        answers = await asyncio.gather(*tasks)
+
+        assert all(answer.tokens[0, 0] == expected(PROMPT, 20) for answer in answers)
+        assert [answer.done[0].decode_instance for answer in answers].count("decode-1") == 1
+
+
+@virtual
+async def test_a_prompt_that_was_granted_but_not_begun_is_waited_for() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        prefill, first, second = cluster.all
+        running = cluster.control.dispatch.start(request(PROMPT))  # granted, its task has not run
+
+        cluster.use(prefill, second)
+        answer = await collect(running)
+
+        assert answer.done[0].decode_instance == "decode-1"
+        assert cluster.control.dispatch.ledger.retried_prompts == 0
+        assert first.name == "decode-0"
+
+
+@virtual
+async def test_what_is_not_done_in_time_goes_on_elsewhere_from_its_tokens() -> None:
+    async with LiveCluster("PDD", limits=ControlLimits(drain_s=0.5)).serving() as cluster:
+        prefill, _, second = cluster.all
+        for instance in cluster.instances:
+            instance.behaviour.step_s = 0.1
+        task = asyncio.create_task(cluster.ask(max_tokens=60))
+        await until(lambda: cluster.instances[1].prompts)
+
+        cluster.use(prefill, second)
+        answer = await task
+
+        assert answer.tokens[0, 0] == expected(PROMPT, 60)
+        assert answer.done[0].decode_instance == "decode-2"
+        assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
+async def test_a_prefill_instance_that_is_removed_drains_too() -> None:
+    async with LiveCluster("PPD").serving() as cluster:
+        first, second, decode = cluster.all
+        tasks = [asyncio.create_task(cluster.ask(max_tokens=40)) for _ in range(4)]
+        await until(lambda: cluster.instances[0].commands)
+
+        cluster.use(second, decode)
+        answers = await asyncio.gather(*tasks)
+
+        assert all(answer.tokens[0, 0] == expected(PROMPT, 40) for answer in answers)
+        assert (await cluster.ask()).done[0].prefill_instance == "prefill-1"
+        await until(lambda: first.name not in cluster.states)
+
+
+@virtual
+async def test_one_that_comes_back_while_it_drains_stays() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        cluster.instances[1].behaviour.step_s = 0.1
+        task = asyncio.create_task(cluster.ask(max_tokens=50))
+        await until(lambda: cluster.instances[1].prompts)
+        session = cluster.instances[1]._session
+
+        cluster.use(cluster.all[0], cluster.all[2])
+        await asyncio.sleep(1.0)
+        cluster.use(*cluster.all)
+
+        assert cluster.states["decode-0"] == "living"
+        await task
+        await asyncio.sleep(5.0)
+        assert cluster.instances[1]._session is session
+        assert cluster.control.view().table.version == 3
+
+
+@virtual
+async def test_one_that_comes_back_after_it_left_is_dialled_anew_under_its_name() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        cluster.use(cluster.all[0], cluster.all[2])
+        await until(lambda: "decode-0" not in cluster.states)
+        await cluster.ended(cluster.instances[1])
+
+        cluster.use(*cluster.all)
+        await until(lambda: cluster.states.get("decode-0") == "living")
+
+        assert not cluster.control.registry.missing()
+
+
+@virtual
+async def test_one_whose_role_changes_is_not_cut_off_by_its_own_next_session() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        prefill, first, second = cluster.all
+        cluster.instances[1].behaviour.step_s = 0.1
+        task = asyncio.create_task(cluster.ask(max_tokens=50))
+        await until(lambda: cluster.instances[1].prompts)
+
+        changed = dataclasses.replace(first, index=7, name="prefill-1", role=Role.PREFILL)
+        cluster.use(prefill, changed, second)
+        answer = await task
+
+        assert answer.tokens[0, 0] == expected(PROMPT, 50)
+        assert cluster.control.dispatch.ledger.retried_prompts == 0
+        await until(lambda: cluster.states == {"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
+
+
+@virtual
+async def test_one_that_never_answered_leaves_at_once() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        added = cluster.add(Role.DECODE, boot=False)
+        cluster.use(*cluster.all[:2], added)
+        await asyncio.sleep(1.0)
+
+        cluster.use(*cluster.all[:2])
+        await until(lambda: "decode-1" not in cluster.states)
+        dials = len(cluster.network.dials)
+        await asyncio.sleep(30.0)
+
+        assert cluster.network.dials[dials:] == []
+
+
+@virtual
+async def test_one_that_dies_while_it_drains_is_not_waited_for() -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        cluster.instances[1].behaviour.step_s = 0.1
+        task = asyncio.create_task(cluster.ask(max_tokens=50))
+        await until(lambda: cluster.instances[1].prompts)
+
+        cluster.use(cluster.all[0], cluster.all[2])
+        cluster.kill(1)
+        answer = await task
+
+        assert answer.tokens[0, 0] == expected(PROMPT, 50)
+        await until(lambda: "decode-0" not in cluster.states)
+
+
+@virtual
+async def test_no_probe_goes_to_one_that_left() -> None:
+    async with LiveCluster("PDD", probes=True).serving() as cluster:
+        await until(lambda: cluster.control.ready())
+        cluster.use(cluster.all[0], cluster.all[2])
+        await cluster.ended(cluster.instances[1])
+        commands = len(cluster.instances[1].commands)
+
+        await asyncio.sleep(60.0)
+
+        assert len(cluster.instances[1].commands) == commands
+        assert cluster.control.ready()
+
+
+@virtual
+async def test_a_table_may_reach_an_instance_before_or_after_the_scheduler() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        await cluster.ask()
+        newer = cluster.add(Role.DECODE, digest="one not seen here")
+        older = cluster.add(Role.DECODE, digest=TABLE_DIGEST)
+
+        cluster.use(*cluster.all[:2], newer, older)
+
+        await until(lambda: not cluster.control.registry.missing())
+
+
+@virtual
+async def test_at_the_start_an_instance_may_go_by_any_table_that_was_in_use() -> None:
+    cluster = LiveCluster("PD")
+    cluster.boot(0, table_digest=TABLE_DIGEST)
+    cluster.boot(1, table_digest=NEW_DIGEST)
+    cluster.use(*cluster.all)
+    running = asyncio.create_task(cluster.control.registry.run())
+
+    await cluster.control.registry.wait_path(5.0)
+
+    running.cancel()
+
+
+@virtual
+async def test_what_all_are_compared_with_stays_when_the_first_of_them_left() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        await cluster.ask()
+        others = cluster.add(Role.PREFILL), cluster.add(Role.DECODE)
+        cluster.use(*others)
+        await until(lambda: [*cluster.states] == ["prefill-1", "decode-1"])
+        other = ModelIdentity("other", "cccc", "dddd")
+
+        cluster.use(*others, cluster.add(Role.DECODE, model=other))
+        await until(lambda: cluster.states["decode-2"] == "refused")
+
+        assert (await cluster.ask()).done[0].decode_instance == "decode-3"
