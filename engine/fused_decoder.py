@@ -132,10 +132,20 @@ class FusedDecoder:
         """
         if not rows:
             return torch.empty(0, self._weights.vocab_size)
-        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        if len(places) == len(rows):
+        if len(set(rows)) == len(rows):
             return self._distinct_logits(rows)
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         return self._distinct_logits(array("q", places))[[places[row] for row in rows]]
+
+    def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Best (sampler.py) of [num_rows, vocab_size] float32, each row's columns one after another."""
+        num_rows, num_columns = scores.shape
+        tokens, values = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
+        self._weights.functions.best(
+            self._weights.threads.address, scores.data_ptr(), num_rows, num_columns, scores.stride(0),
+            tokens.buffer_info()[0], values.buffer_info()[0],
+        )  # fmt: skip
+        return tokens.tolist(), values.tolist()
 
     def _distinct_logits(self, rows: "array[int]") -> torch.Tensor:
         step = self._memory.step
@@ -150,7 +160,8 @@ class FusedDecoder:
         num_rows = len(packed.token_ids)
         self._memory.reserve(num_rows, 1)
         rope.reserve(max(packed.kv_lengths))
-        step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), len(rope.sine)
+        if step.num_positions != rope.num_positions:
+            step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), rope.num_positions
         step.positions, step.slots = packed.positions.ctypes.data, packed.long_slots.ctypes.data
         return num_rows
 

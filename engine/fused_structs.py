@@ -1,4 +1,4 @@
-"""The structs of native/layer.h and native/linear.h, and the functions that take them."""
+"""The structs of native/layer.h and native/linear.h, and the functions that take them; best.h's beside them."""
 
 import ctypes
 from dataclasses import dataclass
@@ -113,11 +113,12 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """layer.h's entry points; the GIL is released while they run."""
+    """The entry points of layer.h and best.h; the GIL is released while they run."""
 
     run: Any
     pack: Any
     embed: Any
+    best: Any
 
 
 def declare(library: EngineLibrary) -> Functions:
@@ -130,7 +131,9 @@ def declare(library: EngineLibrary) -> Functions:
     native.decoder_pack.restype = None
     native.decoder_embed.argtypes = (pointer, pointer, pointer, size, pointer, size)
     native.decoder_embed.restype = ctypes.c_int
-    return Functions(native.decoder_run, native.decoder_pack, native.decoder_embed)
+    native.best_of_rows.argtypes = (pointer, pointer, size, size, size, pointer, pointer)
+    native.best_of_rows.restype = None
+    return Functions(native.decoder_run, native.decoder_pack, native.decoder_embed, native.best_of_rows)
 
 
 def address(struct: ctypes.Structure | ctypes.Array[Any]) -> int:

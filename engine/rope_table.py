@@ -14,14 +14,16 @@ class RopeTable:
         """`rotary` is called as transformers calls it; `dtype` is what the model rounds its values to."""
         self._rotary, self._dtype = rotary, dtype
         self.cosine, self.sine = self._compute(0, _FIRST)
+        self.num_positions = _FIRST
 
     def reserve(self, length: int) -> None:
         """Make the tables hold positions [0, length): [positions, head_dim / 2] float32."""
-        have = self.cosine.shape[0]
+        have = self.num_positions
         if length <= have:
             return
         cosine, sine = self._compute(have, max(length, 2 * have))
         self.cosine, self.sine = torch.cat([self.cosine, cosine]), torch.cat([self.sine, sine])
+        self.num_positions = len(self.cosine)
 
     def _compute(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         like = torch.zeros(1, dtype=self._dtype)

@@ -7,7 +7,7 @@ and rounded to float32, so that neither vector width nor neighbours show in them
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ _WORD = (1 << 64) - 1
 
 
 Floats = npt.NDArray[np.float64]
+Best = Callable[[torch.Tensor], tuple[list[int], list[float]]]
+"""Returns each row's best token and its score; of a row with NaN the first of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,31 @@ class Sampled:
     failures: tuple[tuple[int, PdserveError], ...] = ()
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+def best_of_rows(scores: torch.Tensor) -> tuple[list[int], list[float]]:
+    """Best, anywhere. On CPU by numpy: 0.5 ms where torch takes 3.4 (64 rows of 49,152, one thread)."""
+    if scores.device.type == "cpu" and scores.dtype == torch.float32:
+        values = scores.numpy()
+        places = values.argmax(axis=-1)
+        return places.tolist(), values[np.arange(len(values)), places].tolist()
+    tokens = scores.argmax(dim=-1)
+    return tokens.tolist(), scores.gather(1, tokens[:, None]).squeeze(1).tolist()
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], best: Best = best_of_rows) -> Sampled:
     """Choose a token for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks.
 
     Rows whose logits are to be shaped are chosen apart, so that the others cost nothing more.
     """
     shaped = [i for i, row in enumerate(rows) if is_shaped(row)]
     if not shaped:
-        return _choose(logits, rows)
+        return _choose(logits, rows, best)
     if len(shaped) == len(rows):
-        return _choose(shape(logits.to(torch.float32, copy=True), rows), rows)
+        return _choose(shape(logits.to(torch.float32, copy=True), rows), rows, best)
     apart = set(shaped)
     plain = [i for i in range(len(rows)) if i not in apart]
     token_ids, failures = [0] * len(rows), []
     for group in (plain, shaped):
-        own = sample(logits[group], [rows[i] for i in group])
+        own = sample(logits[group], [rows[i] for i in group], best)
         for place, token_id in zip(group, own.token_ids, strict=True):
             token_ids[place] = token_id
         failures += [(group[place], reason) for place, reason in own.failures]
@@ -66,34 +78,21 @@ def kept_weights(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tenso
     return _weights(scores)
 
 
-def _choose(scores: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+def _choose(scores: torch.Tensor, rows: Sequence[SampleRow], best: Best) -> Sampled:
     if not rows:
         return Sampled([])
-    token_ids, best = _best(scores)
+    token_ids, values = best(scores)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
         tokens = _draw(_pick(scores, drawn).float(), [rows[i] for i in drawn])
         for i, token_id in zip(drawn, tokens.tolist(), strict=True):
             token_ids[i] = token_id
-    return Sampled(token_ids, _failures(best, rows))
+    return Sampled(token_ids, _failures(values, rows))
 
 
-def _best(scores: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's best token and its score; of a row with NaN the first of those.
-
-    On CPU by numpy: 0.5 ms where torch takes 3.4 (64 rows of 49,152, one thread).
-    """
-    if scores.device.type == "cpu" and scores.dtype == torch.float32:
-        values = scores.numpy()
-        places = values.argmax(axis=-1)
-        return places.tolist(), values[np.arange(len(values)), places].tolist()
-    tokens = scores.argmax(dim=-1)
-    return tokens.tolist(), scores.gather(1, tokens[:, None]).squeeze(1).tolist()
-
-
-def _failures(best: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
+def _failures(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
     """Say of each row without a best token why there is none."""
-    return tuple((i, _failure(value, rows[i])) for i, value in enumerate(best) if not value > _OFF)
+    return tuple((i, _failure(value, rows[i])) for i, value in enumerate(values) if not value > _OFF)
 
 
 def _failure(best: float, row: SampleRow) -> PdserveError:

@@ -6,7 +6,7 @@ import torch
 
 from engine.logits import shape
 from engine.logprobs import token_logprobs
-from engine.sampler import Sampled, no_token, sample
+from engine.sampler import Best, Sampled, best_of_rows, no_token, sample
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs
@@ -15,21 +15,22 @@ _OFF = float("-inf")
 
 
 def make_output(
-    logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = (), pooled: Sequence[Sequence[float]] = ()
-) -> StepOutput:
+    logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = (),
+    pooled: Sequence[Sequence[float]] = (), best: Best = best_of_rows,
+) -> StepOutput:  # fmt: skip
     """Return the step's output.
 
     `logits` [num_samples, vocab_size] are those of the sampled rows. `scored` yields those of the score rows in order,
     [any number of rows, vocab_size] at a time, so that no more of them than one slice is there at once.
-    `pooled` is handed through.
+    `pooled` is handed through. `best` finds the best token of each row.
     """
     rows = batch.samples
     searching = [i for i, row in enumerate(rows) if row.candidates]
     candidates: Sequence[Candidates | None] = ()
     if searching:
-        sampled, candidates = _search(logits, rows, searching)
+        sampled, candidates = _search(logits, rows, searching, best)
     else:
-        sampled = sample(logits, rows)
+        sampled = sample(logits, rows, best)
     logprobs = _logprobs(logits, rows, sampled.token_ids)
     try:
         scores, failure = _scores(batch.scores, scored), None
@@ -40,11 +41,11 @@ def make_output(
 
 
 def _search(
-    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int]
+    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], best: Best
 ) -> tuple[Sampled, list[Candidates | None]]:
     """Sample the rows that do not search and rank candidates of those that do: processors see log probabilities."""
     others = [i for i in range(len(rows)) if not rows[i].candidates]
-    drawn = sample(logits[others], [rows[i] for i in others])
+    drawn = sample(logits[others], [rows[i] for i in others], best)
     token_ids = [0] * len(rows)
     found: list[Candidates | None] = [None] * len(rows)
     for i, token_id in zip(others, drawn.token_ids, strict=True):
@@ -52,17 +53,17 @@ def _search(
     failures = [(others[place], reason) for place, reason in drawn.failures]
     scores = shape(logits[searching].float().log_softmax(dim=-1), [rows[i] for i in searching])
     for place, i in enumerate(searching):
-        found[i] = best = _candidates(scores[place], rows[i].candidates)
-        if best.token_ids:
-            token_ids[i] = best.token_ids[0]
+        found[i] = ranked = _candidates(scores[place], rows[i].candidates)
+        if ranked.token_ids:
+            token_ids[i] = ranked.token_ids[0]
         else:
             failures.append((i, no_token(rows[i])))
     return Sampled(token_ids, tuple(failures)), found
 
 
 def _candidates(scores: torch.Tensor, count: int) -> Candidates:
-    best = scores.topk(min(count, len(scores)))
-    pairs = [(t, s) for t, s in zip(best.indices.tolist(), best.values.tolist(), strict=True) if s > _OFF]
+    top = scores.topk(min(count, len(scores)))
+    pairs = [(t, s) for t, s in zip(top.indices.tolist(), top.values.tolist(), strict=True) if s > _OFF]
     return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
 
 

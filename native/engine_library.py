@@ -115,6 +115,7 @@ ENGINE = Recipe(
         "attention_write.c",
         "linear.c",
         "layer.c",
+        "best.c",
     ),
     _checked,
     flags=(*FLAGS, "-fno-math-errno", "-pthread"),

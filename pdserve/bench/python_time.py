@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.core import EngineCore
 from wire.types import PromptState, SamplingParams
 
 BATCH = 64
+T = TypeVar("T")
 _VOCABULARY, _SHORTEST, _LENGTHS, _OUTPUTS = 32, 64, 16, 32
 ASKED: Mapping[str, SamplingParams] = {
     "greedy": SamplingParams(_OUTPUTS, temperature=0.0),
@@ -64,14 +65,14 @@ class _NativeTime:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def of(self, call: Callable[..., int]) -> Callable[..., int]:
+    def of(self, call: Callable[..., T]) -> Callable[..., T]:
         """Return the function, timed."""
 
-        def timed(*args: object) -> int:
+        def timed(*args: object) -> T:
             began = time.thread_time()
-            fault = call(*args)
+            returned = call(*args)
             self.seconds += time.thread_time() - began
-            return fault
+            return returned
 
         return timed
 
@@ -80,8 +81,8 @@ class _NativeTime:
 def _timed(fused: Any) -> Iterator[_NativeTime]:
     """Time a decoder's native functions in this block, and let it return the logits of a few tokens only."""
     native, weights = _NativeTime(), fused._weights
-    run, embed = native.of(weights.functions.run), native.of(weights.functions.embed)
-    functions = replace(weights.functions, run=run, embed=embed)
+    timed = {name: native.of(getattr(weights.functions, name)) for name in ("run", "embed", "best")}
+    functions = replace(weights.functions, **timed)
     fused._weights = replace(weights, functions=functions, vocab_size=min(_VOCABULARY, weights.vocab_size))
     try:
         yield native
