@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from kvtransfer.transports import NAMES
+from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
 from wire.options import QUANTIZATIONS, EngineOptions
 from wire.trust import Trust
@@ -31,7 +32,8 @@ class InstanceConfig:
     `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
     of one host apart; `cores` are the CPU cores it runs on (empty: all).
     `session_lease_s` bounds how long a silent scheduler's work is kept, and `ticket_lease_s` how long a reservation is.
-    `trust` says who its peers are: by default, without a table, loopback alone.
+    `trust` says who its peers are: by default, without a table, loopback alone. `plan` is what its tables said at the
+    start; the global one is followed while it changes.
     """
 
     options: EngineOptions
@@ -45,6 +47,7 @@ class InstanceConfig:
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
     trust: Trust = field(default_factory=Trust)
+    plan: LaunchPlan | None = None
 
     def __post_init__(self) -> None:
         """Validate what can be seen without loading anything."""

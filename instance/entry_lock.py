@@ -1,5 +1,7 @@
 """One living process per table entry and host: an abstract Unix socket that a second process finds taken.
 
+Its name has the table's digest, which tells clusters apart, so a process that follows its table takes further names.
+
 The kernel frees the name when the process dies, however it dies; nothing lies on disk.
 """
 
@@ -13,26 +15,46 @@ from wire.errors import ConfigError
 _PEER_TIMEOUT_S = 2.0
 
 
+_MOST_TABLES = 8
+
+
 class EntryLock:
     """Holds a table entry for this process. Raises ConfigError naming both processes if another one has it."""
 
     def __init__(self, table_digest: str, server_ip: str, device_ids: tuple[str, ...]) -> None:
-        entry = f"{table_digest}|{server_ip}|{','.join(device_ids)}"
-        name = b"\0pdserve-entry-" + hashlib.sha256(entry.encode()).hexdigest()[:32].encode()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server_ip, self._device_ids = server_ip, device_ids
+        self._sockets: dict[str, socket.socket] = {}
+        self.hold(table_digest)
+
+    def hold(self, table_digest: str) -> None:
+        """Hold the entry by this table too; of many, those held last. Raises ConfigError as at the start."""
+        if table_digest in self._sockets:
+            return
+        devices = ",".join(self._device_ids)
+        name = _name(f"{table_digest}|{self._server_ip}|{devices}")
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.bind(name)
-            self._socket.listen()
+            held.bind(name)
+            held.listen()
         except OSError as error:
-            self._socket.close()
+            held.close()
             raise ConfigError(
-                f"table entry server_ip {server_ip} devices {','.join(device_ids)}: process {os.getpid()} presents it, "
+                f"table entry server_ip {self._server_ip} devices {devices}: process {os.getpid()} presents it, "
                 f"and process {_holder(name)} on this host holds it; give each process its own local table"
             ) from error
+        self._sockets[table_digest] = held
+        while len(self._sockets) > _MOST_TABLES:
+            self._sockets.pop(next(iter(self._sockets))).close()
 
     def close(self) -> None:
         """Let the entry go."""
-        self._socket.close()
+        for held in self._sockets.values():
+            held.close()
+        self._sockets.clear()
+
+
+def _name(entry: str) -> bytes:
+    return b"\0pdserve-entry-" + hashlib.sha256(entry.encode()).hexdigest()[:32].encode()
 
 
 def _holder(name: bytes) -> str:

@@ -22,7 +22,7 @@ from instance.offers import transports_in_words
 from instance.session import InstanceSession
 from instance.workers import Workers
 from telemetry.logs import EventLogger
-from wire.errors import Incompatible
+from wire.errors import Draining, Incompatible
 from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen
 from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
 
@@ -57,6 +57,8 @@ class InstanceHost:
     ):  # fmt: skip
         self.config, self.engine, self.identity = config, engine, identity
         self._port, self._grammars = port, grammars
+        self.table_digest = config.table_digest
+        self._draining: str | None = None
         self.loop = EngineLoop(engine, clock=clock, on_layer=self._on_layer, on_step=self._on_step)
         self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
         self._session: InstanceSession | None = None
@@ -99,6 +101,21 @@ class InstanceHost:
         """Whether the engine thread lives and made progress in the last seconds."""
         return self.loop.alive() and self.loop.progress_age() < UNHEALTHY_AFTER_S
 
+    @property
+    def in_session(self) -> bool:
+        """Whether a scheduler holds us."""
+        return self._session is not None and not self._session.over
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a prompt is here, or KV blocks wait for one."""
+        load = self.load()
+        return bool(load.running or load.waiting or load.held_prompts or load.blocks_used > load.blocks_probe)
+
+    def drain(self, why: str | None) -> None:
+        """Refuse every new prompt and session with these words; None: take them again."""
+        self._draining = why
+
     def describe(self) -> InstanceDescription:
         """Return what this instance is."""
         info, options = self.engine.info, self.config.options
@@ -112,7 +129,7 @@ class InstanceHost:
             port=self._port,
             pid=os.getpid(),
             role=self.config.role,
-            table_digest=self.config.table_digest,
+            table_digest=self.table_digest,
             protocol_version=PROTOCOL_VERSION,
             model=info.model,
             max_model_len=info.max_model_len,
@@ -130,7 +147,12 @@ class InstanceHost:
         )
 
     def open(self, hello: OpenSession) -> InstanceSession:
-        """Accept a session; an older one of the same scheduler ends. Raises Incompatible if another one holds us."""
+        """Accept a session; an older one of the same scheduler ends.
+
+        Raises Incompatible if another one holds us, and Draining once new prompts are refused.
+        """
+        if self._draining is not None:
+            raise Draining(self._draining)
         old = self._session
         if old is not None and not old.over:
             if old.hello.scheduler_id != hello.scheduler_id:
@@ -141,7 +163,9 @@ class InstanceHost:
             if old.hello.epoch > hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than the living one, {old.hello.epoch}")
             old.lost()
-        session = InstanceSession(hello, self.workers, self._session_over, self._measure, self._grammars)
+        session = InstanceSession(
+            hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining
+        )
         self._session = session
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)

@@ -16,6 +16,8 @@ from instance.entry_lock import EntryLock
 from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
+from instance.table_watch import TableWatch
+from ranktable_tools.launch_plan import LaunchPlan
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
 from wire.grpc_server import GrpcServer
@@ -31,9 +33,9 @@ def run(config: InstanceConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must mend."""
     if config.cores:
         os.sched_setaffinity(0, config.cores)
-    lock = EntryLock(f"{config.table_digest}:{config.table_port}", config.server_ip, config.device_ids)
+    lock = EntryLock(_entry_name(config, config.table_digest), config.server_ip, config.device_ids)
     try:
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, lock))
     finally:
         lock.close()
     _leave_native_work_behind()
@@ -53,7 +55,7 @@ class _Ending:
         self._loop.call_soon_threadsafe(self.stop.set)
 
 
-async def _serve(config: InstanceConfig) -> None:
+async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
     ending = _Ending()
     stop = ending.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,6 +77,8 @@ async def _serve(config: InstanceConfig) -> None:
         if config.options.http_port is not None:
             http = build_server(config.options.host, config.options.http_port, load=host.load, healthy=host.healthy)
             beside.append(tasks.create_task(http.serve()))
+        if config.plan is not None:
+            beside.append(tasks.create_task(_follow_table(config, config.plan, host, lock, stop)))
         await stop.wait()
         log.info("stopping", instance=identity.instance_id)
         for task in beside:
@@ -100,6 +104,22 @@ async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, ending
     await server.serve(host)
     log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)
     return host
+
+
+async def _follow_table(
+    config: InstanceConfig, plan: LaunchPlan, host: InstanceHost, lock: EntryLock, stop: asyncio.Event
+) -> None:
+    """Stop the process when its table has it no more and its work is done."""
+
+    def hold(table_digest: str) -> None:
+        lock.hold(_entry_name(config, table_digest))
+
+    await TableWatch(plan, host, config.trust, hold).run()
+    stop.set()
+
+
+def _entry_name(config: InstanceConfig, table_digest: str) -> str:
+    return f"{table_digest}:{config.table_port}"
 
 
 def _leave_native_work_behind() -> None:

@@ -9,7 +9,7 @@ from engine.grammar.interface import Grammar
 from instance.grammar_gate import GrammarGate
 from instance.workers import Workers
 from telemetry.logs import EventLogger
-from wire.errors import Cancelled, PdserveError, to_name
+from wire.errors import Cancelled, Draining, PdserveError, to_name
 from wire.messages import (
     Cancel,
     Command,
@@ -37,9 +37,11 @@ class InstanceSession:
     def __init__(
         self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None],
         measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
+        draining: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         self.hello = hello
         self._workers, self._on_over, self._measure = workers, on_over, measure
+        self._draining = draining
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._gate = GrammarGate(grammars, loop)
@@ -100,7 +102,11 @@ class InstanceSession:
             self._queue.put_nowait(None)
 
     def _take(self, state: PromptState, take: Callable[[Grammar | None], None]) -> None:
-        """Take a prompt once its grammar is compiled."""
+        """Take a prompt once its grammar is compiled; none while the instance drains."""
+        why = self._draining()
+        if why is not None:
+            self._emit_refused(state.prompt_id, Draining(why))
+            return
 
         def go(grammar: Grammar | None) -> None:
             self._guard(state.prompt_id, lambda: take(grammar))

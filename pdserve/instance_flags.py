@@ -74,6 +74,7 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
         table_port=plan.own.server_port,
         cores=share.cores,
         trust=trust or Trust(),
+        plan=plan,
     )
     return InstanceLaunch(config, tuple(notices))
 
@@ -93,4 +94,11 @@ def _port(options: EngineOptions, plan: LaunchPlan) -> int:
         raise ConfigError("--port is missing: give the port of this instance, the one NODE_PORTS has for it")
     if not 0 < port < 65536:
         raise ConfigError(f"--port {port} is not in 1..65535")
+    named = plan.own.server_port
+    if named not in (None, port) and not plan.has_node_ports:
+        raise ConfigError(
+            f"--port {port} is not the server_port of {plan.name} in {plan.global_path}, {named}, where the scheduler "
+            f"looks for it: give --port {named} or leave it out (NODE_PORTS, where the scheduler has it, overrules the "
+            "table: set it here too)"
+        )
     return port

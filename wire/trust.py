@@ -2,7 +2,8 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from telemetry.logs import EventLogger
@@ -15,6 +16,26 @@ log = EventLogger("trust")
 _MAX_HOST_CHARS = 64
 
 
+class LiveAddresses(AbstractSet[str]):
+    """Owns the addresses of a table that changes; read by any thread, replaced whole."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._addresses = frozenset(addresses)
+
+    def replace(self, addresses: Iterable[str]) -> None:
+        """Take these from now on; links that stand are not asked again."""
+        self._addresses = frozenset(addresses)
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._addresses
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """What one process knows of its peers; the default is loopback alone, for a process without a table.
@@ -24,7 +45,7 @@ class Trust:
     """
 
     secret: Secret | None = None
-    addresses: frozenset[str] = frozenset()
+    addresses: AbstractSet[str] = frozenset()
     loopback: bool = True
     tls: TlsFiles | None = None
     host: str = field(default_factory=socket.gethostname)
@@ -35,6 +56,11 @@ class Trust:
         if spelled is None:
             return False
         return spelled in self.addresses or (self.loopback and ipaddress.ip_address(spelled).is_loopback)
+
+    def follow(self, hosts: Iterable[str]) -> None:
+        """Go by the hosts of another table from now on, where these came from one (`find_trust`)."""
+        if isinstance(self.addresses, LiveAddresses):
+            self.addresses.replace(_spelled(hosts))
 
     def check_address(self, address: str) -> None:
         """Raise Incompatible unless there is a secret, which is proven instead, or the table has this address."""
@@ -60,9 +86,9 @@ class Trust:
 
 def find_trust(environ: Mapping[str, str], table_path: str, hosts: Iterable[str], tls: TlsFiles | None = None) -> Trust:
     """Return the trust of a process with a table; `hosts` are the addresses of its entries. Raises ConfigError."""
-    spelled = {address for address in map(spell, hosts) if address is not None}
+    spelled = _spelled(hosts)
     loopback = any(ipaddress.ip_address(address).is_loopback for address in spelled)
-    return Trust(find_secret(environ, table_path), frozenset(spelled), loopback, tls)
+    return Trust(find_secret(environ, table_path), LiveAddresses(spelled), loopback, tls)
 
 
 def spell(address: str) -> str | None:
@@ -78,3 +104,7 @@ def spell(address: str) -> str | None:
 def printable(text: str) -> str:
     """Return what a stranger said of itself, cut to 64 harmless characters."""
     return "".join(char if char.isalnum() or char in ".:-_[]" else "?" for char in text[:_MAX_HOST_CHARS]) or "?"
+
+
+def _spelled(hosts: Iterable[str]) -> set[str]:
+    return {address for address in map(spell, hosts) if address is not None}

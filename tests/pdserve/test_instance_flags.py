@@ -18,13 +18,14 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def _plan(tmp_path: Path, number: int, ports: str | None = None) -> LaunchPlan:
+def _plan(tmp_path: Path, number: int, ports: str | None = None, **environ: str) -> LaunchPlan:
     arguments = GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", ports, "cpu")
     generated = gen(arguments, lambda line: None, {})
     return resolve(
         {
             "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / generated.global_name),
             "RANK_TABLE_FILE_PATH": str(tmp_path / generated.instances[number].file_name),
+            **environ,
         }
     )
 
@@ -47,6 +48,20 @@ def test_an_instance_without_a_port_takes_its_entrys(tmp_path: Path, model: str)
     made = launch(parse(["--model", model]), _plan(tmp_path, 0, ports="18088,18089"))
 
     assert made.config.options.port == 18088
+
+
+def test_a_port_that_is_not_the_tables_is_refused_with_both(tmp_path: Path, model: str) -> None:
+    plan = _plan(tmp_path, 1, ports="18088,18089")
+
+    with pytest.raises(ConfigError, match=r"--port 18088 is not the server_port of decode-0 in .*, 18089"):
+        launch(parse(["--model", model, "--port", "18088"]), plan)
+    assert launch(parse(["--model", model, "--port", "18089"]), plan).config.options.port == 18089
+
+
+def test_node_ports_overrule_the_tables_port(tmp_path: Path, model: str) -> None:
+    plan = _plan(tmp_path, 1, ports="18088,18089", NODE_PORTS="28088,28089")
+
+    assert launch(parse(["--model", model, "--port", "28089"]), plan).config.options.port == 28089
 
 
 def test_an_instance_without_any_port_is_refused(tmp_path: Path, model: str) -> None:

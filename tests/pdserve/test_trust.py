@@ -40,9 +40,9 @@ def test_an_instance_is_given_the_trust_and_its_tls_files(tmp_path: Path) -> Non
     plan, *_ = lay_out(SHAPE, tmp_path)
     environ = environment(plan, {})
     resolved = resolve(environ)
-    options = EngineOptions(model="m", port=8088, tls_cert="only.pem")
+    options = EngineOptions(model="m", tls_cert="only.pem")
 
     with pytest.raises(ConfigError, match=r"--tls-key, --tls-ca missing"):
         trust_of(resolved, environ, options)
     trust = trust_of(resolved, environ)
-    assert launch(EngineOptions(model="m", port=8088, max_model_len=64), resolved, trust).config.trust is trust
+    assert launch(EngineOptions(model="m", max_model_len=64), resolved, trust).config.trust is trust

@@ -39,6 +39,16 @@ def test_loopback_counts_when_the_table_has_this_host() -> None:
     assert find_trust({}, "/nowhere/g.json", ["10.0.0.5", "127.0.0.1"]).has_address("127.0.0.1")
 
 
+def test_the_hosts_of_the_next_table_take_the_place_of_those_before() -> None:
+    trust = find_trust({}, "/nowhere/g.json", ["10.0.0.5"])
+
+    trust.follow(["10.0.0.6", "host-name"])
+
+    assert trust.has_address("10.0.0.6")
+    assert not trust.has_address("10.0.0.5")
+    assert trust.addresses == {"10.0.0.6"}
+
+
 def test_with_a_secret_the_address_is_not_asked_for() -> None:
     Trust(SECRET, frozenset(), loopback=False).check_address("10.9.9.9")
 

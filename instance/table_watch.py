@@ -1,0 +1,184 @@
+"""Follow the global table of an instance: whose peers it has, and whether it belongs itself.
+
+belongs --entry gone--> works on until its scheduler lets it go --late--> refuses new prompts --idle or late--> ends
+   ^------------ entry there again ------------------'----------------------------'
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from ranktable_tools.digest import table_digest
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.matching import find_own_entry
+from ranktable_tools.peers import peer_addresses
+from ranktable_tools.table_file import read_global
+from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.tables import GlobalTable, LocalTable
+from ranktable_tools.watched_table import WatchedTable
+from telemetry.logs import EventLogger
+from wire.errors import ConfigError
+from wire.trust import Trust
+
+log = EventLogger("table")
+
+POLL_S = 1.0
+LET_GO_S = 30.0
+"""Longer than a table takes to the scheduler's host, a ConfigMap's some minutes aside: until then it drains us."""
+DRAIN_S = 300.0
+
+
+class Stage(Enum):
+    """What is left to do for an instance."""
+
+    BELONGS = auto()
+    WORKS_ON = auto()
+    REFUSES = auto()
+    ENDS = auto()
+
+
+class Host(Protocol):
+    """What is asked of an instance."""
+
+    table_digest: str
+
+    @property
+    def in_session(self) -> bool:
+        """Whether a scheduler holds it."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a prompt is there."""
+        ...
+
+    def drain(self, why: str | None) -> None:
+        """Refuse what is new; None: take it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A table, the addresses of its hosts, and why our entry is not in it, empty where it is."""
+
+    table: GlobalTable
+    hosts: frozenset[str]
+    gone: str
+
+
+def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
+    """Return what is left to do `gone_s` after the entry was found gone, None: it is there. Pure.
+
+    The scheduler drains us by its own table and then ends the session. One that keeps us has another table.
+    """
+    if gone_s is None:
+        return Stage.BELONGS
+    if not in_session:
+        return Stage.ENDS
+    if gone_s < LET_GO_S:
+        return Stage.WORKS_ON
+    return Stage.REFUSES if is_busy and gone_s < LET_GO_S + DRAIN_S else Stage.ENDS
+
+
+class TableWatch:
+    """Owns what an instance knows of its table. `hold` takes the entry by a new table's digest, so that no second
+    process of it starts; `plan` has the table of the start.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, host: Host, trust: Trust, hold: Callable[[str], None], *, poll_s: float = POLL_S
+    ) -> None:
+        self._plan, self._host, self._trust, self._hold = plan, host, trust, hold
+        self._poll_s = poll_s
+        self._hosts = frozenset[str]()
+        self._changed_at: float | None = None
+        self._gone_at: float | None = None
+        self._gone = ""
+        self._stage = Stage.BELONGS
+
+    async def run(self) -> str:
+        """Follow the table until nothing is left to do here; return why, for the log."""
+        looker = TableLooker(WatchedTable(self._plan.global_path, self.read))
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self.take(await looker.look(), loop.time())
+                if self.go_on(loop.time()) is Stage.ENDS:
+                    return self._gone
+            except Exception as error:  # noqa: BLE001 - the outermost frame: what was known stays, the next look is due
+                log.error("table_watch_failed", exc=error)
+            await asyncio.sleep(self._poll_s)
+
+    def read(self, path: str) -> Reading:
+        """Read on a thread. Raises RanktableError."""
+        table = read_global(path, share_devices=self._plan.share_devices)
+        return Reading(table, peer_addresses(table), self._why_gone(table))
+
+    def take(self, found: Reading | RanktableError | None, now: float) -> None:
+        """Go by a table that was found, or say why it is not to be used."""
+        if isinstance(found, RanktableError):
+            waits = found.code == "not-completed"
+            (log.info if waits else log.warning)("table_waits" if waits else "table_ignored", reason=found)
+        elif found is not None:
+            self._follow(found, now)
+
+    def go_on(self, now: float) -> Stage:
+        """Do what the moment asks for, and return what is left to do."""
+        if self._changed_at is not None and now - self._changed_at > LET_GO_S + DRAIN_S:
+            self._changed_at = None
+            self._trust.follow(self._hosts)
+        gone_s = None if self._gone_at is None else now - self._gone_at
+        after = stage(gone_s, in_session=self._host.in_session, is_busy=self._host.is_busy)
+        if after is not self._stage:
+            self._enter(after)
+        return after
+
+    def _follow(self, found: Reading, now: float) -> None:
+        digest = table_digest(found.table)
+        if digest != self._host.table_digest:
+            log.info("table_changed", digest=digest)
+        self._host.table_digest = digest
+        self._trust.follow(found.hosts | self._hosts)  # those that went may have KV to send us, or to take, a while yet
+        self._hosts, self._changed_at = found.hosts, now
+        self._gone = found.gone
+        if not found.gone:
+            self._gone_at = None
+            self._take_entry(digest)
+        elif self._gone_at is None:
+            self._gone_at = now
+
+    def _take_entry(self, digest: str) -> None:
+        try:
+            self._hold(digest)
+        except ConfigError as error:
+            log.warning("entry_held_twice", reason=error)
+
+    def _enter(self, after: Stage) -> None:
+        before, self._stage = self._stage, after
+        self._host.drain(self._gone if after in (Stage.REFUSES, Stage.ENDS) else None)
+        match after:
+            case Stage.BELONGS:
+                log.info("entry_is_back", before=before.name.lower())
+            case Stage.WORKS_ON:
+                log.warning("entry_gone", reason=self._gone, next="it ends when its scheduler has let it go")
+            case Stage.REFUSES:
+                words = "new prompts are refused; it ends with the last one that is here"
+                log.warning("not_let_go", waited_s=LET_GO_S, next=words)
+            case Stage.ENDS:
+                log.warning("instance_ends", reason=self._gone, busy=self._host.is_busy)
+
+    def _why_gone(self, table: GlobalTable) -> str:
+        own = self._plan.own
+        who = f"{self._plan.name} ({own.server_ip}, devices {','.join(own.device_ids)})"
+        words = f"{who} is gone from the global table {self._plan.global_path}"
+        try:
+            entry = find_own_entry(LocalTable(own), table)
+        except RanktableError:
+            return words
+        there = None if entry is None else entry.server.server_port
+        if self._plan.has_node_ports or there is None or own.server_port in (None, there):
+            return ""
+        return f"{words}: its port there is {there}, here {own.server_port}"

@@ -1,0 +1,262 @@
+"""An instance follows its global table: its peers, its digest, and when it ends because it is gone from there."""
+
+import asyncio
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instance.entry_lock import EntryLock
+from instance.table_watch import DRAIN_S, LET_GO_S, Stage, TableWatch, stage
+from ranktable_tools.digest import table_digest
+from ranktable_tools.launch_plan import resolve
+from ranktable_tools.table_file import read_global
+from ranktable_tools.watched_table import WatchedTable
+from tests.instance.pair import DEADLINE_S, instance_config, running
+from wire.errors import ConfigError, Unavailable
+from wire.messages import Generate, OpenSession, Refused, Step
+from wire.trust import find_trust
+from wire.types import PromptState, Role, SamplingParams
+
+Document = dict[str, Any]
+STATE = PromptState("r/0", "r", (3, 4, 5), SamplingParams(max_tokens=2, temperature=0.0))
+
+
+def _server(host: int, device: str | None = "0", port: int | None = None) -> Document:
+    ip = f"192.0.2.{host}"
+    entry: Document = {"server_id": ip, "server_ip": ip}
+    if device is not None:
+        entry["device"] = [{"device_id": device, "device_ip": ip, "rank_id": "0"}]
+    return entry if port is None else {**entry, "server_port": str(port)}
+
+
+def table(*decode: Document) -> Document:
+    """A table of the scheduler and a prefill instance on 192.0.2.1, and these decode instances."""
+    groups = [[_server(1, None)], [_server(1)], list(decode)]
+    listed = [
+        {"group_id": str(number), "server_count": str(len(servers)), "server_list": servers}
+        for number, servers in enumerate(groups)
+    ]
+    return {"version": "1.0", "status": "completed", "server_group_list": listed}
+
+
+OWN, OTHER = _server(2, port=8089), _server(3, port=8090)
+
+
+class FakeHost:
+    """What an instance says of itself, and what it was told."""
+
+    def __init__(self) -> None:
+        self.table_digest, self.in_session, self.is_busy = "", True, False
+        self.draining: str | None = None
+
+    def drain(self, why: str | None) -> None:
+        self.draining = why
+
+
+class Followed:
+    """A watch of decode instance 192.0.2.2, and the file that it follows."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.path = folder / "global.json"
+        self.path.write_text(json.dumps(table(OWN)))
+        local = folder / "local.json"
+        document = copy.deepcopy(table(OWN)["server_group_list"][2]) | {"group_id": "0"}
+        local.write_text(json.dumps({"version": "1.0", "status": "completed", **document}))
+        named = {"GLOBAL_RANK_TABLE_FILE_PATH": str(self.path), "RANK_TABLE_FILE_PATH": str(local)}
+        self.plan = resolve({**named, **environ})
+        self.host, self.held = FakeHost(), list[str]()
+        self.trust = find_trust({}, str(self.path), ["192.0.2.1", "192.0.2.2"])
+        self.watch = TableWatch(self.plan, self.host, self.trust, self.held.append, poll_s=0.005)
+        self._file = WatchedTable(str(self.path), self.watch.read)
+        self.read(table(OWN), 0.0)
+
+    def write(self, document: object) -> None:
+        """Replace the file by a rename."""
+        beside = self.path.with_suffix(".new")
+        beside.write_text(document if isinstance(document, str) else json.dumps(document))
+        beside.replace(self.path)
+
+    def read(self, document: object, now: float) -> Stage:
+        """Replace the file and look as often as it takes; return what is left to do at `now`."""
+        self.write(document)
+        for _ in range(3):
+            self.watch.take(self._file.look(), now)
+        return self.watch.go_on(now)
+
+
+@pytest.mark.parametrize(
+    ("gone_s", "in_session", "is_busy", "left"),
+    [
+        (None, True, True, Stage.BELONGS),
+        (None, False, False, Stage.BELONGS),
+        (0.0, False, False, Stage.ENDS),
+        (0.0, True, False, Stage.WORKS_ON),
+        (LET_GO_S - 1, True, True, Stage.WORKS_ON),
+        (LET_GO_S, True, True, Stage.REFUSES),
+        (LET_GO_S, True, False, Stage.ENDS),
+        (LET_GO_S + DRAIN_S, True, True, Stage.ENDS),
+    ],
+)
+def test_what_is_left_to_do(gone_s: float | None, in_session: bool, is_busy: bool, left: Stage) -> None:
+    assert stage(gone_s, in_session=in_session, is_busy=is_busy) is left
+
+
+def test_another_table_brings_its_digest_its_peers_and_the_entry_by_its_name(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+
+    left = followed.read(table(OWN, OTHER), 1.0)
+
+    assert left is Stage.BELONGS
+    assert followed.host.table_digest == table_digest(read_global(str(followed.path)))
+    assert followed.host.table_digest != followed.plan.table_digest
+    assert followed.held == [followed.plan.table_digest, followed.host.table_digest]
+    assert followed.trust.has_address("192.0.2.3")
+
+
+def test_hosts_that_went_are_peers_as_long_as_those_that_drain_may_need_it(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.read(table(OWN, OTHER), 1.0)
+
+    followed.read(table(OWN), 2.0)
+    assert followed.trust.has_address("192.0.2.3")
+    followed.watch.go_on(3.0 + LET_GO_S + DRAIN_S)
+
+    assert not followed.trust.has_address("192.0.2.3")
+    assert followed.trust.has_address("192.0.2.1")
+
+
+def test_an_entry_that_is_gone_ends_the_instance_once_it_is_let_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = Followed(tmp_path)
+    caplog.set_level(logging.INFO, "pdserve.table")
+
+    assert followed.read(table(OTHER), 1.0) is Stage.WORKS_ON
+    assert followed.host.draining is None
+    followed.host.in_session = False
+    assert followed.watch.go_on(2.0) is Stage.ENDS
+
+    gone, last = (message for message in caplog.messages if not message.startswith("table_changed"))
+    assert gone.startswith("entry_gone ")
+    assert last.startswith("instance_ends ")
+    words = f"decode-0 (192.0.2.2, devices 0) is gone from the global table {followed.path}"
+    assert words in gone
+    assert words in last
+
+
+def test_one_that_is_not_let_go_refuses_what_is_new_and_ends_with_what_it_has(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.host.is_busy = True
+    followed.read(table(OTHER), 1.0)
+
+    assert followed.watch.go_on(1.0 + LET_GO_S) is Stage.REFUSES
+    assert followed.host.draining is not None
+    assert "is gone from the global table" in followed.host.draining
+    followed.host.is_busy = False
+
+    assert followed.watch.go_on(2.0 + LET_GO_S) is Stage.ENDS
+
+
+def test_an_entry_that_comes_back_is_served_on(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.host.is_busy = True
+    followed.read(table(OTHER), 1.0)
+    followed.watch.go_on(1.0 + LET_GO_S)
+
+    assert followed.read(table(OWN, OTHER), 2.0 + LET_GO_S) is Stage.BELONGS
+    assert followed.host.draining is None
+    assert followed.read(table(OTHER), 3.0 + LET_GO_S) is Stage.WORKS_ON
+
+
+@pytest.mark.parametrize("document", ["{", json.dumps({**table(OTHER), "status": "initializing"})])
+def test_a_table_that_is_not_to_be_used_ends_nobody(tmp_path: Path, document: str) -> None:
+    followed = Followed(tmp_path)
+
+    assert followed.read(document, 1.0) is Stage.BELONGS
+    assert followed.host.table_digest == followed.plan.table_digest
+
+
+def test_another_device_address_is_another_entry(tmp_path: Path) -> None:
+    other = copy.deepcopy(OWN)
+    other["device"][0]["device_ip"] = "192.0.2.99"
+
+    assert Followed(tmp_path).read(table(other), 1.0) is Stage.WORKS_ON
+
+
+@pytest.mark.parametrize(
+    ("environ", "port", "left"),
+    [
+        ({}, 8091, Stage.WORKS_ON),
+        ({}, None, Stage.BELONGS),
+        ({"NODE_PORTS": "1,2"}, 8091, Stage.BELONGS),
+    ],
+)
+def test_another_port_is_another_entry_unless_node_ports_says_it(
+    tmp_path: Path, environ: dict[str, str], port: int | None, left: Stage
+) -> None:
+    followed = Followed(tmp_path, **environ)
+
+    assert followed.read(table(_server(2, port=port)), 1.0) is left
+
+
+def test_a_role_that_changes_ends_nobody(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    changed = table(OTHER)
+    changed["server_group_list"][1]["server_list"].append(OWN)
+    changed["server_group_list"][1]["server_count"] = "2"
+
+    assert followed.read(changed, 1.0) is Stage.BELONGS
+
+
+def test_the_file_is_looked_at_until_the_instance_ends(tmp_path: Path) -> None:
+    async def run() -> str:
+        followed = Followed(tmp_path)
+        followed.host.in_session = False
+        running_ = asyncio.create_task(followed.watch.run())
+        followed.write(table(OTHER))
+        async with asyncio.timeout(DEADLINE_S):
+            return await running_
+
+    assert "decode-0 (192.0.2.2, devices 0) is gone from the global table" in asyncio.run(run())
+
+
+def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
+            host = instance._host
+            assert host.in_session
+            assert not host.is_busy
+            long = PromptState("r/1", "r", (3, 4, 5), SamplingParams(max_tokens=100, temperature=0.0))
+            await client.session.send(Generate(long))
+            step = await client.next(Step)
+            host.drain("its entry is gone")
+            await client.session.send(Generate(STATE))
+            refused = await client.next(Refused)
+            assert isinstance(refused, Refused)
+            assert (refused.prompt_id, refused.error, refused.message) == ("r/0", "Draining", "its entry is gone")
+            while not any(token.finish for token in step.tokens):  # type: ignore[union-attr]
+                step = await client.next(Step)
+            with pytest.raises(Unavailable, match="its entry is gone"):
+                await instance.connection().open(OpenSession("test", 2, 10.0), DEADLINE_S)
+            host.drain(None)
+            await client.session.send(Generate(STATE))
+            await client.next(Step)
+
+    asyncio.run(run())
+
+
+def test_an_entry_is_held_by_each_table_that_was_in_use(tmp_path: Path) -> None:
+    place = (str(tmp_path), ("0",))
+    lock = EntryLock("one", *place)
+    lock.hold("two")
+    lock.hold("two")
+
+    for digest in ("one", "two"):
+        with pytest.raises(ConfigError, match="holds it"):
+            EntryLock(digest, *place)
+    lock.close()
+    EntryLock("two", *place).close()
