@@ -3,6 +3,7 @@
 deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same flags for every role.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,10 @@ from pdserve.start_lines import instance_lines, scheduler_lines
 from pdserve.step_tokens import check_step_tokens
 from pdserve.tether import hold_on
 from pdserve.trust import trust_of
+from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
+from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
 
 USAGE = """\
@@ -50,12 +53,34 @@ def describe(plan: LaunchPlan) -> str:
     return f"this process is {plan.name} ({plan.own.server_ip}, devices {devices})"
 
 
-def table_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with what flags or --config say of the guide's variables. Raises ConfigError."""
+def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
+    """Return what this process is, by environment, flags and tables.
+
+    Raises ConfigError, and RanktableError, which names --share-devices where a device is in two instances.
+    """
+    namespace = read_flags(argv, environ)
+    share = getattr(namespace, "share_devices", False)
+    if share and getattr(namespace, "device", "auto") == "npu":
+        raise ConfigError("--share-devices is for GPUs: with --device npu each NPU is in one instance alone")
+    try:
+        return resolve(table_variables(namespace, environ), share_devices=share)
+    except RanktableError as error:
+        if error.code != "device-twice":
+            raise
+        words = f"{error} Two instances may have one GPU where every process is started with --share-devices"
+        raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
+
+
+def read_flags(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Return the flags of a command line over those of its --config, for any role. Raises ConfigError."""
     from scheduler import config
 
     parser = config.parser()
-    namespace = parser.parse_args(prepare(argv, parser, environ, serves=True).argv)
+    return parser.parse_args(prepare(argv, parser, environ, serves=True).argv)
+
+
+def table_variables(namespace: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with what was typed of the guide's variables."""
     told = {"GLOBAL_RANK_TABLE_FILE_PATH": "global_rank_table", "USE_OPENAI": "use_openai"}
     said = {variable: getattr(namespace, name) for variable, name in told.items() if name in namespace}
     if "node_ports" in namespace:
@@ -68,7 +93,7 @@ def _launch(argv: Sequence[str]) -> int:
         return _help()
     hold_on(os.environ)
     process_failpoints()  # a wrong setting ends the process before it serves
-    plan = resolve(table_variables(argv, os.environ))
+    plan = plan_of(argv, os.environ)
     _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
     return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
 

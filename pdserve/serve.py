@@ -64,6 +64,8 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     if "ip" in namespace and "ip" not in parser.from_file:
         raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: --host says where this listens")
+    if "share_devices" in namespace and "share_devices" not in parser.from_file:
+        raise ConfigError("--share-devices is for the instances of a ranktable: this is one alone")
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     check_engine_flags(from_namespace(EngineOptions, namespace))

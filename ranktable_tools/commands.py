@@ -36,6 +36,7 @@ class GenArguments:
     ports: str | None = None
     device_type: DeviceKind | None = None
     device_ip_from: AddressSource | None = None
+    share_devices: bool = False
 
 
 def gen(
@@ -46,8 +47,10 @@ def gen(
     `root` is where the machine's own files lie: /dev and /etc/hccn.conf.
     """
     request = _request(arguments)
-    check_request(request)
     kind = arguments.device_type or find_kind(root / "dev")
+    if kind == "npu" and request.share_devices:
+        raise RanktableError("--share-devices is for GPUs: an NPU is in one instance alone")
+    check_request(request)
     generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
     _save(generated, arguments.save_dir, say)
     absent = absent_note(kind, request.device_ids, present_devices(kind, root / "dev"))
@@ -64,7 +67,9 @@ def _request(arguments: GenArguments) -> GenRequest:
     decode = parse_device_lists("--decode-server-list", arguments.decode_server_list)
     num_instances = len(prefill) + len(decode)
     ports = () if arguments.ports is None else parse_ports(arguments.ports, num_instances)
-    return GenRequest(prefill, decode, arguments.api_server, arguments.ip or own_address(), ports)
+    return GenRequest(
+        prefill, decode, arguments.api_server, arguments.ip or own_address(), ports, arguments.share_devices
+    )
 
 
 def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:

@@ -41,6 +41,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     for name in _TLS:
         parser.add_argument(f"--{name}", metavar="FILE", help="as the instances have it, where gRPC is by TLS")
     parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
+    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
     parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds that all checks have (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
@@ -56,7 +57,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     machine = Machine(os.environ, kind=arguments.device_type)
     given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}
     tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
-    case = Case(machine, read_tables(arguments.files, machine), arguments.url, arguments.mib, tls)
+    tables = read_tables(arguments.files, machine, share_devices=arguments.share_devices)
+    case = Case(machine, tables, arguments.url, arguments.mib, tls)
     try:
         findings = examine(case, arguments.timeout)
     except KeyboardInterrupt:

@@ -10,6 +10,9 @@ def global_name(ip: str) -> str:
     return f"global_ranktable_{ip}.json"
 
 
-def local_name(ip: str, device_ids: tuple[str, ...]) -> str:
-    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not parted in it."""
-    return f"local_ranktable_{ip}_{''.join(device_ids)}.json"
+def local_name(ip: str, device_ids: tuple[str, ...], port: int | None = None) -> str:
+    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not parted in it.
+
+    The guide's names have no port: it tells apart two instances that share all their devices.
+    """
+    return f"local_ranktable_{ip}_{''.join(device_ids)}{'' if port is None else f'_{port}'}.json"

@@ -25,6 +25,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     add_ip(parser)
     parser.add_argument("--ports", metavar="P,P", help="write each instance's port into the table, prefill first")
     add_device_flags(parser)
+    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU (never an NPU)")
     parser.set_defaults(command=_gen)
 
 
@@ -48,6 +49,7 @@ def _gen(arguments: argparse.Namespace) -> int:
         GenArguments(
             arguments.prefill_server_list, arguments.decode_server_list, both if wanted is None else wanted,
             arguments.save_dir, arguments.ip, arguments.ports, arguments.device_type, arguments.device_ip_from,
+            arguments.share_devices,
         ),
         print,
     )  # fmt: skip

@@ -15,18 +15,36 @@ _DEVICE_ID = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class GenRequest:
-    """What to generate: the device ids of each instance, whether the scheduler is here, this host's address."""
+    """What to generate: the device ids of each instance, whether the scheduler is here, this host's address.
+
+    `share_devices` lets two instances have one GPU.
+    """
 
     prefill: tuple[tuple[str, ...], ...]
     decode: tuple[tuple[str, ...], ...]
     with_scheduler: bool
     ip: str
     ports: tuple[int, ...] = ()
+    share_devices: bool = False
+
+    @property
+    def instances(self) -> tuple[tuple[str, ...], ...]:
+        """The device ids of each instance, prefill first."""
+        return (*self.prefill, *self.decode)
 
     @property
     def device_ids(self) -> tuple[str, ...]:
         """All device ids, prefill first."""
-        return tuple(device_id for ids in (*self.prefill, *self.decode) for device_id in ids)
+        return tuple(device_id for ids in self.instances for device_id in ids)
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The name of each instance's local table; with a port only where two instances have the same devices."""
+        ports = self.ports or (None,) * len(self.instances)
+        return tuple(
+            local_name(self.ip, ids, port if self.share_devices and self.instances.count(ids) > 1 else None)
+            for ids, port in zip(self.instances, ports, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +110,10 @@ def check_request(request: GenRequest) -> None:
 
 def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
     """Return the tables of a checked request; `device_ips` has the address of each device."""
-    ports: list[int | None] = list(request.ports) or [None] * (len(request.prefill) + len(request.decode))
+    ports: list[int | None] = list(request.ports) or [None] * len(request.instances)
     instances = [
         Server(request.ip, request.ip, _devices(ids, device_ips), port)
-        for ids, port in zip((*request.prefill, *request.decode), ports, strict=True)
+        for ids, port in zip(request.instances, ports, strict=True)
     ]
     split = len(request.prefill)
     scheduler = Server(request.ip, request.ip) if request.with_scheduler else None
@@ -103,7 +121,7 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
         global_name=global_name(request.ip),
         part=TablePart(scheduler, tuple(instances[:split]), tuple(instances[split:])),
         instances=tuple(
-            NamedLocal(local_name(request.ip, server.device_ids), LocalTable(server)) for server in instances
+            NamedLocal(name, LocalTable(server)) for name, server in zip(request.file_names, instances, strict=True)
         ),
         host=None if scheduler is None else NamedLocal(local_name(request.ip, HOST), LocalTable(scheduler)),
     )
@@ -111,7 +129,7 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
 
 def tensor_parallel_note(request: GenRequest) -> str | None:
     """Return a note when instances differ in their number of devices; that is allowed."""
-    sizes = [len(ids) for ids in (*request.prefill, *request.decode)]
+    sizes = [len(ids) for ids in request.instances]
     if len(set(sizes)) < 2:
         return None
     listed = ",".join(str(size) for size in sizes)
@@ -122,24 +140,28 @@ def _check_devices_once(request: GenRequest) -> None:
     owner_by_id: dict[str, str] = {}
     for label, ids in _labelled(request):
         for device_id in ids:
-            if device_id in owner_by_id:
+            owner = owner_by_id.get(device_id)
+            if owner is not None and (owner == label or not request.share_devices):
+                cure = "" if owner == label else "; where it is a GPU, ranktable gen --share-devices gives it to both"
                 raise RanktableError(
                     "A device_id can be used only once in prefill server and decode server. "
-                    f"Device {device_id} is in {owner_by_id[device_id]} and in {label}"
+                    f"Device {device_id} is in {owner} and in {label}{cure}"
                 )
             owner_by_id[device_id] = label
 
 
 def _check_names(request: GenRequest) -> None:
-    owner_by_name: dict[str, str] = {}
-    for label, ids in _labelled(request):
-        name = local_name(request.ip, ids)
-        if name in owner_by_name:
-            raise RanktableError(
-                f"{name} would be the file of {owner_by_name[name]} and of {label}; nothing was written: "
-                "group the devices in another way, or generate each with its own --save-dir and merge"
-            )
-        owner_by_name[name] = f"{label} ({','.join(ids)})"
+    owner_by_name: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for name, (label, ids) in zip(request.file_names, _labelled(request), strict=True):
+        owner, its_ids = owner_by_name.setdefault(name, (label, ids))
+        if owner == label:
+            continue
+        cure = "group the devices in another way, or generate each with its own --save-dir and merge"
+        if ids == its_ids:
+            cure = "instances with the same devices are told apart by their ports: give --ports"
+        raise RanktableError(
+            f"{name} would be the file of {owner} ({','.join(its_ids)}) and of {label}; nothing was written: {cure}"
+        )
 
 
 def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:

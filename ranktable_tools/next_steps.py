@@ -19,21 +19,31 @@ def after_gen(generated: Generated, save_dir: str) -> list[str]:
             "This table is one host's part. Generate the other hosts' and merge them all:",
             f"  ranktable merge --global-ranktable-list {shlex.quote(global_path)} OTHER_GLOBAL_RANKTABLE",
         ]
-    return ["Next, each in a shell of its own, in any order:", *_start_lines(generated, global_path, save_dir)]
+    return [
+        "Next, each in a shell of its own, in any order:",
+        *_start_lines(generated, global_path, save_dir),
+        "Before that, and once all are up, this checks the host, its processes and their links:",
+        f"  ranktable doctor{_sharing(generated)} {shlex.quote(global_path)}",
+    ]
 
 
 def after_merge(merged_path: str, secret_path: str) -> list[str]:
     """Return what has to reach the other hosts."""
-    return [f"Next: copy {merged_path} and {secret_path} to every host, side by side, and start the processes there."]
+    return [
+        f"Next: copy {merged_path} and {secret_path} to every host, side by side, and start the processes there.",
+        "Before that, and once all are up, this checks a host, its processes and its links:",
+        f"  ranktable doctor {shlex.quote(os.path.basename(merged_path))} LOCAL_RANKTABLE",
+    ]
 
 
 def _start_lines(generated: Generated, global_path: str, save_dir: str) -> Iterator[str]:
     ports = [_port(instance) for instance in generated.part.instances]
+    flags = _sharing(generated)
     for instance, local, port in zip(generated.part.instances, generated.instances, ports, strict=True):
-        yield _line(global_path, save_dir, local, "", port) + f"  # {instance}"
+        yield _line(global_path, save_dir, local, "", port) + f"{flags}  # {instance}"
     assert generated.host is not None
     node_ports = f"NODE_PORTS={','.join(str(port) for port in ports)} "
-    yield _line(global_path, save_dir, generated.host, node_ports, 9000) + "  # scheduler, the public port"
+    yield _line(global_path, save_dir, generated.host, node_ports, 9000) + f"{flags}  # scheduler, the public port"
 
 
 def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, port: int) -> str:
@@ -42,6 +52,12 @@ def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, p
         f"  GLOBAL_RANK_TABLE_FILE_PATH={shlex.quote(global_path)} RANK_TABLE_FILE_PATH={shlex.quote(local_path)} "
         f"{node_ports}sh {shlex.quote(_launcher())} --model=MODEL --host=0.0.0.0 --port={port}"
     )
+
+
+def _sharing(generated: Generated) -> str:
+    """Return the flag that every process needs where two instances have one device, with a blank before it."""
+    ids = [device_id for instance in generated.part.instances for device_id in instance.server.device_ids]
+    return " --share-devices" if len(ids) > len(set(ids)) else ""
 
 
 def _port(instance: Instance) -> int:

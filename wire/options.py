@@ -64,6 +64,7 @@ class EngineOptions:
     )
     prefill_chunk_size: int = flag(512, "most prompt tokens in one step", parse=int)
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
+    share_devices: bool = flag(False, "two instances of the ranktable may have one GPU (never an NPU)")
     rank_timeout: float = flag(10.0, "seconds ranks wait for each other in a step before they end", parse=float)
     quantization: str | None = flag(
         None,

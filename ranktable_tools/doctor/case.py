@@ -20,7 +20,10 @@ _SCHEDULER_PORT = 9000
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables given; `problem` says why one could not be used, `own` is the instance the local one means."""
+    """The tables given; `problem` says why one could not be used, `own` is the instance the local one means.
+
+    `share_devices` says how they were read: whether two instances may have one GPU.
+    """
 
     global_path: str | None = None
     local_path: str | None = None
@@ -28,6 +31,7 @@ class Tables:
     local: LocalTable | None = None
     own: Instance | None = None
     problem: str = ""
+    share_devices: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,18 +98,18 @@ class Case:
         return HostComparer()
 
 
-def read_tables(files: Sequence[str], machine: Machine) -> Tables:
+def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool = False) -> Tables:
     """Return the tables in `files`, or, without any, those that the guide's variables name."""
     global_path, local_path = _paths(files, machine)
     table, local, own, problem = None, None, None, ""
     try:
-        table = None if global_path is None else read_global(global_path)
+        table = None if global_path is None else read_global(global_path, share_devices=share_devices)
         local = None if local_path is None else read_local(local_path)
         if local is not None and table is not None:
             own = _own(local, table, f"{local_path} ", global_path or "")
     except RanktableError as error:
         problem = str(error)
-    return Tables(global_path, local_path, table, local, own, problem)
+    return Tables(global_path, local_path, table, local, own, problem, share_devices)
 
 
 def _own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> Instance | None:

@@ -17,12 +17,13 @@ def check_tables(case: Case) -> Verdict:
     """The tables can be read, lint finds nothing, and the local one is an entry of the global one."""
     tables = case.tables
     files = [path for path in (tables.global_path, tables.local_path) if path is not None]
-    step = f"ranktable lint {' '.join(files)}"
+    step = f"ranktable lint {' '.join(files)}{' --share-devices' if tables.share_devices else ''}"
     if tables.problem:
         return fail(tables.problem, step if files else "")
     if tables.table is None:
         return not_here("no global table was given", f"name it, or set {GLOBAL_VARIABLE}")
-    options = LintOptions(node_ports=case.machine.environ.get("NODE_PORTS") or None)
+    node_ports = case.machine.environ.get("NODE_PORTS") or None
+    options = LintOptions(share_devices=tables.share_devices, node_ports=node_ports)
     wrong = [str(found) for found in lint(files, options) if found.severity == "error"]
     if wrong:
         return fail(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""), step)

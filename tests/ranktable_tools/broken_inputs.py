@@ -75,6 +75,7 @@ _G2 = "server_group_list.2.server_list.0"
 _ONE_HOST = modelarts(prefill=[server(A, 0)], decode=[server(A, 1)])
 _LOOPBACK = _with(modelarts(), "server_group_list.0.server_list.0.server_ip", "localhost")
 _GEN = ("gen", "--ip", A, "--device-type", "cpu")
+_SHARED = ("--prefill-server-list=0", "--decode-server-list=0", "--share-devices")
 
 FILES = (
     Broken("the file is not there", "unreadable", {}, ("lint", "gone.json")),
@@ -299,6 +300,8 @@ _JOIN = ("merge-local", "--local-ranktable-list", "a.json", "b.json")
 COMMANDS = (
     Broken("gen: nothing to generate", None, {}, _GEN),
     Broken("gen: a device in both lists", None, {}, (*_GEN, "--prefill-server-list=4,5", "--decode-server-list=5,6")),
+    Broken("gen: one GPU in two instances that no port tells apart", None, {}, (*_GEN, *_SHARED)),
+    Broken("gen: an NPU in two instances", None, {}, ("gen", "--ip", A, "--device-type=npu", *_SHARED)),
     Broken("gen: two files of one name", None, {}, (*_GEN, "--prefill-server-list", "1,23", "12,3")),
     Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),
     Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),

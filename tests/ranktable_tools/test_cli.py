@@ -83,6 +83,27 @@ def test_ports_stand_in_the_tables_and_in_the_next_steps(tmp_path: Path, capsys:
     assert "NODE_PORTS=9001,9002,9003,9004 " in capsys.readouterr().out
 
 
+def test_the_next_steps_end_with_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(GEN) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1] == f"  ranktable doctor ./global_ranktable_{IP}.json"
+
+
+def test_what_shares_a_gpu_is_started_linted_and_examined_with_the_flag_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = ["--prefill-server-list", "0", "--decode-server-list", "0", "--ports", "8088,8089"]
+    assert main(["gen", *lists, "--ip", IP, "--device-type", "cuda", "--share-devices"]) == 0
+
+    *starts, _, examined = capsys.readouterr().out.splitlines()[-5:]
+    assert [" --share-devices  # " in line for line in starts] == [True] * 3
+    assert examined.startswith("  ranktable doctor --share-devices ")
+    tables = [str(path) for path in tmp_path.glob("*ranktable*.json")]
+    assert len(tables) == 4
+    assert main(["lint", "--share-devices", *tables]) == 0
+    assert main(["lint", *tables]) == 2
+
+
 def test_a_second_gen_keeps_the_secret(tmp_path: Path) -> None:
     main(GEN)
     secret = (tmp_path / "cluster_secret").read_text()
@@ -101,6 +122,7 @@ def test_a_second_gen_keeps_the_secret(tmp_path: Path) -> None:
         (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of "),
         (["--ports", "8088"], "--ports has 1 ports, there are 2 instances: 8088"),
         (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
+        (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU is in one instance alone"),
         (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),
         (["--prefil-server-list", "1"], "unrecognized arguments: --prefil-server-list 1"),
     ],

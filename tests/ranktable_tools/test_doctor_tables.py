@@ -73,6 +73,21 @@ def test_what_lint_finds_across_tables_and_ports_is_a_failure(tmp_path: Path, fo
     assert verdict.next_step.startswith("ranktable lint ")
 
 
+def test_two_instances_of_one_gpu_are_fine_where_they_are_meant(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    wanted = GenArguments(["0"], ["0"], True, str(tmp_path / "t"), IP, "8088,8089", "cuda", share_devices=True)
+    made = gen(wanted, lambda line: None, {})
+    files = [str(tmp_path / "t" / name) for name in (made.global_name, made.instances[1].file_name)]
+
+    verdicts = [
+        check_tables(bench.case(read_tables(files, bench.machine(), share_devices=shared))) for shared in (True, False)
+    ]
+
+    assert [verdict.result for verdict in verdicts] == ["ok", "fail"]
+    assert "this process is decode-0" in verdicts[0].words
+    assert "A device_id can be used only once" in verdicts[1].words
+
+
 def test_without_a_table_there_is_nothing_to_check(tmp_path: Path) -> None:
     verdict = check_tables(Bench(tmp_path).case())
 

@@ -1,5 +1,7 @@
 """What gen makes of what was typed."""
 
+from dataclasses import replace
+
 import pytest
 
 from ranktable_tools.errors import RanktableError
@@ -82,7 +84,7 @@ def test_a_device_used_twice_is_refused(prefill: str, decode: str, first: str, s
 
     message = str(caught.value)
     assert message.startswith("A device_id can be used only once in prefill server and decode server. Device ")
-    assert message.endswith(f" is in {first} and in {second}")
+    assert message.partition(";")[0].endswith(f" is in {first} and in {second}")
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10"), ("1,23 12,3", "4")])
@@ -128,3 +130,49 @@ def test_wrong_ports_name_the_flag_and_the_value(value: str, message: str) -> No
         parse_ports(value, 2)
 
     assert str(caught.value) == message
+
+
+def _shared(prefill: str, decode: str, ports: tuple[int, ...] = ()) -> GenRequest:
+    return replace(_request(prefill, decode, ports=ports), share_devices=True)
+
+
+def test_two_instances_that_share_all_their_devices_are_told_apart_by_port_in_name_and_table() -> None:
+    request = _shared("0 1", "0", (8088, 8089, 8090))
+    check_request(request)
+
+    generated = build(request, dict.fromkeys("01", IP))
+
+    assert [local.file_name for local in generated.instances] == [
+        "local_ranktable_10.0.0.18_0_8088.json",
+        "local_ranktable_10.0.0.18_1.json",
+        "local_ranktable_10.0.0.18_0_8090.json",
+    ]
+    assert len({local.table for local in generated.instances}) == 3
+
+
+def test_instances_that_share_some_devices_need_no_ports() -> None:
+    request = _shared("0,1", "1,2")
+    check_request(request)
+
+    generated = build(request, dict.fromkeys("012", IP))
+
+    assert [local.file_name for local in generated.instances] == [
+        "local_ranktable_10.0.0.18_01.json",
+        "local_ranktable_10.0.0.18_12.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (_shared("0", "0"), "instances with the same devices are told apart by their ports: give --ports"),
+        (_shared("0,0", "1"), "Device 0 is in prefill-0 and in prefill-0"),
+        (_shared("1,0", "10", (1, 2)), "group the devices in another way"),
+        (_request("0", "0"), "where it is a GPU, ranktable gen --share-devices gives it to both"),
+    ],
+)
+def test_what_sharing_devices_does_not_mend_is_refused(request_: GenRequest, words: str) -> None:
+    with pytest.raises(RanktableError) as caught:
+        check_request(request_)
+
+    assert words in str(caught.value)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pdserve import cli, serve, up_request
 from pdserve.flags.parser import CommandParser, prepare, take_config
 from pdserve.instance_flags import typed_over_file
-from pdserve.launch import table_variables
+from pdserve.launch import read_flags, table_variables
 from scheduler.config import parser as scheduler_parser
 from wire.errors import ConfigError
 
@@ -41,11 +42,14 @@ def test_a_flag_wins_over_the_file(file: Path) -> None:
 def test_the_environment_wins_over_the_file_and_a_flag_over_both(file: Path) -> None:
     file.write_text("global-rank-table: /file/table.json\nnode-ports: 3,4\n")
 
-    assert table_variables(["--config", str(file)], {}) == {
+    def variables(*argv: str, environ: Mapping[str, str]) -> dict[str, str]:
+        return table_variables(read_flags(argv, environ), environ)
+
+    assert variables("--config", str(file), environ={}) == {
         "GLOBAL_RANK_TABLE_FILE_PATH": "/file/table.json", "NODE_PORTS": "3,4",
     }  # fmt: skip
-    assert table_variables([f"--config={file}"], VARIABLES) == VARIABLES
-    assert table_variables(["--config", str(file), "--node-ports", "5,6"], VARIABLES)["NODE_PORTS"] == "5,6"
+    assert variables(f"--config={file}", environ=VARIABLES) == VARIABLES
+    assert variables("--config", str(file), "--node-ports", "5,6", environ=VARIABLES)["NODE_PORTS"] == "5,6"
 
 
 def test_up_takes_its_shape_from_the_file(file: Path, model: str) -> None:
@@ -72,9 +76,11 @@ def test_a_model_typed_to_serve_wins_over_the_files(file: Path, model: str) -> N
 def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path, model: str) -> None:
     with pytest.raises(ConfigError, match=r"--ip 10.0.0.1 is for an instance of a ranktable"):
         serve.parse([model, "--ip=10.0.0.1"])
+    with pytest.raises(ConfigError, match=r"--share-devices is for the instances of a ranktable"):
+        serve.parse([model, "--share-devices"])
     with pytest.raises(ConfigError, match=r"--kv-ip is decided by `pdserve up` itself"):
         up_request.parse(["--model", model, "--kv-ip=10.0.0.1"])
-    file.write_text("ip: 10.0.0.1\n")
+    file.write_text("ip: 10.0.0.1\nshare-devices: yes\n")
     assert serve.parse([model, "--config", str(file)]).engine.model == model
 
 
