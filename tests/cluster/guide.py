@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -115,7 +116,7 @@ class GuideCluster:
         self.retired: list[Process] = []
         self.client = Client(f"http://127.0.0.1:{self.port}", timeout_s=60.0)
 
-    def __enter__(self) -> "GuideCluster":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,0 +1,141 @@
+"""The global table changes while requests are under way: each ends exactly once, and says what it has to say."""
+
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from engine.fake import FakeConfig
+from pdserve.cli import main as pdserve
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.live_cluster import LiveCluster, fake_words
+from tests.faults.cluster import NUM_LAYERS, VOCAB_SIZE, make_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+NUM_REQUESTS, NUM_WORDS = 20, 60
+P0, D0, P1, D1 = "0", "1", "2", "3"
+
+
+def _prompt(number: int) -> list[int]:
+    return [10 + (number * 7 + position) % 200 for position in range(24)]
+
+
+def _ask(cluster: LiveCluster, prompt: object, max_tokens: int = NUM_WORDS) -> str:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    reply = cluster.client.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    (choice,) = reply.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert reply.json()["usage"]["completion_tokens"] == max_tokens
+    return str(choice["text"]).strip()
+
+
+def _ask_all(cluster: LiveCluster, pool: ThreadPoolExecutor) -> list[Future[str]]:
+    return [pool.submit(_ask, cluster, _prompt(number)) for number in range(NUM_REQUESTS)]
+
+
+def _grow(cluster: LiveCluster) -> None:
+    """Add a decode and a prefill instance, a table each."""
+    cluster.add("decode-1", D1)
+    cluster.wait_states({"prefill-0": "living", "decode-0": "living", "decode-1": "living"})
+    cluster.add("prefill-1", P1)
+    cluster.wait_states(dict.fromkeys(("prefill-0", "prefill-1", "decode-0", "decode-1"), "living"))
+
+
+def test_added_instances_are_used_and_a_removed_one_ends_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "model")
+    (model / "fake.json").write_text(json.dumps({"step_seconds": 0.05, "num_layers": NUM_LAYERS}))
+    flags = ("--engine=fake", "--no-enable-prefix-caching")
+    with LiveCluster(tmp_path, model, flags=flags) as cluster, ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        cluster.up()
+        scheduler, first = cluster.processes["scheduler"].pid, cluster.version()
+        _grow(cluster)
+
+        asked = _ask_all(cluster, pool)
+        cluster.wait_running("decode-0", 5)
+        removed = cluster.servers("decode").pop(0)
+        cluster.publish()
+        cluster.wait_states(
+            {"prefill-0": "living", "prefill-1": "living", "decode-1": "living", "decode-0": "draining"}
+        )
+        later = _ask(cluster, _prompt(0))
+        answers = [one.result(60) for one in asked]
+
+        config = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS)
+        pairs = list(product((P0, P1), (D0, D1)))
+        said = [fake_words(removed["server_ip"], _prompt(n), NUM_WORDS, pairs, config) for n in range(NUM_REQUESTS)]
+        by = [[pair for pair in pairs if words[pair] == text] for words, text in zip(said, answers, strict=True)]
+        assert all(len(found) == 1 for found in by), answers
+        assert {end for ((_, end),) in by} == {D0, D1}
+        assert {start for ((start, _),) in by} == {P0, P1}
+        assert later in (said[0][P0, D1], said[0][P1, D1])
+        ended = cluster.processes.pop("decode-0")
+        assert ended.wait() == 0
+        assert "instance_ends" in ended.log
+        assert "decode-0 (127.0.0.1, devices 1) is gone from the global table" in ended.log.replace(
+            removed["server_ip"], "127.0.0.1"
+        )
+        cluster.wait_states({"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
+        assert (cluster.count("requests_received"), cluster.count("requests_completed")) == (21, 21)
+        assert (cluster.count("prompts_retried"), cluster.count("requests_failed")) == (0, 0)
+        assert cluster.processes["scheduler"].pid == scheduler
+        assert (first[0], cluster.version()[0]) == (1, 4)
+        assert cluster.version()[1] != first[1]
+        log = cluster.processes["scheduler"].log
+        assert [f"version={version} digest=" in log for version in (2, 3, 4)] == [True] * 3
+        assert pdserve(["status", "--url", cluster.client.base_url]) == 0
+        assert f"table 4 ({cluster.version()[1][:8]})" in capsys.readouterr().out
+        cluster.wait_idle()
+
+
+@pytest.mark.long
+def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: Path) -> None:
+    with LiveCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+        cluster.up()
+        path, scheduler = cluster.tables.global_path, cluster.processes["scheduler"]
+        decode = cluster.processes["decode-0"]
+
+        path.write_text(path.read_text()[:200])
+        cluster.wait_log("scheduler", "table_ignored")
+        cluster.wait_log("decode-0", "table_ignored")
+        cluster.publish(status="initializing")
+        cluster.wait_log("scheduler", "table_waits")
+        cluster.wait_log("decode-0", "table_waits")
+        cluster.publish()
+        cluster.add("decode-1", D1)
+        cluster.wait_states({"prefill-0": "living", "decode-0": "living", "decode-1": "living"})
+
+        assert scheduler.log.count("table_ignored") == 1
+        assert scheduler.log.count("table_waits") == 1
+        assert decode.log.count("table_ignored") == 1
+        assert cluster.version()[0] == 2
+        assert _ask(cluster, "hello", 4)
+
+
+@pytest.mark.long
+def test_a_real_model_says_the_same_whoever_comes_and_goes(tmp_path: Path, tiny_model: Path) -> None:
+    with (
+        LiveCluster(tmp_path, tiny_model, flags=ENGINE_FLAGS) as cluster,
+        ThreadPoolExecutor(NUM_REQUESTS) as pool,
+    ):
+        cluster.up()
+        before = [one.result(120) for one in _ask_all(cluster, pool)]
+        _grow(cluster)
+
+        asked = _ask_all(cluster, pool)
+        cluster.wait_running("decode-0", 1)
+        cluster.servers("decode").pop(0)
+        cluster.publish()
+
+        assert [one.result(120) for one in asked] == before
+        cluster.wait_states({"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
+        assert [one.result(120) for one in _ask_all(cluster, pool)] == before
+        assert cluster.processes.pop("decode-0").wait() == 0
+        assert cluster.count("requests_completed") == 3 * NUM_REQUESTS
+        assert cluster.count("requests_failed") == 0
+        cluster.wait_idle()
