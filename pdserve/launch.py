@@ -21,6 +21,7 @@ from pdserve.model_flags import with_plain_model
 from pdserve.ports import require_free
 from pdserve.start_lines import instance_lines, scheduler_lines
 from pdserve.step_tokens import check_step_tokens
+from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on
 from pdserve.trust import trust_of
 from ranktable_tools.errors import RanktableError
@@ -54,16 +55,22 @@ def describe(plan: LaunchPlan) -> str:
 
 
 def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
-    """Return what this process is, by environment, flags and tables.
+    """Return what this process is, by environment, flags and tables; waits for tables that are not completed yet.
 
     Raises ConfigError, and RanktableError, which names --share-devices where a device is in two instances.
     """
+    from scheduler.config import SchedulerOptions
+
     namespace = read_flags(argv, environ)
     share = getattr(namespace, "share_devices", False)
     if share and getattr(namespace, "device", "auto") == "npu":
         raise ConfigError("--share-devices is for GPUs: with --device npu each NPU is in one instance alone")
     try:
-        return resolve(table_variables(namespace, environ), share_devices=share)
+        return when_completed(
+            lambda: resolve(table_variables(namespace, environ), share_devices=share),
+            getattr(namespace, "startup_timeout", SchedulerOptions().startup_timeout),
+            lambda line: print(line, flush=True),
+        )
     except RanktableError as error:
         if error.code != "device-twice":
             raise

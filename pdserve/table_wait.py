@@ -1,0 +1,33 @@
+"""Wait at the start for tables that their writer has not completed yet."""
+
+import time
+from collections.abc import Callable
+
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.launch_plan import LaunchPlan
+
+_POLL_S = 1.0
+
+
+def when_completed(
+    resolve: Callable[[], LaunchPlan], timeout_s: float, say: Callable[[str], None], *,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> LaunchPlan:  # fmt: skip
+    """Return the plan as soon as its tables have the status `completed`, saying once what it waits for.
+
+    Raises what else is wrong with them at once, and after `timeout_s` that they still are not completed.
+    """
+    deadline, is_told = clock() + timeout_s, False
+    while True:
+        try:
+            return resolve()
+        except RanktableError as error:
+            if error.code != "not-completed":
+                raise
+            if clock() >= deadline:
+                words = f"{error} (waited {timeout_s:g} s, --startup-timeout)"
+                raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
+            if not is_told:
+                say(f"waiting: {error}")
+                is_told = True
+        sleep(min(_POLL_S, max(0.0, deadline - clock())))
