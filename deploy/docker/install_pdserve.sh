@@ -10,7 +10,7 @@ pin() { [ -z "$2" ] || sed -i "s/^$1==.*/$1==$2/" constraints.txt; }
 pin torch "${2:-}"
 pin torch_npu "${3:-}"
 
-# What is compiled here is for the CPU of the machine that builds: thrown away, a container compiles its own.
+# Native parts count only where who runs them owns them: root's are thrown away, the Dockerfile builds ma-user's.
 work=$(mktemp -d)
 export PDSERVE_RUN_DIR="$work" PDSERVE_CACHE_DIR="$work/cache" PIP_NO_CACHE_DIR=1
 python3 -m venv --system-site-packages .venv

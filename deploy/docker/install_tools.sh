@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install what an image needs beside Python: a C compiler, which builds the native parts for the CPU that they run on;
+# Install what an image needs beside Python: a C compiler, which builds the native parts at the end of the image's build;
 # install_tools.sh vision: g++ and git too, for torchvision_npu. Nothing is done for what is there already.
 set -eu
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.default_model import MODEL_NAME, default_model_path
+from native.cache import is_ours, library_folder
 from pdserve.ports import free_ports
 from tests.cluster.guide import GuideCluster, Process, Tables
 from tests.deploy.compose_file import FILE, read
@@ -114,19 +115,19 @@ class _Container(Process):
 
     def __init__(self, log: Path, service: Mapping[str, Any], flags: Sequence[str]) -> None:
         self._log = log
+        variables = {name: value for name, value in service["environment"].items() if name != "PDSERVE_CACHE_DIR"}
         with log.open("wb") as output:
             self._popen = subprocess.Popen(
                 [str(ENTRYPOINT), *service["command"], *flags], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, env=_environment(service["environment"]), start_new_session=True,
-                cwd=log.parent,
+                stderr=subprocess.STDOUT, env=_environment(variables),  # this machine's own cache: nothing is compiled
+                start_new_session=True, cwd=log.parent,
             )  # fmt: skip
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a container's environment: its image's programs come first in PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {name: value for name, value in variables.items() if name != "PDSERVE_CACHE_DIR"}  # nothing is built anew
-    return {**os.environ, "PATH": path, "PDSERVE_PYTHON": sys.executable, **own}
+    return {**os.environ, "PATH": path, "PDSERVE_PYTHON": sys.executable, **variables}
 
 
 class ComposeProcesses(GuideCluster):
@@ -150,12 +151,28 @@ class ComposeProcesses(GuideCluster):
     def begin(self, flags: Sequence[str]) -> None:
         """Run `prepare`, then start the parts."""
         prepare = self.services["prepare"]
-        done = self.run(*prepare["command"], environ=prepare["environment"])
+        done = self.run(*prepare["command"], environ=prepare["environment"] | {"HOME": str(self.folder)})
         assert done.returncode == 0, done.stderr
         for name in PARTS:
             service = self.services[name]
             self.processes[name] = _Container(self.folder / f"{name}.log", service, flags)
         self.wait_ready()
+
+
+def test_what_the_image_compiled_is_where_the_parts_look_for_it_and_belongs_to_them(tmp_path: Path) -> None:
+    compiled = tmp_path / "home" / ".cache" / "pdserve" / "native"
+    compiled.mkdir(parents=True, mode=0o700)
+    (compiled / "move-1-2.so").write_bytes(b"of this image")
+    cluster = ComposeProcesses(tmp_path, tmp_path / "model", free_ports(5))
+    prepare, variables = cluster.services["prepare"], cluster.services["decode"]["environment"]
+
+    for _ in range(2):  # `up` runs it each time
+        done = cluster.run(*prepare["command"], environ=prepare["environment"] | {"HOME": str(tmp_path / "home")})
+        assert done.returncode == 0, done.stderr
+
+    folder = library_folder(variables)
+    assert is_ours(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"move-1-2.so": b"of this image"}
 
 
 @pytest.mark.cluster

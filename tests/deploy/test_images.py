@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from native.builder import find_library
+from native.cache import library_folder
+from native.libraries import RECIPES
 from tests.deploy.fake_engine import fake_engine
 
 CLONE = Path(__file__).resolve().parent.parent.parent
@@ -54,6 +57,32 @@ def test_an_image_runs_as_uid_1000_with_an_entry_in_passwd(dockerfile: Path) -> 
     assert _instructions(dockerfile, "USER") == ["0", "1000"]
     assert "deploy/docker/make_user.sh" in commands
     assert "install -d -o 1000 -g 1000 /home/ma-user" in commands
+
+
+@names
+def test_the_native_parts_are_compiled_by_the_user_who_runs_them_where_he_looks_for_them(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    environment = " ".join(_instructions(dockerfile, "ENV"))
+
+    assert _instructions(dockerfile, "RUN")[-1].endswith(" && python -P -m native.build")
+    assert text.index("USER 1000") < text.index("native.build") < text.index("ENTRYPOINT")
+    assert library_folder(dict(word.split("=", 1) for word in environment.split())) == Path(
+        "/home/ma-user/.cache/pdserve/native"
+    )
+
+
+@pytest.mark.long
+def test_after_an_images_last_command_a_start_finds_every_library_and_compiles_nothing(tmp_path: Path) -> None:
+    """Run by hand the way the image's build runs it, in a home of its own: the compilers of this machine."""
+    (command,) = re.findall(r"(python -P -m native\.build)$", _instructions(DOCKERFILES[0], "RUN")[-1])
+    environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-eu", "-c", command], capture_output=True, text=True, timeout=110, env=environ, cwd=CLONE, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = {name: find_library(recipe, environ) for name, recipe in RECIPES.items()}
+    assert {name: one.reason for name, one in found.items() if one.library is None} == {}
 
 
 @names
