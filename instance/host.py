@@ -23,7 +23,7 @@ from instance.session import InstanceSession
 from instance.workers import Workers
 from telemetry.logs import EventLogger
 from wire.errors import Draining, Incompatible
-from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen
+from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, TableRead
 from wire.types import PROTOCOL_VERSION, InstanceDescription, LoadSnapshot
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ class InstanceHost:
         """Whether a prompt is here, or KV blocks wait for one."""
         load = self.load()
         return bool(load.running or load.waiting or load.held_prompts or load.blocks_used > load.blocks_probe)
+
+    def use_table(self, digest: str) -> None:
+        """Go by the global table of this digest, and tell the scheduler."""
+        if digest != self.table_digest:
+            self.table_digest = digest
+            self._emit(TableRead(digest))
 
     def drain(self, why: str | None) -> None:
         """Refuse every new prompt and session with these words; None: take them again."""

@@ -43,7 +43,9 @@ class Stage(Enum):
 class Host(Protocol):
     """What is asked of an instance."""
 
-    table_digest: str
+    def use_table(self, digest: str) -> None:
+        """Go by the table of this digest."""
+        ...
 
     @property
     def in_session(self) -> bool:
@@ -93,6 +95,7 @@ class TableWatch:
     ) -> None:
         self._plan, self._host, self._trust, self._hold = plan, host, trust, hold
         self._poll_s = poll_s
+        self._digest = plan.table_digest
         self._hosts = frozenset[str]()
         self._changed_at: float | None = None
         self._gone_at: float | None = None
@@ -138,9 +141,10 @@ class TableWatch:
 
     def _follow(self, found: Reading, now: float) -> None:
         digest = table_digest(found.table)
-        if digest != self._host.table_digest:
+        if digest != self._digest:
             log.info("table_changed", digest=digest)
-        self._host.table_digest = digest
+        self._digest = digest
+        self._host.use_table(digest)
         self._trust.follow(found.hosts | self._hosts)  # those that went may have KV to send us, or to take, a while yet
         self._hosts, self._changed_at = found.hosts, now
         self._gone = found.gone

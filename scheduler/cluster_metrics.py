@@ -58,6 +58,7 @@ class ClusterCollector:
         """Yield the metrics of now."""
         view = self._view()
         yield from _scheduler_metrics(view)
+        yield _agreement(view)
         yield from _instance_metrics(view.instances)
         yield gap_metric(view.gaps)
 
@@ -79,6 +80,14 @@ def _scheduler_metrics(view: ClusterView) -> Iterator[Metric]:
     table = GaugeMetricFamily("pdserve_table_version", "The global table in use", labels=("digest",))
     table.add_metric((view.table.digest,), view.table.version)
     yield table
+
+
+def _agreement(view: ClusterView) -> Metric:
+    agrees = GaugeMetricFamily("pdserve_table_agrees", "1 if the instance has the table in use", labels=("instance",))
+    for one in view.instances:
+        if one.load is not None:
+            agrees.add_metric((one.instance_id,), int(one.table_digest == view.table.digest))
+    return agrees
 
 
 def _instance_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:

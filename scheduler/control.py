@@ -59,7 +59,7 @@ class Control:
 
 
 def _instance_view(member: Member) -> InstanceView:
-    instance, expected = member.instance, member.expected
+    instance, expected = member.instance if member.is_living else None, member.expected
     return InstanceView(
         index=expected.index,
         name=expected.name,
@@ -68,7 +68,8 @@ def _instance_view(member: Member) -> InstanceView:
         state=member.state.value,
         why=member.why,
         description=member.description,
-        load=instance.load if instance is not None and instance.is_living else None,
+        load=None if instance is None else instance.load,
+        table_digest="" if instance is None else instance.table_digest,
     )
 
 

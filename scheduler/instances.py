@@ -28,6 +28,7 @@ from wire.messages import (
     Reserved,
     SessionOpen,
     Step,
+    TableRead,
 )
 from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, TokenOutput
 
@@ -59,6 +60,7 @@ class Instance:
         self.description = description
         self.role = role
         self.address = f"{description.host}:{description.port}"
+        self.table_digest = description.table_digest
         self.books = Books(load, changed, block_size=description.block_size)
         self.link_answers = LinkAnswers()
         self._session = session
@@ -155,6 +157,8 @@ class Instance:
                 self._tell(event)
             case LinkMeasured():
                 self.link_answers.hear(event)
+            case TableRead(digest=digest):
+                self.table_digest = digest
             case SessionOpen():
                 log.warning("second_session_open", instance=self.address)
 

@@ -62,7 +62,6 @@ class Registry:
         self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
-        self._told_tables: set[tuple[int, str]] = set()
         self._scheduler_id = scheduler_id
         self._epochs = itertools.count(epoch)
         self._limits = limits
@@ -173,7 +172,8 @@ class Registry:
         """
         check_version(expected, description)
         check_place(expected, description, self._same_host)
-        self._check_table(expected, description)
+        if not self._was_ready and description.table_digest not in self._digests:
+            check_table(expected, description, self.table.digest)  # later, it may not have reached each host yet
         references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
         if references:
             check_pair(self._accepted[references[0]], description)
@@ -192,17 +192,6 @@ class Registry:
             self._path_found.set()
         for listener in self._listeners:
             listener()
-
-    def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Tables that differ at the start are a mistake; once we serve, one may not have reached each host yet."""
-        if description.table_digest in self._digests:
-            return
-        if not self._was_ready:
-            check_table(expected, description, self.table.digest)
-        told = expected.index, description.table_digest
-        if told not in self._told_tables:
-            self._told_tables.add(told)
-            log.warning("table_differs", instance=expected, there=description.table_digest, here=self.table.digest)
 
     def _forget(self, member: Member) -> None:
         """A member has left: of its description only what others are compared with stays."""

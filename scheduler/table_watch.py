@@ -13,6 +13,7 @@ from ranktable_tools.tables import GlobalTable
 from ranktable_tools.watched_table import WatchedTable
 from scheduler.entries import Entries
 from scheduler.registry import Registry
+from scheduler.table_agreement import TableAgreement
 from telemetry.logs import EventLogger
 
 log = EventLogger("table")
@@ -29,6 +30,7 @@ class TableWatch:
         self._poll_s = poll_s
         self._table = plan.global_table
         self._entries = Entries(plan)
+        self._agreement = TableAgreement()
 
     async def run(self) -> None:
         """Look for ever."""
@@ -37,6 +39,8 @@ class TableWatch:
             await asyncio.sleep(self._poll_s)
             try:
                 self.take(await looker.look())
+                now = asyncio.get_running_loop().time()
+                self._agreement.look(self._registry.living(), self._registry.table.digest, now)
             except Exception as error:  # noqa: BLE001 - the outermost frame: the table in use stays, the next look is due
                 log.error("table_watch_failed", exc=error)
 

@@ -9,7 +9,7 @@ from wire.types import InstanceDescription, LoadSnapshot, Role
 class InstanceView:
     """One entry of the table, or one that left it and still has work.
 
-    `why` says what is wrong where it does not live; `load` is None then.
+    `why` says what is wrong where it does not live; `load` is None and `table_digest`, of the table it goes by, empty.
     """
 
     index: int
@@ -20,6 +20,7 @@ class InstanceView:
     why: str
     description: InstanceDescription | None
     load: LoadSnapshot | None
+    table_digest: str = ""
 
     @property
     def instance_id(self) -> str:

@@ -37,6 +37,7 @@ from wire.messages import (
     Reserved,
     SessionOpen,
     Step,
+    TableRead,
 )
 
 
@@ -121,6 +122,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             if event.link is not None:
                 measured.link.CopyFrom(link_to_pb(event.link))
             return pb.EventMessage(link_measured=measured)
+        case TableRead():
+            return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
         case Heartbeat():
             return pb.EventMessage(heartbeat=_heartbeat_to_pb(event))
 
@@ -157,6 +160,8 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             measured = message.link_measured
             link = link_from_pb(measured.link) if measured.HasField("link") else None
             return LinkMeasured(measured.peer_id, link, measured.error)
+        case "table_read":
+            return TableRead(message.table_read.digest)
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:

@@ -11,6 +11,7 @@
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
+       | <---------------------------- TableRead -- |   when its global table has changed
 
 Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (HandedOff too when the
 first tokens end everything and no KV crosses), on D and on a combined instance with the `finish` of each of its
@@ -167,5 +168,12 @@ class LinkMeasured:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """The instance goes by another global table from now on, one of this digest."""
+
+    digest: str
+
+
 Command = OpenSession | Reserve | Prefill | Generate | Cancel | MeasureLink | Heartbeat
-Event = SessionOpen | Reserved | Refused | Step | HandedOff | Pooled | Failed | LinkMeasured | Heartbeat
+Event = SessionOpen | Reserved | Refused | Step | HandedOff | Pooled | Failed | LinkMeasured | TableRead | Heartbeat

@@ -17,7 +17,7 @@ from ranktable_tools.table_file import read_global
 from ranktable_tools.watched_table import WatchedTable
 from tests.instance.pair import DEADLINE_S, instance_config, running
 from wire.errors import ConfigError, Unavailable
-from wire.messages import Generate, OpenSession, Refused, Step
+from wire.messages import Generate, OpenSession, Refused, Step, TableRead
 from wire.trust import find_trust
 from wire.types import PromptState, Role, SamplingParams
 
@@ -52,6 +52,9 @@ class FakeHost:
     def __init__(self) -> None:
         self.table_digest, self.in_session, self.is_busy = "", True, False
         self.draining: str | None = None
+
+    def use_table(self, digest: str) -> None:
+        self.table_digest = digest
 
     def drain(self, why: str | None) -> None:
         self.draining = why
@@ -245,6 +248,19 @@ def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(
             host.drain(None)
             await client.session.send(Generate(STATE))
             await client.next(Step)
+
+    asyncio.run(run())
+
+
+def test_the_scheduler_hears_of_each_other_table_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
+            host = instance._host
+            for digest in ("", "one", "one", "two"):
+                host.use_table(digest)
+
+            assert [await client.next(TableRead) for _ in range(2)] == [TableRead("one"), TableRead("two")]
+            assert host.describe().table_digest == "two"
 
     asyncio.run(run())
 

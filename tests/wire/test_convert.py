@@ -39,6 +39,7 @@ from wire.messages import (
     Reserved,
     SessionOpen,
     Step,
+    TableRead,
 )
 from wire.types import (
     Beam,
@@ -109,6 +110,7 @@ EVENTS: list[Event] = [
     Failed("r/0", "InternalError", "words"),
     LinkMeasured("d", LINK),
     LinkMeasured("d", None, "no KV link"),
+    TableRead("7ab1e"),
     Heartbeat(LOAD),
     Heartbeat(),
 ]

@@ -1,0 +1,85 @@
+"""Instances that go by another table than the scheduler."""
+
+import re
+
+import pytest
+
+from scheduler.metrics import Metrics
+from scheduler.table_agreement import AGREE_S, TableAgreement
+from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
+from tests.scheduler.virtual_time import until, virtual
+from wire.messages import TableRead
+
+NEW = "7ab1e2"
+
+
+class Looking:
+    """A cluster, and looks at who agrees at times of our own."""
+
+    def __init__(self, cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+        self.cluster, self._agreement, self._caplog = cluster, TableAgreement(), caplog
+        caplog.set_level("INFO", "pdserve.table")
+
+    def at(self, now: float) -> list[str]:
+        """Return what is logged by a look."""
+        self._caplog.clear()
+        registry = self.cluster.control.registry
+        self._agreement.look(registry.living(), registry.table.digest, now)
+        return self._caplog.messages
+
+    async def tell(self, index: int, digest: str) -> None:
+        """Let an instance say that it goes by another table."""
+        self.cluster.instances[index]._tell(TableRead(digest))
+        living = self.cluster.control.registry.instance(index)
+        await until(lambda: living.table_digest == digest)
+
+    def agree(self) -> list[str]:
+        """The values of the gauge, in the table's order."""
+        page = Metrics(self.cluster.control.view).render().decode()
+        return re.findall(r"^pdserve_table_agrees\{.*\} (\S+)$", page, re.M)
+
+
+@virtual
+async def test_tables_that_differ_for_long_are_a_warning_until_they_agree(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        looking = Looking(cluster, caplog)
+        assert looking.agree() == ["1.0", "1.0"]
+        cluster.control.registry.change(cluster.expected, NEW)
+
+        assert looking.at(0.0) == []
+        await looking.tell(0, NEW)
+        (warning,) = looking.at(AGREE_S)
+        assert warning.startswith("table_differs instance=decode-0 ")
+        assert f"there={TABLE_DIGEST} here={NEW}" in warning
+        assert looking.at(AGREE_S + 1) == []
+        assert looking.agree() == ["1.0", "0.0"]
+        await looking.tell(1, NEW)
+        assert looking.at(AGREE_S + 2) == [f"table_agrees instance=decode-0 digest={NEW}"]
+
+
+@virtual
+async def test_tables_that_agree_in_time_are_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        looking = Looking(cluster, caplog)
+        await looking.tell(0, NEW)  # it reached an instance first
+
+        assert looking.at(0.0) == []
+        await looking.tell(1, NEW)
+        cluster.control.registry.change(cluster.expected, NEW)
+        assert looking.at(AGREE_S) == []
+
+
+@virtual
+async def test_the_next_life_of_an_instance_has_its_time_anew(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        looking = Looking(cluster, caplog)
+        cluster.control.registry.change(cluster.expected, NEW)
+        await looking.tell(0, NEW)
+        looking.at(0.0)
+        cluster.kill(1)
+        await until(lambda: cluster.control.registry.missing())
+        cluster.boot(1, epoch=99)
+        await until(lambda: not cluster.control.registry.missing())
+
+        assert looking.at(AGREE_S) == []
+        assert len(looking.at(2 * AGREE_S)) == 1
