@@ -9,6 +9,7 @@ from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, a
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.kube import containers
+from ranktable_tools.kube.api import ACCOUNT
 
 _ABOUT = """\
 What the containers of a pod run; deploy/helm and deploy/kubernetes have the whole lines.
@@ -22,16 +23,21 @@ What the containers of a pod run; deploy/helm and deploy/kubernetes have the who
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, or 2 for bad input."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     try:
-        arguments = _parser().parse_args(own)
-        arguments.words = command
+        arguments = parse_words(sys.argv[1:] if argv is None else argv)
         status: int = arguments.command(arguments)
         return status
     except RanktableError as error:
         print(f"ranktable kube: {error}", file=sys.stderr)
         return 2
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """Return what was typed; `words` is the command after `--`. Raises RanktableError."""
+    cut = list(words).index("--") if "--" in words else len(words)
+    arguments = _parser().parse_args(words[:cut])
+    arguments.words = list(words[cut + 1 :])
+    return arguments
 
 
 def _parser() -> OneLineParser:
@@ -68,6 +74,7 @@ def _add_announce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pod", required=True, metavar="NAME", help="this pod: metadata.name")
     _add_folder(parser)
     _add_maps(parser)
+    _add_account(parser)
     _add_every(parser)
     parser.set_defaults(command=containers.announce)
 
@@ -80,12 +87,14 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
             f"--{role}", type=int, required=True, metavar="N", help=f"{role} instances that make the first table whole"
         )
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
+    _add_account(parser)
     _add_every(parser)
     parser.set_defaults(command=containers.write)
 
 
 def _add_drain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, metavar="URL", help="the instance's /metrics, on its --http-port")
+    parser.add_argument("--ip", metavar="IP", help="the instance's address (default: POD_IP)")
+    parser.add_argument("--http-port", type=int, required=True, metavar="PORT", help="the instance's own")
     parser.add_argument("--settle", type=float, default=10.0, metavar="S", help="wait at least so long (default: 10)")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="and at most so long (default: 60)")
     parser.set_defaults(command=containers.drain_instance)
@@ -94,6 +103,12 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
 def _add_maps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", required=True, metavar="NAME", help="the ConfigMap of the pods' parts")
     parser.add_argument("--ranktable", required=True, metavar="NAME", help="the ConfigMap of the cluster's table")
+
+
+def _add_account(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--account", type=Path, default=ACCOUNT, metavar="DIR", help=f"token, ca.crt and namespace (default: {ACCOUNT})"
+    )
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:

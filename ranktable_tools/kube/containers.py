@@ -11,7 +11,7 @@ from ranktable_tools.kube.announcer import Announcer, Member
 from ranktable_tools.kube.api import KubeApi, access_in_pod
 from ranktable_tools.kube.drain import drain
 from ranktable_tools.kube.merging import Wanted
-from ranktable_tools.kube.platform import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
 from ranktable_tools.kube.turns import repeat, until_signal
 from ranktable_tools.kube.writer import Places, Writer
@@ -32,7 +32,7 @@ def start(arguments: argparse.Namespace) -> int:
 def announce(arguments: argparse.Namespace) -> int:
     """Send the part and bring the table until a signal, then take the part back."""
     member = Member(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
-    announcer = Announcer(KubeApi(access_in_pod(os.environ)), member)
+    announcer = Announcer(KubeApi(access_in_pod(os.environ, arguments.account)), member)
     repeat(announcer.turn, until_signal(), arguments.every, _say)
     try:
         announcer.leave()
@@ -45,7 +45,7 @@ def write(arguments: argparse.Namespace) -> int:
     """Make the table of the parts until a signal."""
     places = Places(arguments.parts, arguments.ranktable, arguments.selector)
     wanted = Wanted(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"), arguments.share_devices)
-    writer = Writer(KubeApi(access_in_pod(os.environ)), places, wanted)
+    writer = Writer(KubeApi(access_in_pod(os.environ, arguments.account)), places, wanted)
     repeat(writer.turn, until_signal(), arguments.every, _say)
     return 0
 
@@ -63,8 +63,11 @@ def follow(arguments: argparse.Namespace) -> int:
 
 
 def drain_instance(arguments: argparse.Namespace) -> int:
-    """Wait until the instance has no work."""
-    _say(drain(arguments.url, settle_s=arguments.settle, timeout_s=arguments.timeout))
+    """Wait until the instance has no work. A preStop command has no $(POD_IP) in its words, so it is read here."""
+    host = arguments.ip or os.environ.get("POD_IP", "")
+    if not host:
+        raise RanktableError("--ip is not given and POD_IP is not set: one of them has the instance's address")
+    _say(drain(host, arguments.http_port, settle_s=arguments.settle, timeout_s=arguments.timeout))
     return 0
 
 

@@ -7,9 +7,6 @@ import http.client
 import re
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
-
-from ranktable_tools.errors import RanktableError
 
 _BUSY = re.compile(r"^pdserve_instance_(?:running|waiting|held_prompts) ([0-9.e+]+)$", re.MULTILINE)
 _POLL_S = 0.5
@@ -17,20 +14,21 @@ _TIMEOUT_S = 2.0
 
 
 def drain(
-    url: str,
+    host: str,
+    port: int,
     *,
     settle_s: float,
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Return a line once the instance whose metrics are at `url` has no work, or is gone, or the time is over.
+    """Return a line once the instance with this --http-port has no work, or is gone, or the time is over.
 
     For `settle_s` it goes on waiting in any case: so long may the scheduler take to see the table without this pod.
     """
     began = clock()
     while True:
-        spent, work = clock() - began, _work(url)
+        spent, work = clock() - began, _work(host, port)
         if work is None:
             return f"the instance has ended, after {spent:.0f} s"
         if spent >= settle_s and work == 0:
@@ -40,14 +38,11 @@ def drain(
         sleep(_POLL_S)
 
 
-def _work(url: str) -> int | None:
+def _work(host: str, port: int) -> int | None:
     """Return the number of prompts in the instance, None where nobody listens any more."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise RanktableError(f"--url {url!r} is no http://host:port/metrics")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", parts.path or "/metrics")
+        connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
     except ConnectionRefusedError:
         return None

@@ -89,6 +89,7 @@ class _Refused(Exception):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # many pods call at once
     cluster: Cluster
 
     def handle_error(self, request: Any, client_address: Any) -> None:

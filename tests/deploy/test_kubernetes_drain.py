@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from instance.http import GAUGES
-from ranktable_tools.errors import RanktableError
+from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.drain import drain
 from tests.deploy.slept_clock import SleptClock
 
@@ -46,8 +46,8 @@ def metrics() -> Iterator[_Metrics]:
 
 
 def _drain(server: _Metrics, clock: SleptClock, settle_s: float = 0.0) -> str:
-    url = f"http://127.0.0.1:{server.server_address[1]}/metrics"
-    return drain(url, settle_s=settle_s, timeout_s=60.0, clock=clock, sleep=clock.sleep)
+    port = server.server_address[1]
+    return drain("127.0.0.1", port, settle_s=settle_s, timeout_s=60.0, clock=clock, sleep=clock.sleep)
 
 
 def test_it_ends_with_the_last_prompt(metrics: _Metrics) -> None:
@@ -71,14 +71,24 @@ def test_work_that_does_not_end_is_left_at_the_deadline(metrics: _Metrics) -> No
 def test_an_instance_that_has_ended_is_not_waited_for(metrics: _Metrics) -> None:
     clock = SleptClock()
 
-    assert drain("http://127.0.0.1:1/metrics", settle_s=10, timeout_s=60, clock=clock, sleep=clock.sleep).startswith(
+    assert drain("127.0.0.1", 1, settle_s=10, timeout_s=60, clock=clock, sleep=clock.sleep).startswith(
         "the instance has ended"
     )
 
 
-def test_a_url_that_is_none_is_refused() -> None:
-    with pytest.raises(RanktableError, match="--url 'metrics' is no http"):
-        drain("metrics", settle_s=0, timeout_s=1)
+def test_the_address_is_the_pods_own(
+    metrics: _Metrics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.running = iter([0])
+    flags = ["drain", "--http-port", str(metrics.server_address[1]), "--settle", "0"]
+
+    monkeypatch.delenv("POD_IP", raising=False)
+    assert main(flags) == 2
+    monkeypatch.setenv("POD_IP", "127.0.0.1")
+    assert main(flags) == 0
+
+    said = capsys.readouterr()
+    assert (said.out, "POD_IP is not set" in said.err) == ("no work is left, after 0 s\n", True)
 
 
 def test_the_figures_are_those_an_instance_shows() -> None:

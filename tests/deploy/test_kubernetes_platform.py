@@ -11,7 +11,7 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.names import TABLE_FILE
-from ranktable_tools.kube.platform import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
