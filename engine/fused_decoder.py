@@ -3,7 +3,7 @@
 One native call runs a program (native/layer.h), the whole step where attention is native too. Where attention, or the
 sum over ranks, is done here, the program is cut into segments:
 
-    native    [ENTER 0, NOTIFY 0, ATTEND 0, OUT 0, MLP 0, ENTER 1, ... MLP n]                              then [HEAD]
+    native    [ENTER 0, NOTIFY 0, ATTEND 0, OUT 0, MLP 0, ENTER 1, ... MLP n, HEAD]
     else      [ENTER 0] -> attend -> [OUT 0, MLP 0, ENTER 1] -> attend -> ... -> [OUT n, MLP n]            then [HEAD]
     ranks     [ENTER 0 ... OUT 0] -> reduce -> [ADD, MLP 0] -> reduce -> [ADD, ENTER 1 ... OUT 1] -> ...
 """
@@ -20,7 +20,7 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.paged import LayerPool
 from engine.fused_memory import RowSizes, StepMemory
-from engine.fused_program import instructions, segments
+from engine.fused_program import instructions, segments, whole
 from engine.fused_structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
 from engine.fused_weights import PackedMemory
 from engine.rope_table import RopeTable
@@ -67,10 +67,12 @@ class FusedDecoder:
         decoder, keys = weights.decoder, pools[0].keys
         for layer, pool in zip(weights.layers, pools, strict=True):
             layer.keys, layer.values = pool.keys.data_ptr(), pool.values.data_ptr()
+        self._num_slots = len(keys)
         decoder.pool_format, decoder.num_slots, decoder.partial = FORMATS[keys.dtype], len(keys), reduce is not None
         inside = self._attention is not None
         self._segments = tuple(segments(len(pools), attends_inside=inside, partial=reduce is not None))
         self._head = instructions([(Operation.HEAD, 0)])
+        self._whole = None if len(self._segments) > 1 else whole(len(pools))
         if self._attention is not None:
             self._memory.step.attention = self._attention.address
 
@@ -79,8 +81,16 @@ class FusedDecoder:
 
         They are valid until the next call.
         """
-        self._run_layers(metadata, layer_done)
-        return self.logits(metadata.packed.sample_rows)
+        rows = metadata.packed.sample_rows
+        if self._whole is None or not rows or len(set(rows)) < len(rows):
+            self._run_layers(metadata, layer_done)
+            return self.logits(rows)
+        self._begin(metadata)
+        self._plan(metadata)
+        self._ask_for(rows)
+        with self._memory.telling(layer_done):
+            self._call(self._whole)
+        return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
     def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
         """Compute the layers; return what the last norm takes, [num_tokens, hidden] float32, until the next call.
@@ -93,9 +103,8 @@ class FusedDecoder:
     def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> int:
         """Compute the layers; return the number of the step's rows."""
         num_rows = self._begin(metadata)
-        self._embed(metadata.packed.token_ids, num_rows)
-        attention = self._plan(metadata)
-        with self._memory.telling(layer_done):
+        with torch.inference_mode(), self._memory.telling(layer_done):
+            attention = self._plan(metadata)
             for segment in self._segments:
                 self._call(segment.instructions)
                 if attention is not None and segment.attends:
@@ -113,7 +122,7 @@ class FusedDecoder:
 
     def run_layer(self, layer: int, metadata: StepMetadata, rows: torch.Tensor) -> torch.Tensor:
         """Compute one layer alone: [num_tokens, hidden] in, the same float32 out, until the next call."""
-        num_rows = self._begin(metadata)
+        num_rows = self._point_at(metadata)
         self.load_rows(rows)
         self._call(instructions([(Operation.ENTER, layer)]))
         self._attend(self._backend.plan(metadata), layer, num_rows)
@@ -139,30 +148,43 @@ class FusedDecoder:
 
     def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
         """Best (sampler.py) of [num_rows, vocab_size] float32, each row's columns one after another."""
-        num_rows, num_columns = scores.shape
+        address, num_rows, num_columns, stride = self._memory.place_of(scores)
         tokens, values = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
         self._weights.functions.best(
-            self._weights.threads.address, scores.data_ptr(), num_rows, num_columns, scores.stride(0),
-            tokens.buffer_info()[0], values.buffer_info()[0],
+            self._weights.threads.address, address, num_rows, num_columns, stride, tokens.buffer_info()[0],
+            values.buffer_info()[0],
         )  # fmt: skip
         return tokens.tolist(), values.tolist()
 
     def _distinct_logits(self, rows: "array[int]") -> torch.Tensor:
-        step = self._memory.step
-        self._memory.reserve(step.num_rows, len(rows))
-        step.sample_rows = rows.buffer_info()[0]
+        self._ask_for(rows)
         self._call(self._head)
         return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
+    def _ask_for(self, rows: "array[int]") -> None:
+        step = self._memory.step
+        self._memory.reserve(step.num_rows, len(rows))
+        step.sample_rows = rows.buffer_info()[0]
+
     def _begin(self, metadata: StepMetadata) -> int:
+        """Point the step at its inputs, embed its tokens; return the number of its rows."""
+        num_rows = self._point_at(metadata)
+        self._embed(metadata.packed.token_ids, num_rows)
+        return num_rows
+
+    def _point_at(self, metadata: StepMetadata) -> int:
         """Point the step at its inputs; return the number of its rows."""
         step, rope, packed = self._memory.step, self._weights.rope, metadata.packed
         num_rows = len(packed.token_ids)
         self._memory.reserve(num_rows, 1)
         rope.reserve(max(packed.kv_lengths))
         if step.num_positions != rope.num_positions:
-            step.cosine, step.sine, step.num_positions = rope.cosine.data_ptr(), rope.sine.data_ptr(), rope.num_positions
-        step.positions, step.slots = packed.positions.ctypes.data, packed.long_slots.ctypes.data
+            step.cosine, step.sine, step.num_positions = (
+                rope.cosine.data_ptr(),
+                rope.sine.data_ptr(),
+                rope.num_positions,
+            )
+        step.positions, step.slots = packed.positions.buffer_info()[0], packed.slots.buffer_info()[0]
         return num_rows
 
     def _plan(self, metadata: StepMetadata) -> StepAttention | None:
@@ -172,7 +194,7 @@ class FusedDecoder:
         packed = metadata.packed
         self._sequences = step_of(
             packed.query_ends, packed.kv_lengths, packed.table_ends, packed.blocks, packed.slots,
-            block_size=metadata.block_size, num_blocks=len(self._pools[0].keys) // metadata.block_size,
+            block_size=metadata.block_size, num_blocks=self._num_slots // metadata.block_size,
         )  # fmt: skip
         self._memory.step.sequences = address(self._sequences)
         return None
@@ -182,8 +204,9 @@ class FusedDecoder:
         if weights.sizes.hidden % PANEL:  # what a step before left there, NaN say, must not reach this one
             x[:num_rows, weights.sizes.hidden :] = 0
         if weights.embedding is not None:
-            ids = torch.frombuffer(tokens, dtype=torch.int64)
-            x[:num_rows, : weights.sizes.hidden] = embedding(ids, weights.embedding)
+            with torch.inference_mode():
+                ids = torch.frombuffer(tokens, dtype=torch.int64)
+                x[:num_rows, : weights.sizes.hidden] = embedding(ids, weights.embedding)
             return
         fault = weights.functions.embed(
             weights.threads.address, address(weights.decoder.head), tokens.buffer_info()[0], num_rows, step.x,

@@ -1,7 +1,7 @@
 """The memory one step of the fused decoder works in: rows of float32 that grow with the largest step so far."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -42,22 +42,31 @@ class StepMemory:
         if num_samples > self._samples:
             self._samples = num_samples
             self.logits = _rows(num_samples, padded(self._sizes.logits, PAIR))
-            self._logits_shape, self._logits = (0, 0), self.logits[:0, :0]
+            self.given_shape, self.given = (0, 0), self.logits[:0, :0]
             self.step.logits, self.step.logits_stride = self.logits.data_ptr(), self.logits.stride(0)
         self.step.num_rows, self.step.num_samples = num_rows, num_samples
 
     def logits_of(self, num_samples: int, vocab_size: int) -> torch.Tensor:
         """Return the part [num_samples, vocab_size] of the logits; the same tensor while nobody asks for another."""
-        if self._logits_shape != (num_samples, vocab_size):
-            self._logits_shape, self._logits = (num_samples, vocab_size), self.logits[:num_samples, :vocab_size]
-        return self._logits
+        if self.given_shape != (num_samples, vocab_size):
+            self.given_shape, self.given = (num_samples, vocab_size), self.logits[:num_samples, :vocab_size]
+        return self.given
+
+    def place_of(self, scores: torch.Tensor) -> tuple[int, int, int, int]:
+        """Return address, rows, columns and the floats from row to row of [rows, columns] float32.
+
+        Of `given`, which it mostly is, without a call of torch.
+        """
+        if scores is self.given:
+            return self.step.logits, *self.given_shape, self.step.logits_stride
+        return scores.data_ptr(), scores.shape[0], scores.shape[1], scores.stride(0)
+
+    def telling(self, layer_done: Callable[[int], None] | None) -> AbstractContextManager[None]:
+        """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
+        return nullcontext() if layer_done is None else self._telling(layer_done)
 
     @contextmanager
-    def telling(self, layer_done: Callable[[int], None] | None) -> Iterator[None]:
-        """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
-        if layer_done is None:
-            yield
-            return
+    def _telling(self, layer_done: Callable[[int], None]) -> Iterator[None]:
         errors: list[BaseException] = []
 
         def tell(layer: int) -> None:
@@ -93,10 +102,11 @@ class StepMemory:
         self._passing = max(rows, self._scratch_rows)
         self.scratch = _rows(self._passing, padded(sizes.hidden, PAIR) + _GAP)
         widest = padded(max(sizes.hidden, sizes.attended, sizes.inner), PAIR) + 2 * _GAP
-        self.narrow = torch.zeros(self._passing + MAX_TILE_ROWS, widest, dtype=torch.bfloat16)
+        self.narrow = _rows(self._passing + MAX_TILE_ROWS, widest, torch.bfloat16)
         step.scratch = self.scratch.data_ptr()
         step.narrow, step.narrow_stride, step.passing_rows = self.narrow.data_ptr(), widest, self._passing
 
 
-def _rows(count: int, size: int) -> torch.Tensor:
-    return torch.zeros(count, size, dtype=torch.float32)
+def _rows(count: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    with torch.inference_mode(mode=False):  # what is made within it cannot be written outside
+        return torch.zeros(count, size, dtype=dtype)

@@ -40,6 +40,13 @@ def segments(num_layers: int, *, attends_inside: bool, partial: bool) -> Iterato
     yield Segment(instructions(pending))
 
 
+def whole(num_layers: int) -> ctypes.Array[Instruction]:
+    """Return all layers and the logits as one program, where everything between is native."""
+    (layers,) = segments(num_layers, attends_inside=True, partial=False)
+    pairs = [(Operation(one.operation), one.layer) for one in layers.instructions]
+    return instructions([*pairs, (Operation.HEAD, 0)])
+
+
 def instructions(pairs: Sequence[Pair]) -> ctypes.Array[Instruction]:
     """Return a native program."""
     return (Instruction * len(pairs))(*(Instruction(operation, layer) for operation, layer in pairs))

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.step import BatchSequence, StepBatch
-
-_Integers = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -25,11 +22,10 @@ class PackedStep:
     kv_lengths: "array[int]"
     table_ends: "array[int]"
     blocks: "array[int]"  # int32
-    slots: "array[int]"  # [num_tokens] int32
-    long_slots: _Integers  # the same in int64
-    token_ids: "array[int]"  # [num_tokens] int64
-    positions: _Integers  # [num_tokens]
-    sample_rows: "array[int]"  # [num_samples] int64
+    slots: "array[int]"  # [num_tokens] int64, as are all that follow
+    token_ids: "array[int]"  # [num_tokens]
+    positions: "array[int]"  # [num_tokens]
+    sample_rows: "array[int]"  # [num_samples]
 
 
 class StepMetadata:
@@ -47,7 +43,7 @@ class StepMetadata:
     @cached_property
     def token_ids(self) -> torch.Tensor:
         """Of each row: [1, num_tokens] int64."""
-        return self._tensor(np.frombuffer(self.packed.token_ids, np.int64))[None]
+        return self._tensor(self.packed.token_ids)[None]
 
     @cached_property
     def positions(self) -> torch.Tensor:
@@ -57,57 +53,52 @@ class StepMetadata:
     @cached_property
     def slots(self) -> torch.Tensor:
         """Of each row: [num_tokens] int64."""
-        return self._tensor(self.packed.long_slots)
+        return self._tensor(self.packed.slots)
 
     @cached_property
     def sample_rows(self) -> torch.Tensor:
         """Rows whose logits are wanted: [num_samples] int64."""
-        return self._tensor(np.frombuffer(self.packed.sample_rows, np.int64))
+        return self._tensor(self.packed.sample_rows)
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
         """Yield each sequence behind its rows of the flattened step."""
         for end, sequence in zip(self.packed.query_ends, self.sequences, strict=True):
             yield slice(end - sequence.count, end), sequence
 
-    def _tensor(self, values: _Integers) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+    def _tensor(self, values: "array[int]") -> torch.Tensor:
+        if not values:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        return torch.frombuffer(values, dtype=torch.int64).to(self._device)
 
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:
     """Lay out `batch`. A block table too short for its sequence is a defect of the caller (ValueError)."""
-    sequences = batch.sequences
-    counts = _integers([sequence.count for sequence in sequences])
-    starts = _integers([sequence.start for sequence in sequences])
-    sizes = _integers([len(sequence.block_ids) for sequence in sequences])
-    blocks = array("i")
-    for sequence in sequences:
-        blocks.extend(sequence.block_ids)
-    query_ends, kv_lengths, table_ends = counts.cumsum(), starts + counts, sizes.cumsum()
-    num_tokens = int(counts.sum())
-    _check(len(batch.token_ids), num_tokens, kv_lengths, sizes, block_size)
-    positions = np.arange(num_tokens) + (kv_lengths - query_ends).repeat(counts)
-    places = positions // block_size + (table_ends - sizes).repeat(counts)
-    slots = np.frombuffer(blocks, np.int32)[places] * np.int64(block_size) + positions % block_size
-    sample_rows = array("q", [sample.row for sample in batch.samples])
-    packed = PackedStep(
-        _int32(query_ends), _int32(kv_lengths), _int32(table_ends), blocks, _int32(slots), slots,
-        array("q", batch.token_ids), positions, sample_rows,
-    )  # fmt: skip
-    return StepMetadata(block_size, sequences, packed, device)
+    query_ends, kv_lengths, table_ends = array("i"), array("i"), array("i")
+    blocks, slots, positions = array("i"), array("q"), array("q")
+    for sequence in batch.sequences:
+        start, end, block_ids = sequence.start, sequence.start + sequence.count, sequence.block_ids
+        if end > len(block_ids) * block_size:
+            raise ValueError(f"{len(block_ids)} blocks of {block_size} cannot hold {end} tokens")
+        blocks.extend(block_ids)
+        if sequence.count == 1:  # a step has many of these, and each call of numpy would hold it up
+            slots.append(block_ids[start // block_size] * block_size + start % block_size)
+            positions.append(start)
+        else:
+            slots.frombytes(_slots(block_ids, start, end, block_size))
+            positions.frombytes(np.arange(start, end, dtype=np.int64).tobytes())
+        query_ends.append(len(slots))
+        kv_lengths.append(end)
+        table_ends.append(len(blocks))
+    if len(batch.token_ids) != len(slots):
+        raise ValueError(f"the step has {len(batch.token_ids)} token ids for {len(slots)} rows")
+    token_ids, sample_rows = array("q", batch.token_ids), array("q", [sample.row for sample in batch.samples])
+    packed = PackedStep(query_ends, kv_lengths, table_ends, blocks, slots, token_ids, positions, sample_rows)
+    return StepMetadata(block_size, batch.sequences, packed, device)
 
 
-def _check(num_ids: int, num_tokens: int, kv_lengths: _Integers, sizes: _Integers, block_size: int) -> None:
-    if num_ids != num_tokens:
-        raise ValueError(f"the step has {num_ids} token ids for {num_tokens} rows")
-    short = kv_lengths > sizes * block_size
-    if short.any():
-        first = int(short.argmax())
-        raise ValueError(f"{sizes[first]} blocks of {block_size} cannot hold {kv_lengths[first]} tokens")
-
-
-def _integers(values: Sequence[int]) -> _Integers:
-    return np.array(values, np.int64)
-
-
-def _int32(values: _Integers) -> "array[int]":
-    return array("i", values.astype(np.int32).tobytes())
+def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> bytes:
+    """Return the slots of tokens [start, end) as int64."""
+    first = start // block_size
+    used = np.array(block_ids[first : -(-end // block_size)], np.int64)
+    slots = used[:, None] * block_size + np.arange(block_size)
+    return slots.reshape(-1)[start - first * block_size : end - first * block_size].tobytes()

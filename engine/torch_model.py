@@ -90,9 +90,14 @@ class TorchModel:
         """Give the pool back; no step may follow. Idempotent."""
         self._memory.close()
 
-    @torch.inference_mode()
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
+        if self._fused is not None and not batch.pools:
+            return self._launch(batch, layer_done)
+        with torch.inference_mode():  # whose coming and going costs a step of decoding more than its embedding
+            return self._launch(batch, layer_done)
+
+    def _launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
         if batch.scores or batch.pools:
             with self._head.keeping():
                 logits = self._logits(batch, layer_done)

@@ -34,7 +34,7 @@ struct attention_step {
     int32_t num_sequences, num_tokens, block_size, num_blocks; /* num_blocks: of the pool */
     const int32_t *query_ends, *kv_lengths;                    /* [num_sequences] */
     const int32_t *table_ends, *blocks;                        /* [num_sequences], [table_ends[last]] */
-    const int32_t *slots;                                      /* [num_tokens]: where the new tokens' KV goes */
+    const int64_t *slots;                                      /* [num_tokens]: where the new tokens' KV goes */
 };
 
 /* [num_tokens][heads][dim] in any order of the first two; strides count elements. */

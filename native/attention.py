@@ -51,7 +51,10 @@ def step_of(
     query_ends: "array[int]", kv_lengths: "array[int]", table_ends: "array[int]", blocks: "array[int]",
     slots: "array[int]", *, block_size: int, num_blocks: int,
 ) -> Step:  # fmt: skip
-    """Return a step over these int32 arrays, which the caller keeps alive; `num_blocks` is the pool's."""
+    """Return a step over these arrays, of int32 but for the slots, of int64, which the caller keeps alive.
+
+    `num_blocks` is the pool's.
+    """
     pointers = (column.buffer_info()[0] for column in (query_ends, kv_lengths, table_ends, blocks, slots))
     return Step(len(query_ends), len(slots), block_size, num_blocks, *pointers)
 

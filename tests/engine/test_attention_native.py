@@ -123,7 +123,8 @@ def test_queries_may_lie_in_any_order(backend: NativeAttention, order: tuple[int
 def broken(case: Case, **columns: list[int]) -> Case:
     """Return the case with other numbers in its packed arrays."""
     for name, numbers in columns.items():
-        getattr(case.metadata.packed, name)[:] = array("i", numbers)
+        packed = getattr(case.metadata.packed, name)
+        packed[:] = array(packed.typecode, numbers)
     return case
 
 

@@ -33,7 +33,7 @@ def test_native_kernels_get_the_same_in_arrays() -> None:
     assert packed.table_ends.tolist() == [2, 5, 6]
     assert packed.blocks.tolist() == [9, 2, 4, 5, 1, 6]
     assert packed.slots.tolist() == [9 * 16 + 14, 9 * 16 + 15, 2 * 16, 2 * 16 + 1, 16, 96, 97, 98]
-    assert packed.slots.itemsize == 4
+    assert packed.slots.itemsize == 8
 
 
 def test_a_step_without_sequences_is_empty() -> None:
