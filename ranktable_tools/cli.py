@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ranktable_tools import (
     convert_command,
@@ -38,13 +38,15 @@ Say each change of a table as it comes:
   ranktable watch global_ranktable_10.0.0.18.json
 Check a host and its way to the others:
   ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
+With pdserve installed, each of them takes its flags from a file too:
+  ranktable gen --config cluster.yaml
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, or 2 for bad input."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser()[0].parse_args(argv)
         command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
     except RanktableError as error:
@@ -52,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> OneLineParser:
+def command_parsers() -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parser of each subcommand, for those who want to know its flags."""
+    return _parser()[1]
+
+
+def _parser() -> tuple[OneLineParser, Mapping[str, argparse.ArgumentParser]]:
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (
@@ -66,7 +73,7 @@ def _parser() -> OneLineParser:
         watch_command,
     ):
         module.add(commands)
-    return parser
+    return parser, commands.choices
 
 
 if __name__ == "__main__":

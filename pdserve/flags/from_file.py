@@ -27,12 +27,15 @@ class FileWords:
 
 
 def words(
-    entries: Sequence[Entry], known: Mapping[str, argparse.Action], environ: Mapping[str, str], *, serves: bool
-) -> FileWords:
+    entries: Sequence[Entry], known: Mapping[str, argparse.Action], environ: Mapping[str, str], *, serves: bool,
+    joins: bool = True,
+) -> FileWords:  # fmt: skip
     """Return the entries as flags of the command that knows `known`.
 
     What another command of the cluster knows is passed over, so that one file is for all of them, and what a variable
-    of the environment says wins. Raises ConfigError, with the place, for a key no command knows and for a bad value.
+    of the environment says wins. The values of a list are one word, parted by commas, unless `joins` is False: then
+    nothing may follow these words that such a flag could take for its own. Raises ConfigError, with the place, for a
+    key no command knows and for a bad value.
     """
     argv: list[str] = []
     fields: set[str] = set()
@@ -42,7 +45,7 @@ def words(
         action = known.get(entry.flag)
         if action is not None and not _is_no_key(entry, action):
             if not _overruled(action.dest, environ):
-                argv += _checked(entry, action)
+                argv += _checked(entry, action, joins)
                 fields.add(action.dest)
         elif find(entry.flag) is not None and entry.flag not in elsewhere:
             if serves:
@@ -53,15 +56,21 @@ def words(
 
 
 def cluster_flags() -> frozenset[str]:
-    """Return the flags that a cluster's commands have: engine, front door, `up`, and where it is."""
+    """Return the flags that a cluster's commands have: engine, front door, `up`, where it is, and the tables' tools."""
     from pdserve.up_request import UpOptions  # it imports the parser, which imports this
+    from ranktable_tools.cli import command_parsers
 
     declared = (
         "--" + field.name.replace("_", "-")
         for options in (EngineOptions, SchedulerOptions, UpOptions)
         for field in dataclasses.fields(options)
     )
-    return frozenset((*declared, *_WHERE))
+    tools = (flag for parser in command_parsers().values() for flag in parser._option_string_actions)
+    return frozenset((*declared, *_WHERE, *(flag for flag in tools if _may_be_key(flag))))
+
+
+def _may_be_key(flag: str) -> bool:
+    return flag.startswith("--") and flag[2:] not in _NEVER and not flag.startswith("--no-")
 
 
 def _is_no_key(entry: Entry, action: argparse.Action) -> bool:
@@ -78,7 +87,7 @@ def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
     return bool(environ.get((declared | _VARIABLES).get(dest, "")))
 
 
-def _checked(entry: Entry, action: argparse.Action) -> Iterator[str]:
+def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str]:
     """Yield the words of one of the command's own flags. Raises ConfigError for a value that it cannot have."""
     if action.nargs == 0:
         yield from _switch(entry, action)
@@ -89,6 +98,9 @@ def _checked(entry: Entry, action: argparse.Action) -> Iterator[str]:
     texts = [row.spelled(value.text) if row is not None and row.spelled else value.text for value in entry.values]
     for text in texts:
         _check_value(entry, action, text)
+    if not joins:
+        yield from (entry.flag, *texts)
+        return
     # One word, however many values: a second one would take what was typed after it for its own.
     yield f"{entry.flag}={','.join(texts)}"
 

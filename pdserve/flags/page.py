@@ -33,7 +33,8 @@ length and its names.
 _TAIL: Final = """\
 ## A file of flags
 
-Every `pdserve` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key, without its dashes.
+Every `pdserve` and `ranktable` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key, without
+its dashes.
 
     model: /models/Qwen3-0.6B
     served-model-name: [qwen3, default]
@@ -42,14 +43,17 @@ Every `pdserve` command, and start_servers.sh, takes `--config cluster.yaml`: ea
     decode: 2
     kv-cache-memory: 4GiB
     enable-prefix-caching: false
+    prefill-server-list: ["4,5", "6,7"]     # ranktable gen: two instances
+    ports: 8088,8089,8090
 
 - What is typed wins over a variable of the environment, and that over the file.
 - One file is for all commands: a key that only another of them has is passed over. A key that none has is exit status 2
   with its line and the nearest one.
-- `true` and `false` are for switches. Lists are for flags that take several values.
+- `true` and `false` are for switches. Lists are for flags that take several values; what is typed takes their place.
 - vLLM's flags are keys too, with the same three endings; a refusal says the line.
 - The file is at most 64 KiB of one flat mapping. A key twice, an alias, a tag or anything nested is refused with its
   line: nothing in a file is ever constructed from it.
+- `ranktable doctor` finds the table of the file (`global-rank-table`, `node-ports`) as start_servers.sh does.
 - The environment's variables that are flags: GLOBAL_RANK_TABLE_FILE_PATH (`global-rank-table`), NODE_PORTS
   (`node-ports`), USE_OPENAI (`use-openai`), PDSERVE_RUN_DIR (`run-dir`).
 """

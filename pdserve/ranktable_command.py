@@ -1,0 +1,82 @@
+"""The command `ranktable` with `--config cluster.yaml`: the tools themselves know no YAML, and nothing of ours."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from ranktable_tools import cli
+
+if TYPE_CHECKING:
+    from pdserve.flags.config_file import Entry
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if not any(word.partition("=")[0] == "--config" for word in typed):
+        return cli.main(typed)
+    from wire.errors import ConfigError
+
+    try:
+        plain, variables = with_file(typed, os.environ)
+    except ConfigError as error:
+        print(f"ranktable: {error}", file=sys.stderr)
+        return 2
+    os.environ.update(variables)
+    return cli.main(plain)
+
+
+def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command line with the flags of its --config, and what the file says of the guide's variables.
+
+    What is typed wins over the file, and so does what the environment has. Raises ConfigError.
+    """
+    from pdserve.flags.config_file import read
+    from pdserve.flags.from_file import words
+    from pdserve.flags.parser import take_config
+
+    path, rest = take_config(typed)
+    assert path is not None, "the caller saw the flag"
+    parsers = cli.command_parsers()
+    command = next((word for word in rest if word in parsers), None)
+    if command is None:
+        return list(rest), {}
+    known = parsers[command]._option_string_actions
+    entries = read(path)
+    named = _named(rest, known)
+
+    def is_open(entry: "Entry") -> bool:
+        action = known.get(entry.flag)
+        return action is None or action.dest not in named
+
+    said = words([entry for entry in entries if is_open(entry)], known, {}, serves=False, joins=False).argv
+    end = rest.index("--") if "--" in rest else len(rest)
+    variables = {name: value for name, value in _variables(entries) if not environ.get(name)}
+    return [*rest[:end], *said, *rest[end:]], variables
+
+
+def _named(typed: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
+    """Return the fields that a command line names."""
+    flags = (word.partition("=")[0] for word in typed)
+    return frozenset(known[flag].dest for flag in flags if flag in known)
+
+
+def _variables(entries: "Sequence[Entry]") -> Iterator[tuple[str, str]]:
+    """Yield the guide's variables that the file has as keys, as `doctor` looks for them in the environment."""
+    from scheduler.config import SchedulerOptions
+
+    variable_by_flag = {
+        "--" + field.name.replace("_", "-"): field.metadata["env"]
+        for field in fields(SchedulerOptions)
+        if field.metadata["env"]
+    }
+    for entry in entries:
+        if entry.flag in variable_by_flag:
+            yield variable_by_flag[entry.flag], ",".join(value.text for value in entry.values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
