@@ -1,0 +1,40 @@
+"""Whether a process of `up` still stands in the table that it was started with, which others may change meanwhile."""
+
+from pdserve.process_plan import ProcessPlan
+from ranktable_tools.addresses import canonical, dial_host
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE
+from ranktable_tools.table_file import read_global
+from ranktable_tools.tables import GlobalTable, Server
+from ranktable_tools.watched_table import WatchedTable
+
+
+class Membership:
+    """Owns the tables that were read, one for each path; what is broken leaves the one before it in use."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, WatchedTable[GlobalTable]] = {}
+
+    def has(self, plan: ProcessPlan) -> bool:
+        """Tell whether the process belongs: a scheduler always, and where no table can be read."""
+        path = plan.env.get(GLOBAL_VARIABLE)
+        if plan.role == "scheduler" or path is None:
+            return True
+        file = self._files.setdefault(path, WatchedTable(path, _read))
+        file.look()
+        return file.table is None or any(_is(instance.server, plan.address) for instance in file.table.instances)
+
+
+def _read(path: str) -> GlobalTable:
+    """Read a table whatever its rules on devices: its processes keep them."""
+    try:
+        return read_global(path)
+    except RanktableError as error:
+        if error.code != "device-twice":
+            raise
+        return read_global(path, share_devices=True)
+
+
+def _is(server: Server, address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return canonical(dial_host(server.server_ip)) == canonical(host) and server.server_port == int(port)
