@@ -1,13 +1,12 @@
 """Lay out a cluster on this machine: its tables, the ports inside it, and the command of each process."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.ports import free_ports
-from pdserve.process_plan import ProcessPlan, environment
+from pdserve.process_plan import ProcessPlan, environment, launch_command
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.generate import Generated
 from ranktable_tools.secret import ensure_secret
@@ -63,12 +62,11 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
 def _process(
     tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...]
 ) -> ProcessPlan:
-    where = ("--host", host, "--port", str(port))
     return ProcessPlan(
         name=name,
         role=name.partition("-")[0],
         address=f"{host}:{port}",
-        command=(sys.executable, "-P", "-m", "pdserve.launch", *where, *flags),
+        command=launch_command(host, port, flags),
         env={
             "GLOBAL_RANK_TABLE_FILE_PATH": str(tables / generated.global_name),
             "RANK_TABLE_FILE_PATH": str(tables / local),

@@ -1,6 +1,7 @@
 """One process of a cluster on this machine: what it is called, what it runs, and with what environment."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
@@ -15,6 +16,11 @@ class ProcessPlan:
     address: str
     command: tuple[str, ...]
     env: Mapping[str, str]
+
+
+def launch_command(host: str, port: int, flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of a process of a cluster; which one it is, its environment says."""
+    return (sys.executable, "-P", "-m", "pdserve.launch", "--host", host, "--port", str(port), *flags)
 
 
 def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pdserve import tether
 from pdserve.process_plan import ProcessPlan, environment
@@ -19,14 +20,35 @@ INSTANCE_GRACE_S = 10.0
 KILL_WAIT_S = 5.0
 
 
+class Watched(Protocol):
+    """A process that a supervisor watches: started here, or on another machine."""
+
+    @property
+    def record(self) -> ProcessRecord:
+        """Return what names it for others, now."""
+        ...
+
+    @property
+    def exit_status(self) -> int | None:
+        """Return the exit status, None while it runs, and where it did not get so far."""
+        ...
+
+    def ended(self) -> str | None:
+        """Return how it ended, in words, or None while it runs."""
+        ...
+
+
 class Child:
     """One process we started. `record` names it for others. A child that knows tether.py ends with us.
 
-    `again` is for one that died: what it says now follows in its log what it said then. The thread that starts it must
-    stay: to the kernel that thread is the parent. Raises OSError.
+    `again` is for one that died: what it says now follows in its log what it said then. It starts in `folder`, by
+    default ours. The thread that starts it must stay: to the kernel that thread is the parent. Raises OSError.
     """
 
-    def __init__(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False) -> None:
+    def __init__(
+        self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and not again:
             log.replace(log.with_name(log.name + ".1"))  # what the last run said last is often what one looks for
@@ -38,7 +60,7 @@ class Child:
                 # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
                 self._popen = subprocess.Popen(
                     plan.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True, pass_fds=(held,),
+                    start_new_session=True, pass_fds=(held,), cwd=folder,
                 )  # fmt: skip
         finally:
             os.close(held)
@@ -51,7 +73,7 @@ class Child:
         if status is None:
             return None
         log = Path(self.record.log)
-        return f"{self.record.name} ended with {_status(status)}: {last_line(log)} (log: {log})"
+        return f"{self.record.name} ended with {status_words(status)}: {last_line(log)} (log: {log})"
 
     @property
     def exit_status(self) -> int | None:
@@ -113,5 +135,6 @@ def wait(
     return left
 
 
-def _status(status: int) -> str:
+def status_words(status: int) -> str:
+    """Return an exit status in words; a negative one is a signal's."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

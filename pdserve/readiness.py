@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pdserve.client import Client
-from pdserve.processes import POLL_S, Child
+from pdserve.processes import POLL_S, Watched
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
 
 _WRONG_INPUT = 2
@@ -12,7 +12,7 @@ _WRONG_INPUT = 2
 
 
 def wait_ready(
-    children: Sequence[Child], client: Client, timeout_s: float, say: Callable[[str], None]
+    children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None]
 ) -> None:  # fmt: skip
     """Return when /ready says so, telling by `say` what it waits for.
 

@@ -30,7 +30,8 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 class ProcessRecord:
     """One process of a cluster. `started` tells it from a later one with the same pid.
 
-    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words.
+    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words. One that
+    runs on another machine has the pid 0, which no process has.
     """
 
     name: str
@@ -43,8 +44,13 @@ class ProcessRecord:
     note: str = ""
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine: no other can be looked at or signalled."""
+        return self.pid > 0
+
+    @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this very process still runs here."""
         return start_time(self.pid) == self.started
 
 

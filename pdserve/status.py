@@ -22,7 +22,8 @@ _HEADER = (
 )  # fmt: skip
 _MAX_REASON_CHARS = 80
 EPILOG = """\
-PID is that of the process that `pdserve up` started, `-` where another one answers in its place; STATE is the
+PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node of
+Ray; STATE is the
 scheduler's, `gone` where nothing answers, `starting again` or `given up` where the supervisor of `pdserve up` says so,
 and the lines below the table say what is wrong. RESTARTS counts how often the supervisor started it again.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
@@ -84,6 +85,8 @@ def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]
         return "-", process.note
     if seen is not None and (seen.state == "living" or _answers(process.address)):
         return "-", seen.state
+    if not process.is_here:
+        return "-", "starting" if seen is None else seen.state
     return str(process.pid), "gone"
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve.process_plan import ProcessPlan
-from pdserve.processes import Child
+from pdserve.processes import Watched
 from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord, last_lines
 from wire.errors import Unavailable
 
 _LAST_LINES = 10
 
-Spawn = Callable[[ProcessPlan, bool], Child]
+Spawn = Callable[[ProcessPlan, bool], Watched]
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Place:
 
     plan: ProcessPlan
     restarts: Restarts
-    child: Child
+    child: Watched
     due: float | None = None
     note: str = ""
 
@@ -46,9 +46,10 @@ class Supervisor:
         self._say = say
         self._changed = changed
         self._places: list[_Place] = []
+        self._told: tuple[ProcessRecord, ...] = ()
 
     @property
-    def children(self) -> Sequence[Child]:
+    def children(self) -> Sequence[Watched]:
         """The processes as they were started last."""
         return [place.child for place in self._places]
 
@@ -65,6 +66,8 @@ class Supervisor:
                 self._start_again(place, now)
             elif not place.note and (end := place.child.ended()) is not None:
                 self._died(place, end, now)
+        if self._records() != self._told:  # one that runs elsewhere has moved
+            self._tell()
 
     def _died(self, place: _Place, end: str, now: float) -> None:
         wait_s = place.restarts.died(now)
@@ -83,7 +86,8 @@ class Supervisor:
         except OSError as error:
             self._died(place, f"{place.plan.name} cannot be started: {error}", now)
             return
-        self._say(f"started {place.plan.name} again, pid {place.child.record.pid}")
+        record = place.child.record
+        self._say(f"started {record.name} again" + (f", pid {record.pid}" if record.is_here else ""))
         self._tell()
 
     def _give_up(self, place: _Place, end: str) -> None:
@@ -99,5 +103,9 @@ class Supervisor:
         if not any(other.plan.role == place.plan.role and other.note != "given up" for other in self._places):
             raise Unavailable(f"no {place.plan.role} is left, the cluster ends; {words}")
 
+    def _records(self) -> tuple[ProcessRecord, ...]:
+        return tuple(place.record for place in self._places)
+
     def _tell(self) -> None:
-        self._changed(tuple(place.record for place in self._places))
+        self._told = self._records()
+        self._changed(self._told)

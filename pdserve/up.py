@@ -11,13 +11,12 @@ from types import FrameType
 from pdserve.background import in_background
 from pdserve.client import Client
 from pdserve.journal import Journal
-from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import require_free
-from pdserve.process_plan import ProcessPlan
-from pdserve.processes import POLL_S, Child, stop
+from pdserve.processes import POLL_S, Watched, stop
 from pdserve.readiness import wait_ready
 from pdserve.restarts import RestartLimits
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir, start_time
+from pdserve.site import LocalSite, Site
 from pdserve.supervisor import Supervisor
 from pdserve.up_request import UpRequest, parse
 from wire.errors import ConfigError
@@ -81,11 +80,12 @@ class _Cluster:
         journal = Journal(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
-        supervisor = Supervisor(limits, self._spawn, journal.say, lambda records: self._write(records, journal))
+        site = self._site(journal)
+        supervisor = Supervisor(limits, site.spawn, journal.say, lambda records: self._write(records, journal))
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()
-            supervisor.start(self._plans())
+            supervisor.start(site.plans())
             wait_ready(supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say)
             journal.say(f"ready: {request.base_url}/v1 (logs: {folder.path / 'logs'})")
             grace_s = request.shutdown_timeout_s + _CLOSE_S
@@ -99,25 +99,25 @@ class _Cluster:
             journal.say(f"stopping; requests under way have {given} (Ctrl-C or SIGTERM again: at once)")
             return 0
         finally:
-            self._stop(supervisor.children, grace_s, journal)
+            self._stop(site, supervisor.children, grace_s, journal)
 
-    def _stop(self, children: Sequence[Child], grace_s: float, journal: Journal) -> None:
+    def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: Journal) -> None:
         at_once = self._interrupts.hold()
-        for process in stop([child.record for child in children], grace_s, at_once):
+        records = [child.record for child in children]
+        for process in stop([record for record in records if record.is_here], grace_s, at_once):
             journal.say(f"{process.name} did not stop in time and was killed (log: {process.log})")
-        self._folder.clear()
+        try:
+            for name in site.close(at_once):
+                journal.say(f"{name} did not stop in time and was killed (log: {self._folder.log(name)})")
+        finally:
+            self._folder.clear()
 
-    def _plans(self) -> Sequence[ProcessPlan]:
-        request, engine = self._request, self._request.engine
-        options = request.options
-        shape = ClusterShape(
-            options.prefill, options.decode, engine.host, engine.port, request.flags, engine.device,
-            engine.tensor_parallel_size or 1,
-        )  # fmt: skip
-        return lay_out(shape, self._folder.tables)
+    def _site(self, journal: Journal) -> Site:
+        if not self._request.options.ray:
+            return LocalSite(self._request, self._folder)
+        from pdserve.ray_cluster.site import RaySite
 
-    def _spawn(self, plan: ProcessPlan, again: bool) -> Child:
-        return Child(plan, self._folder.log(plan.name), os.environ, again=again)
+        return RaySite(self._request, self._folder, journal.say)
 
     def _write(self, processes: tuple[ProcessRecord, ...], journal: Journal) -> None:
         request, pid = self._request, os.getpid()

@@ -13,6 +13,8 @@ from pdserve.apart import apart
 from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
+from pdserve.ray_cluster.address import parse_address
+from pdserve.ray_cluster.need import STRATEGIES
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
@@ -25,6 +27,7 @@ examples:
   pdserve up --detach                              the same, and returns when it is ready
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
+  pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip")
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
@@ -39,6 +42,9 @@ class UpOptions:
     detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
     max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
     restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
+    ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
+    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a Ray of its own, here)")
+    ray_strategy: str = flag("spread", "with --ray: how instances lie on nodes", choices=STRATEGIES)
     run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")
 
 
@@ -86,6 +92,10 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if options.max_restarts < 0 or not options.restart_window > 0:
         words = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
         raise ConfigError(f"{words}: restarts are 0 or more, the window more than 0 s")
+    if options.address is not None:
+        if not options.ray:
+            raise ConfigError(f"--address {options.address} is that of a Ray cluster: give --ray too")
+        parse_address(options.address)
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")

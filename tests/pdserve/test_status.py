@@ -213,3 +213,19 @@ def test_a_cluster_of_up_that_does_not_answer_is_shown_by_its_processes(
 def test_a_wrong_address_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("page", "condition"),
+    [
+        ("", "starting"),
+        ('pdserve_instance_info{address="10.0.0.2:1",instance="d",role="decode",state="connecting"} 1\n', "connecting"),
+        ('pdserve_instance_info{address="10.0.0.2:1",instance="d",role="decode",state="living"} 1\n', "living"),
+    ],
+)
+def test_an_instance_on_another_machine_has_no_pid_here_and_is_never_gone(page: str, condition: str) -> None:
+    elsewhere = ProcessRecord("decode-0", "decode", 0, 0, "10.0.0.2:1", "/l")
+
+    line = table(ClusterState("http://127.0.0.1:9000", "m", (elsewhere,)), read_page(parse_metrics(page)))[1]
+
+    assert line.split()[3:5] == ["-", condition]

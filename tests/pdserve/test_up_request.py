@@ -37,3 +37,25 @@ def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys
     out = capsys.readouterr().out
     assert "--kv-transport" in out
     assert flag not in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--address", "10.0.0.18:6379"), "is that of a Ray cluster: give --ray too"),
+        (("--ray", "--address", "ray://10.0.0.18:10001"), "Ray's client protocol is not taken"),
+        (("--ray", "--ray-strategy", "near"), "invalid choice: 'near'"),
+    ],
+)
+def test_what_ray_is_told_is_checked_before_anything_starts(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(flags)
+
+
+def test_what_ray_is_told_is_for_up_alone() -> None:
+    request = parse(("--ray", "--address", "10.0.0.18:6379", "--ray-strategy", "pack", "--model", "/m"))
+
+    assert (request.options.ray, request.options.address, request.options.ray_strategy) == (
+        True, "10.0.0.18:6379", "pack",
+    )  # fmt: skip
+    assert request.flags == ("--model", "/m")

@@ -1,0 +1,48 @@
+"""The actor: what Ray runs on a node for one instance. Takes and gives text alone."""
+
+import os
+from typing import Any
+
+from pdserve.ray_cluster.host import InstanceHost, Where
+from pdserve.ray_cluster.messages import Failure, Look, Orders, Wanted, decode, encode
+from ranktable_tools.errors import RanktableError
+from wire.errors import ConfigError, PdserveError, to_name
+
+
+class InstanceActor:
+    """One instance's place on a node. Ray runs its methods on the worker's main thread, which stays as long as it."""
+
+    def __init__(self) -> None:
+        import ray
+
+        context: Any = ray.get_runtime_context()
+        given = context.get_accelerator_ids()
+        ids = {"npu": given.get("NPU", ()), "cuda": given.get("GPU", ())}
+        self._host = InstanceHost(Where(context.get_node_id(), ray.util.get_node_ip_address(), ids), os.environ)
+
+    def do(self, verb: str, text: str) -> tuple[bool, str]:
+        """Return whether it was done, and the answer or the Failure as text: no exception crosses."""
+        return answer(self._host, verb, text)
+
+
+def answer(host: InstanceHost, verb: str, text: str) -> tuple[bool, str]:
+    """Do what one call says: `seat` with a Wanted, `start` with Orders, `news` with a Look, `stop`."""
+    try:
+        return True, _do(host, verb, text)
+    except PdserveError as error:
+        return False, encode(Failure(to_name(error), str(error)))
+    except RanktableError as error:
+        return False, encode(Failure(ConfigError.__name__, str(error)))
+    except Exception as error:  # noqa: BLE001 - a call's outermost frame: the driver says it
+        return False, encode(Failure("Unavailable" if isinstance(error, OSError) else "InternalError", repr(error)))
+
+
+def _do(host: InstanceHost, verb: str, text: str) -> str:
+    if verb == "seat":
+        return encode(host.seat(decode(Wanted, text)))
+    if verb == "start":
+        host.start(decode(Orders, text))
+        return ""
+    if verb == "news":
+        return encode(host.news(decode(Look, text)))
+    return "killed" if host.stop() else "stopped"

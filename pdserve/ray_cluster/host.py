@@ -1,0 +1,143 @@
+"""One instance on its node: the folder with its tables, its process, and what that says. Knows nothing of Ray."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve import __version__
+from pdserve.ports import free_ports, require_free
+from pdserve.process_plan import ProcessPlan, launch_command
+from pdserve.processes import Child, stop
+from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted
+from pdserve.run_folder import start_time
+from ranktable_tools.devices.npu_addresses import npu_addresses
+from ranktable_tools.json_file import write_private
+from ranktable_tools.secret import SECRET_NAME
+from wire.errors import ConfigError, Incompatible
+
+_PREFIX = "pdserve-ray"
+_MARK = re.compile(rf"{_PREFIX}-[0-9]+-(?P<pid>[0-9]+)-(?P<started>[0-9]+)-[^-]+")
+_MOST_BYTES = 65_536
+_RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its workers: an instance counts its own threads
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What Ray says of the place: the node, its address, the ids of the devices it gave us, by resource."""
+
+    node_id: str
+    ip: str
+    device_ids: Mapping[str, Sequence[str]]
+
+
+class InstanceHost:
+    """Owns the instance's folder and process. The thread that starts it must stay: the process dies with it."""
+
+    def __init__(self, where: Where, environ: Mapping[str, str], temporary: Path | None = None) -> None:
+        self._where = where
+        self._environ = {key: value for key, value in environ.items() if not key.startswith(_RAYS_OWN)}
+        base = temporary or Path(tempfile.gettempdir())
+        _sweep(base)
+        mark = f"{_PREFIX}-{os.getuid()}-{os.getpid()}-{start_time(os.getpid())}-"
+        self._folder = Path(tempfile.mkdtemp(prefix=mark, dir=base))
+        self._child: Child | None = None
+        self._port: int | None = None
+        self._global_name = ""
+
+    def seat(self, wanted: Wanted) -> Seat:
+        """Return where the instance can run. Raises Incompatible, and RanktableError where an NPU has no address."""
+        if wanted.version != __version__:
+            raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
+        ids = self._device_ids(wanted)
+        ips = npu_addresses(ids, None, self._environ) if wanted.kind == "npu" else dict.fromkeys(ids, self._where.ip)
+        self._port = self._free_port()
+        where = self._where
+        return Seat(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
+
+    def start(self, orders: Orders) -> None:
+        """Write the files and start the process; one that died has been there before. Raises OSError, ConfigError."""
+        if self._child is not None and self._child.exit_status is None:
+            raise ConfigError(f"{orders.name} runs here already, as pid {self._child.record.pid}")
+        if self._port is None:
+            raise ConfigError(f"{orders.name} has no seat here yet")
+        for name, text in (
+            (orders.global_name, orders.global_table), (orders.local_name, orders.local_table),
+            (SECRET_NAME, orders.secret),
+        ):  # fmt: skip
+            self._write(name, text)
+        self._global_name = orders.global_name
+        plan = ProcessPlan(
+            orders.name, orders.role, f"{self._where.ip}:{self._port}",
+            launch_command(self._where.ip, self._port, orders.flags),
+            {
+                "GLOBAL_RANK_TABLE_FILE_PATH": str(self._folder / orders.global_name),
+                "RANK_TABLE_FILE_PATH": str(self._folder / orders.local_name),
+            },
+        )  # fmt: skip
+        folder = Path(orders.folder)
+        self._child = Child(plan, self._log, self._environ, again=True, folder=folder if folder.is_dir() else None)
+
+    def news(self, look: Look) -> News:
+        """Return how the process is and whole lines of its log, 64 KiB at most; the last one too once it has ended.
+
+        A new global table is put in place of the one before by a rename: the process follows it.
+        """
+        assert self._child is not None, "it was started"
+        if look.global_table is not None:
+            self._write(self._global_name, look.global_table)
+        status = self._child.exit_status  # before its log is read: then all it said is there
+        with self._log.open("rb") as file:
+            file.seek(look.offset)
+            data = file.read(_MOST_BYTES)
+            more = bool(file.read(1))
+        if status is None and not more:
+            data = data[: data.rfind(b"\n") + 1]
+        text = data.decode(errors="replace")
+        return News(self._child.record.pid, text, look.offset + len(data), more, status)
+
+    def stop(self) -> bool:
+        """End the process, by SIGTERM first, and take the folder away; return whether it had to be killed."""
+        killed = False
+        if self._child is not None:
+            killed = bool(stop([self._child.record]))
+            self._child.ended()  # takes its exit status, so that no zombie stays
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return killed
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _device_ids(self, wanted: Wanted) -> tuple[str, ...]:
+        """Return the ids of the devices that Ray gave us, where it says as many numbers as are wanted."""
+        given = tuple(self._where.device_ids.get(wanted.kind, ()))
+        is_numbers = all(device_id.isascii() and device_id.isdecimal() for device_id in given)
+        return given if is_numbers and len(given) == len(wanted.device_ids) else wanted.device_ids
+
+    def _free_port(self) -> int:
+        """Return the port we had, if nothing has taken it since, so that the table need not change."""
+        if self._port is not None:
+            try:
+                require_free(self._where.ip, self._port)
+            except ConfigError:
+                pass
+            else:
+                return self._port
+        return free_ports(1, self._where.ip)[0]
+
+    def _write(self, name: str, text: str) -> None:
+        if Path(name).name != name:
+            raise ConfigError(f"{name!r} is no name of a file")
+        write_private(self._folder / name, text)
+
+
+def _sweep(base: Path) -> None:
+    """Take away what hosts of ours left that were killed: a folder's name says whose it is, by pid and start time."""
+    for folder in base.glob(f"{_PREFIX}-{os.getuid()}-*"):
+        mark = _MARK.fullmatch(folder.name)
+        if mark is not None and start_time(int(mark["pid"])) != int(mark["started"]):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,161 @@
+"""One instance as the driver sees it, from its place on a node to its end. Looks and never waits.
+
+seating ---> waiting (the table lacks others) ---> starting ---> running ---> ended
+   `-------------`------------------------------------`-------------`--> lost: the node, the actor or its answers
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import status_words
+from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted, decode, encode
+from pdserve.run_folder import ProcessRecord, last_line
+from ranktable_tools.errors import RanktableError
+from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
+
+NEWS_EVERY_S = 0.5
+ANSWER_S = 30.0
+_WRONG_INPUT = 2
+
+
+class Pending(Protocol):
+    """An answer that is on its way."""
+
+    def poll(self) -> str | None:
+        """Return it, None while there is none. Raises InstanceLost where none can come, else the error of the node."""
+        ...
+
+
+class Handle(Protocol):
+    """An actor: the place of one instance on a node, had or waited for."""
+
+    def ask(self, verb: str, text: str) -> Pending:
+        """Ask it to do something; it does one thing at a time."""
+        ...
+
+    def kill(self) -> None:
+        """End it, and the process with it, at once."""
+        ...
+
+
+class Seating(Protocol):
+    """What an instance needs of the table."""
+
+    def sit(self, name: str, seat: Seat) -> None:
+        """Enter it. Raises ConfigError."""
+        ...
+
+    def orders(self, name: str, seat: Seat) -> Orders | None:
+        """Return what to run there, None while the table is not whole."""
+        ...
+
+    def table(self) -> str:
+        """Return the text of the global table as it is now."""
+        ...
+
+
+class RemoteChild:
+    """Owns one start of an instance. `handle` outlives it where only the process died."""
+
+    def __init__(
+        self, plan: ProcessPlan, handle: Handle, seating: Seating, log: Path, *, place_s: float, offset: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.handle = handle
+        self.seat: Seat | None = None
+        self.is_lost = False
+        self.offset = offset
+        self.exit_status: int | None = None
+        self._plan, self._seating, self._log, self._place_s, self._clock = plan, seating, log, place_s, clock
+        self._end: str | None = None
+        self._table = ""  # what its node has
+        self._pending: Pending | None = None
+        self._asked, self._due, self._next = "", 0.0, 0.0
+        self._stage = self._seat_down
+
+    def ask_seat(self, wanted: Wanted) -> None:
+        """Begin: ask for a seat, which is there once Ray has room for the actor."""
+        self._ask("seat", encode(wanted), self._place_s)
+
+    @property
+    def record(self) -> ProcessRecord:
+        """What names it for others: no pid, which would be another machine's."""
+        address = "" if self.seat is None else f"{self.seat.ip}:{self.seat.port}"
+        return ProcessRecord(self._plan.name, self._plan.role, 0, 0, address, str(self._log))
+
+    def ended(self) -> str | None:
+        """Look once; return how it ended, None while it has not."""
+        if self._end is None:
+            try:
+                self._stage()
+            except (PdserveError, RanktableError) as error:
+                self._lose(error)
+        return self._end
+
+    def _lose(self, error: PdserveError | RanktableError) -> None:
+        where = "" if self.seat is None else f" on {self.seat.ip} (node {self.seat.node_id[:12]})"
+        self.is_lost = True
+        self.exit_status = _WRONG_INPUT if isinstance(error, ConfigError | Incompatible) else None
+        self._end = f"{self._plan.name}{where} is lost: {error} (log: {self._log})"
+
+    def _seat_down(self) -> None:
+        answer = self._answer()
+        if answer is not None:
+            self.seat = decode(Seat, answer)
+            self._seating.sit(self._plan.name, self.seat)
+            self._due = self._clock() + self._place_s
+            self._stage = self._wait_for_table
+
+    def _wait_for_table(self) -> None:
+        assert self.seat is not None
+        orders = self._seating.orders(self._plan.name, self.seat)
+        if orders is not None:
+            self._table = orders.global_table
+            self._ask("start", encode(orders), ANSWER_S)
+            self._stage = self._start
+        elif self._clock() > self._due:
+            raise DeadlineExceeded(f"the other role had no instance within {self._place_s:g} s")
+
+    def _start(self) -> None:
+        if self._answer() is not None:
+            self._stage = self._run
+
+    def _run(self) -> None:
+        if self._pending is None:
+            if self._clock() >= self._next:
+                table = self._seating.table()
+                self._ask("news", encode(Look(self.offset, None if table == self._table else table)), ANSWER_S)
+                self._table = table
+            return
+        answer = self._answer()
+        if answer is None:
+            return
+        news = decode(News, answer)
+        self.offset = news.offset
+        with suppress(OSError), self._log.open("a") as file:  # a full disk costs the log
+            file.write(news.log)
+        self._next = self._clock() + (0.0 if news.more else NEWS_EVERY_S)
+        if news.exit_status is not None and not news.more:
+            self.exit_status = news.exit_status
+            words = status_words(news.exit_status)
+            self._end = f"{self._plan.name} ended with {words}: {last_line(self._log)} (log: {self._log})"
+
+    def _ask(self, verb: str, text: str, limit_s: float) -> None:
+        self._pending, self._asked = self.handle.ask(verb, text), verb
+        self._due = self._clock() + limit_s
+
+    def _answer(self) -> str | None:
+        """Return the answer to what was asked, None while there is none. Raises DeadlineExceeded, InstanceLost."""
+        assert self._pending is not None, "something was asked"
+        answer = self._pending.poll()
+        if answer is not None:
+            self._pending = None
+        elif self._clock() > self._due:
+            what = "no node had room" if self._asked == "seat" else f"no answer to {self._asked!r}"
+            limit_s = self._place_s if self._asked == "seat" else ANSWER_S
+            raise DeadlineExceeded(f"{what} within {limit_s:g} s")
+        return answer

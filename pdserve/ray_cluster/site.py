@@ -1,0 +1,217 @@
+"""`pdserve up --ray`: the scheduler here, each instance in an actor on a node of the Ray cluster."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pdserve import __version__
+from pdserve.process_plan import ProcessPlan, launch_command
+from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, POLL_S, Child, Watched
+from pdserve.ray_cluster.address import is_loopback, parse_address, split
+from pdserve.ray_cluster.messages import Orders, Seat, Wanted
+from pdserve.ray_cluster.need import Need, need_of
+from pdserve.ray_cluster.remote_child import Handle, Pending, RemoteChild
+from pdserve.ray_cluster.roll import Roll
+from pdserve.ray_cluster.session import RaySession
+from pdserve.run_folder import RunFolder
+from pdserve.up_request import UpRequest
+from ranktable_tools.dialects.modelarts import local_text
+from ranktable_tools.file_names import local_name
+from ranktable_tools.secret import ensure_secret
+from ranktable_tools.table_file import read_global
+from ranktable_tools.tables import Device, LocalTable, Server
+from wire.errors import InstanceLost, PdserveError, Unavailable
+
+_STOP_S = INSTANCE_GRACE_S + KILL_WAIT_S
+
+
+class Session(Protocol):
+    """What is asked of Ray."""
+
+    @property
+    def node_ip(self) -> str:
+        """Return the address of this machine."""
+        ...
+
+    def reserve(
+        self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
+    ) -> None:
+        """Take the room for all instances at once. Raises Unavailable."""
+        ...
+
+    def place(self, index: int) -> Handle:
+        """Begin to place an instance."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class RaySite:
+    """Owns the session with Ray, the instances placed in it, and the table that says where they are."""
+
+    def __init__(
+        self, request: UpRequest, folder: RunFolder, say: Callable[[str], None],
+        join: Callable[[str | None, int], Session] = RaySession,
+    ) -> None:  # fmt: skip
+        options = request.options
+        self._request, self._folder, self._say, self._join = request, folder, say, join
+        self._names = [f"prefill-{i}" for i in range(options.prefill)] + [f"decode-{i}" for i in range(options.decode)]
+        self._need = need_of(request.engine.device, request.engine.tensor_parallel_size or 1)
+        self._environ = dict(os.environ)  # the scheduler's: Ray's variables are for Ray
+        self._session: Session | None = None
+        self._roll: Roll | None = None
+        self._children: dict[str, RemoteChild] = {}
+
+    def plans(self) -> Sequence[ProcessPlan]:
+        """Join the cluster, make room in it and seat all instances; return them and the scheduler."""
+        request, options = self._request, self._request.options
+        address = None if options.address is None else parse_address(options.address)
+        self._tell_address(address)
+        self._session = session = self._join(address, self._num_cpus())
+        session.reserve(self._need, len(self._names), options.ray_strategy, request.startup_timeout_s, self._say)
+        self._roll = roll = Roll(self._names, session.node_ip, self._folder.tables)
+        ensure_secret(self._folder.tables)
+        plans = [ProcessPlan(name, name.partition("-")[0], "", (), {}) for name in self._names]
+        for plan in plans:
+            self._begin(plan, again=False)
+        self._wait_seated()
+        read_global(str(roll.path))  # what no process would take is said once, and here
+        return (*plans, self._scheduler_plan(roll))
+
+    def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
+        """Start the scheduler here, an instance again where it was, or in another place where that is lost."""
+        if plan.role == "scheduler":
+            return Child(plan, self._folder.log(plan.name), self._environ, again=again)
+        return self._begin(plan, again=True) if again else self._children[plan.name]
+
+    def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
+        """Stop the instances, SIGTERM first, and leave the Ray cluster."""
+        if self._session is None:
+            return ()
+        try:
+            return self._stop_instances(at_once)
+        finally:
+            self._session.close()
+
+    def sit(self, name: str, seat: Seat) -> None:
+        """Enter an instance into the table, which is written where that changes it."""
+        roll = self._of_roll()
+        roll.sit(name, _server(seat))
+        self._say(f"{name} is placed on {seat.ip} (node {seat.node_id[:12]}), {self._devices(seat)}, port {seat.port}")
+        digest = roll.write()
+        if digest is not None:
+            self._say(f"wrote {roll.path}, digest {digest}")
+
+    def orders(self, name: str, seat: Seat) -> Orders | None:
+        """Return what an instance runs, None while the table is not whole."""
+        roll = self._of_roll()
+        if roll.table() is None:
+            return None
+        return Orders(
+            name=name, role=name.partition("-")[0], flags=self._request.flags, global_name=roll.path.name,
+            global_table=roll.text, local_name=local_name(seat.ip, seat.device_ids),
+            local_table=local_text(LocalTable(_server(seat))),
+            secret=ensure_secret(self._folder.tables)[0].read_text(), folder=os.getcwd(),
+        )  # fmt: skip
+
+    def table(self) -> str:
+        """Return the text of the global table in use."""
+        return self._of_roll().text
+
+    def _of_roll(self) -> Roll:
+        assert self._roll is not None, "the cluster was joined"
+        return self._roll
+
+    def _begin(self, plan: ProcessPlan, *, again: bool) -> RemoteChild:
+        """Begin one start of an instance, on its actor where that lives."""
+        assert self._session is not None, "the cluster was joined"
+        log, before = self._log(plan.name, again=again), self._children.get(plan.name)
+        place_s, index = self._request.startup_timeout_s, self._names.index(plan.name)
+        if before is not None and not before.is_lost:
+            child = RemoteChild(plan, before.handle, self, log, place_s=place_s, offset=before.offset)
+        else:
+            if before is not None:
+                before.handle.kill()
+                self._of_roll().lose(plan.name)
+            child = RemoteChild(plan, self._session.place(index), self, log, place_s=place_s)
+        first = index * self._need.num_ranks
+        ids = tuple(str(first + rank) for rank in range(self._need.num_ranks))
+        child.ask_seat(Wanted(self._need.kind, ids, __version__))
+        self._children[plan.name] = child
+        return child
+
+    def _wait_seated(self) -> None:
+        """Wait until every instance has its seat. Raises Unavailable where one is lost, or has none in its time."""
+        while any(child.seat is None for child in self._children.values()):
+            for child in self._children.values():
+                end = child.ended() if child.seat is None else None
+                if end is not None:
+                    raise Unavailable(end)
+            time.sleep(POLL_S / 2)
+
+    def _stop_instances(self, at_once: Callable[[], bool]) -> Sequence[str]:
+        asked: dict[str, Pending] = {
+            name: child.handle.ask("stop", "") for name, child in self._children.items() if not child.is_lost
+        }
+        killed, deadline = set(asked), time.monotonic() + _STOP_S
+        while asked and time.monotonic() < deadline and not at_once():
+            for name, answer in [(name, _stopped(pending)) for name, pending in asked.items()]:
+                if answer is not None:
+                    del asked[name]
+                if answer == "stopped":
+                    killed.discard(name)
+            time.sleep(POLL_S / 2)
+        return sorted(killed)
+
+    def _scheduler_plan(self, roll: Roll) -> ProcessPlan:
+        engine = self._request.engine
+        return ProcessPlan(
+            "scheduler", "scheduler", f"{engine.host}:{engine.port}",
+            launch_command(engine.host, engine.port, self._request.flags),
+            {"GLOBAL_RANK_TABLE_FILE_PATH": str(roll.path), "RANK_TABLE_FILE_PATH": str(roll.scheduler_path)},
+        )  # fmt: skip
+
+    def _num_cpus(self) -> int:
+        return len(self._names) * self._need.num_ranks if self._need.resource == "CPU" else 0
+
+    def _devices(self, seat: Seat) -> str:
+        return f"{self._need.resource} {','.join(seat.device_ids)}"
+
+    def _tell_address(self, address: str | None) -> None:
+        if address is None:
+            self._say("starting Ray on this machine, on 127.0.0.1 alone")
+        elif ":" in address and is_loopback(split(address)[0]):
+            self._say(f"joining the Ray cluster at {address}")
+        else:
+            self._say(
+                f"joining the Ray cluster at {address}; whoever reaches Ray's ports there can run what they like as "
+                "its user, unless it asks for a token: docs/ray.md"
+            )
+
+    def _log(self, name: str, *, again: bool) -> Path:
+        """Return where what the instance says is kept; the last run's log is kept beside it."""
+        log = self._folder.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and not again:
+            log.replace(log.with_name(log.name + ".1"))
+        log.touch()
+        return log
+
+
+def _server(seat: Seat) -> Server:
+    pairs = enumerate(zip(seat.device_ids, seat.device_ips, strict=True))
+    devices = tuple(Device(device_id, device_ip, str(rank)) for rank, (device_id, device_ip) in pairs)
+    return Server(seat.ip, seat.ip, devices, seat.port)
+
+
+def _stopped(pending: Pending) -> str | None:
+    try:
+        return pending.poll()
+    except InstanceLost:
+        return "stopped"  # gone already
+    except PdserveError:
+        return "killed"

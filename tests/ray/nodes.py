@@ -1,0 +1,85 @@
+"""A Ray cluster of several nodes on this machine, by Ray's own test cluster, in a process of its own.
+
+python nodes.py     a head without resources; then a command a line, and an answer a line:
+add {"num_cpus": 2}  -> the new node's id        kill NODE_ID  -> ok, its raylet has got SIGKILL
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 127.0.0.1 and no other address
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef",
+}
+_QUICK = {
+    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 4,
+}  # fmt: skip
+
+
+class RayNodes:
+    """The cluster, from a test's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **LOOPBACK}, stderr=(folder / "nodes.log").open("w"),
+        )  # fmt: skip
+        self.address = self._line()
+
+    def add(self, **arguments: Any) -> str:
+        """Add a node; return its id."""
+        return self._ask(f"add {json.dumps(arguments)}")
+
+    def kill(self, node_id: str) -> None:
+        """Let a node die as by a power cut: its raylet is killed, and what is below it dies with that."""
+        assert self._ask(f"kill {node_id}") == "ok"
+
+    def close(self) -> None:
+        """End all nodes."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _ask(self, command: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("> "):
+                return line.removeprefix("> ").strip()
+        raise AssertionError(f"the Ray nodes ended with {self._process.wait(10)}")
+
+
+def _main(folder: str) -> None:
+    from ray.cluster_utils import Cluster
+
+    common = {"node_ip_address": "127.0.0.1", "temp_dir": folder}
+    head = {**common, "num_cpus": 0, "include_dashboard": False, "_system_config": _QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    print(f"> {cluster.address}", flush=True)
+    nodes: dict[str, Any] = {}
+    for line in sys.stdin:
+        verb, _, rest = line.strip().partition(" ")
+        if verb == "add":
+            node = cluster.add_node(**{"num_cpus": 0, **common, **json.loads(rest)})
+            nodes[node.node_id] = node
+            print(f"> {node.node_id}", flush=True)
+        else:
+            cluster.remove_node(nodes.pop(rest), allow_graceful=False)
+            print("> ok", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,105 @@
+"""Ray's side of the driver without Ray: actors that answer what a test lets them answer."""
+
+import json
+from collections.abc import Callable
+
+from pdserve.ray_cluster.messages import Look, News, Seat, decode, encode
+from pdserve.ray_cluster.need import Need
+
+Answer = str | Exception | None
+
+
+class ScriptedHandle:
+    """One actor. `answers` maps a verb to its answer, None while there is none; `asked` is what it was asked."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers: dict[str, Answer] = {"start": "", "stop": "stopped", **answers}
+        self.asked: list[tuple[str, str]] = []
+        self.killed = False
+        self.log, self.exit_status = "", None  # type: tuple[str, int | None]
+
+    def ask(self, verb: str, text: str) -> "ScriptedPending":
+        """Note it."""
+        self.asked.append((verb, text))
+        return ScriptedPending(self, verb, text)
+
+    def kill(self) -> None:
+        """Note it."""
+        self.killed = True
+
+    @property
+    def verbs(self) -> list[str]:
+        """What it was asked, without the texts."""
+        return [verb for verb, _ in self.asked]
+
+    def told_tables(self) -> list[str | None]:
+        """The tables that came with what it was asked."""
+        return [decode(Look, text).global_table for verb, text in self.asked if verb == "news"]
+
+
+class ScriptedPending:
+    """The answer to one call, as the script has it when it is looked at."""
+
+    def __init__(self, handle: ScriptedHandle, verb: str, text: str) -> None:
+        self._handle, self._verb, self._text = handle, verb, text
+
+    def poll(self) -> str | None:
+        """Return or raise what the script says; news are made of the handle's log and exit status."""
+        answer = self._handle.answers.get(self._verb)
+        if isinstance(answer, Exception):
+            raise answer
+        if self._verb != "news" or answer is not None:
+            return answer
+        rest = self._handle.log[decode(Look, self._text).offset :]
+        return encode(News(7, rest, len(self._handle.log), False, self._handle.exit_status))
+
+
+class ScriptedSession:
+    """A Ray cluster whose nodes are named by a test."""
+
+    node_ip = "10.0.0.9"
+
+    def __init__(self, seats: Callable[[int, int], Answer]) -> None:
+        self._seats = seats
+        self.handles: dict[int, list[ScriptedHandle]] = {}
+        self.reserved: tuple[Need, int, str] | None = None
+        self.joined: tuple[str | None, int] | None = None
+        self.closed = False
+
+    def join(self, address: str | None, num_cpus: int) -> "ScriptedSession":
+        """Stand for the session's constructor."""
+        self.joined = address, num_cpus
+        return self
+
+    def reserve(
+        self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
+    ) -> None:
+        """Note it."""
+        self.reserved = need, num_instances, strategy
+
+    def place(self, index: int) -> ScriptedHandle:
+        """Make an actor whose seat is the script's for its bundle and its number among that bundle's."""
+        before = self.handles.setdefault(index, [])
+        before.append(ScriptedHandle(seat=self._seats(index, len(before))))
+        return before[-1]
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+def seat(node: str, ip: str, port: int, *device_ids: str) -> str:
+    """Return the answer of a node that takes the instance."""
+    return encode(Seat(node, ip, port, device_ids, (ip,) * len(device_ids)))
+
+
+def lines(*texts: str) -> str:
+    """Return a log."""
+    return "".join(f"{text}\n" for text in texts)
+
+
+def as_json(text: str) -> dict[str, object]:
+    """Return a message as it crosses."""
+    told = json.loads(text)
+    assert isinstance(told, dict)
+    return told

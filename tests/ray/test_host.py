@@ -1,0 +1,218 @@
+"""An instance's place on a node, over real short-lived processes and without Ray."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pdserve import __version__
+from pdserve.ray_cluster import host as module
+from pdserve.ray_cluster.actor import answer
+from pdserve.ray_cluster.host import InstanceHost, Where
+from pdserve.ray_cluster.messages import Failure, Look, News, Orders, Seat, Wanted, decode, encode
+from wire.errors import ConfigError, Incompatible
+
+_CPU = Wanted("cpu", ("3", "4"), __version__)
+_STAYS = "import signal; print('up', flush=True); signal.pause()"
+_STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstanceHost]:
+    """A host whose processes run the code that its flags are."""
+    monkeypatch.setattr(module, "launch_command", lambda host, port, flags: (sys.executable, "-S", "-c", *flags))
+    made = InstanceHost(Where("n1", "127.0.0.1", {}), {**os.environ, "RAY_X": "1", "OMP_NUM_THREADS": "1"}, tmp_path)
+    yield made
+    made.stop()
+    assert list(tmp_path.glob("pdserve-ray-*")) == []
+
+
+def _orders(code: str, **changed: str) -> Orders:
+    return Orders(**{
+        "name": "decode-0", "role": "decode", "flags": (code,), "global_name": "g.json", "global_table": "{}",
+        "local_name": "l.json", "local_table": "[]", "secret": "s\n", "folder": "/", **changed,
+    })  # type: ignore[arg-type] # fmt: skip
+
+
+def _until(node: InstanceHost, words: str) -> News:
+    news = node.news(Look(0, None))
+    while words not in news.log:
+        assert news.exit_status is None, news
+        news = node.news(Look(0, None))
+    return news
+
+
+def _ended(node: InstanceHost) -> News:
+    news = node.news(Look(0, None))
+    while news.exit_status is None:
+        news = node.news(Look(0, None))
+    return news
+
+
+def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: InstanceHost) -> None:
+    seat = node.seat(_CPU)
+
+    assert (seat.node_id, seat.ip, seat.device_ids) == ("n1", "127.0.0.1", ("3", "4"))
+    assert seat.device_ips == ("127.0.0.1", "127.0.0.1")
+    assert 0 < seat.port < 65536
+    assert node.seat(_CPU) == seat  # a restart stays where it was
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(["6", "7"], ("6", "7")), (["GPU-1a", "GPU-2b"], ("3", "4")), (["6"], ("3", "4")), ([], ("3", "4"))],
+)
+def test_the_devices_are_those_that_ray_names_where_it_names_numbers(
+    tmp_path: Path, given: Sequence[str], expected: tuple[str, ...]
+) -> None:
+    where = Where("n1", "127.0.0.1", {"cuda": given})
+
+    assert InstanceHost(where, {}, tmp_path).seat(Wanted("cuda", ("3", "4"), __version__)).device_ids == expected
+
+
+def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
+    tool = tmp_path / "hccn_tool"
+    tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')
+    tool.chmod(0o755)
+    where = Where("n1", "127.0.0.1", {"npu": ["6", "7"]})
+
+    seat = InstanceHost(where, {"HCCN_TOOL_PATH": str(tool)}, tmp_path).seat(Wanted("npu", ("0", "1"), __version__))
+
+    assert (seat.device_ids, seat.device_ips) == (("6", "7"), ("192.0.2.16", "192.0.2.17"))
+
+
+def test_another_version_on_the_node_is_refused_with_both(node: InstanceHost) -> None:
+    with pytest.raises(Incompatible, match=f"pdserve {__version__} is installed on this node, 9.9 where `up` runs"):
+        node.seat(Wanted("cpu", ("0",), "9.9"))
+
+
+def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: InstanceHost) -> None:
+    seat = node.seat(_CPU)
+    code = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd(), flush=True)"
+
+    node.start(_orders(code))
+
+    log = _ended(node).log
+    environ = json.loads(log[: log.rindex("}") + 1])
+    table = Path(environ["GLOBAL_RANK_TABLE_FILE_PATH"])
+    assert (table.read_text(), Path(environ["RANK_TABLE_FILE_PATH"]).read_text()) == ("{}", "[]")
+    assert (table.parent / "cluster_secret").read_text() == "s\n"
+    assert {path.stat().st_mode & 0o777 for path in table.parent.iterdir() if path.name != "log"} == {0o600}
+    assert table.parent.stat().st_mode & 0o777 == 0o700
+    assert not {"RAY_X", "OMP_NUM_THREADS"} & set(environ)
+    assert log.endswith("} /\n")
+    assert seat.port != 0
+
+
+def test_what_it_says_comes_in_whole_lines_and_from_where_one_was(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders("import signal, sys; print('one'); print('tw', end='', flush=True); signal.pause()"))
+
+    first = _until(node, "one")
+    assert (first.log, first.offset, first.more) == ("one\n", 4, False)
+    assert node.news(Look(first.offset, None)).log == ""
+    os.kill(first.pid, 9)
+    last = _ended(node)
+    assert (last.log, last.exit_status) == ("one\ntw", -9)
+
+
+def test_a_long_log_comes_in_pieces(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders("print('x' * 100_000)"))
+
+    _ended(node)
+    first = node.news(Look(0, None))
+    assert (len(first.log), first.more) == (65_536, True)
+    second = node.news(Look(first.offset, None))
+    assert (len(first.log + second.log), second.more) == (100_001, False)
+
+
+def test_a_new_table_is_put_in_place_of_the_old_one(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(
+        _orders("import os, signal; print(os.environ['GLOBAL_RANK_TABLE_FILE_PATH'], flush=True); signal.pause()")
+    )
+    table = Path(_until(node, "g.json").log.strip())
+    before = table.stat().st_ino
+
+    node.news(Look(0, '{"version": "1.0"}'))
+
+    assert table.read_text() == '{"version": "1.0"}'
+    assert table.stat().st_ino != before  # renamed over, never half written
+    assert sorted(path.name for path in table.parent.iterdir()) == ["cluster_secret", "g.json", "l.json", "log"]
+
+
+def test_one_that_died_starts_again_in_the_same_place(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders("print('first')"))
+    first = _ended(node)
+
+    node.start(_orders("print('second')"))
+
+    news = _ended(node)
+    assert (news.log, news.offset) == ("first\nsecond\n", 13)
+    assert news.pid != first.pid
+
+
+def test_a_second_process_beside_the_first_is_refused(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders(_STAYS))
+
+    with pytest.raises(ConfigError, match="decode-0 runs here already, as pid"):
+        node.start(_orders(_STAYS))
+
+
+def test_a_name_that_leads_elsewhere_is_no_name_of_a_file(node: InstanceHost, tmp_path: Path) -> None:
+    node.seat(_CPU)
+
+    with pytest.raises(ConfigError, match="is no name of a file"):
+        node.start(_orders(_STAYS, global_name="../g.json"))
+    assert not (tmp_path / "g.json").exists()
+
+
+def test_stopping_is_by_sigterm_first(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders(_STAYS))
+    _until(node, "up")
+
+    assert answer(node, "stop", "") == (True, "stopped")
+
+
+@pytest.mark.long
+def test_one_that_does_not_heed_it_is_killed(node: InstanceHost) -> None:
+    node.seat(_CPU)
+    node.start(_orders(_STUBBORN))
+    _until(node, "up")
+
+    assert answer(node, "stop", "") == (True, "killed")
+
+
+def test_what_a_killed_host_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f"pdserve-ray-{os.getuid()}-{os.getpid()}-1-abc"
+    others = tmp_path / f"pdserve-ray-{os.getuid() + 1}-{os.getpid()}-1-abc"
+    for folder in (left, others):
+        folder.mkdir()
+
+    made = InstanceHost(Where("n1", "127.0.0.1", {}), {}, tmp_path)
+    again = InstanceHost(Where("n1", "127.0.0.1", {}), {}, tmp_path)
+
+    assert not left.exists()
+    assert others.exists()
+    assert len(list(tmp_path.glob(f"pdserve-ray-{os.getuid()}-*"))) == 2
+    made.stop()
+    again.stop()
+
+
+def test_calls_answer_in_text_and_no_exception_crosses(node: InstanceHost) -> None:
+    done, text = answer(node, "seat", encode(_CPU))
+    assert (done, decode(Seat, text).ip) == (True, "127.0.0.1")
+
+    done, text = answer(node, "seat", encode(Wanted("cpu", ("0",), "9.9")))
+    assert (done, decode(Failure, text).error) == (False, "Incompatible")
+    done, text = answer(node, "seat", "{")
+    assert (done, decode(Failure, text).error) == (False, "InternalError")
+    done, text = answer(node, "news", encode(Look(0, None)))
+    assert (done, decode(Failure, text).error) == (False, "InternalError")
