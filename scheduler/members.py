@@ -40,6 +40,7 @@ class Members:
                 self._group = group
                 for member in self.current:
                     self._start(member)
+                await asyncio.Event().wait()  # for ever: those of one table may all leave before others come
         except BaseExceptionGroup as error:
             raise _first_error(error) from error
         finally:

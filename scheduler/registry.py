@@ -23,7 +23,7 @@ from scheduler.member import Connect, Member
 from scheduler.members import Members
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Unavailable
 from wire.messages import OpenSession
 from wire.types import InstanceDescription, Role
 
@@ -62,6 +62,7 @@ class Registry:
         self._members = Members(expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._forget)
         self.table = TableView(digest=table_digest)
         self._digests = {table_digest}
+        self._strange_tables: dict[tuple[int, str], float] = {}
         self._scheduler_id = scheduler_id
         self._epochs = itertools.count(epoch)
         self._limits = limits
@@ -172,8 +173,7 @@ class Registry:
         """
         check_version(expected, description)
         check_place(expected, description, self._same_host)
-        if not self._was_ready and description.table_digest not in self._digests:
-            check_table(expected, description, self.table.digest)  # later, it may not have reached each host yet
+        self._check_table(expected, description)
         references = [index for index in sorted(self._accepted) if self._was_ready or index != expected.index]
         if references:
             check_pair(self._accepted[references[0]], description)
@@ -192,6 +192,22 @@ class Registry:
             self._path_found.set()
         for listener in self._listeners:
             listener()
+
+    def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
+        """Tables that differ at the start are a mistake, once one that changes just now would have been seen here too.
+
+        Once we serve, the next one may not have reached each host yet. Raises Unavailable or Incompatible.
+        """
+        if self._was_ready or description.table_digest in self._digests:
+            return
+        now = asyncio.get_running_loop().time()
+        since = self._strange_tables.setdefault((expected.index, description.table_digest), now)
+        try:
+            check_table(expected, description, self.table.digest)
+        except Incompatible as error:
+            if now - since < self._limits.tables_s:
+                raise Unavailable(str(error)) from error
+            raise
 
     def _forget(self, member: Member) -> None:
         """A member has left: of its description only what others are compared with stays."""

@@ -283,6 +283,36 @@ async def test_at_the_start_an_instance_may_go_by_any_table_that_was_in_use() ->
 
 
 @virtual
+async def test_a_table_that_changes_while_we_start_is_no_mistake() -> None:
+    cluster = LiveCluster("PD")
+    for index in range(2):
+        cluster.boot(index, table_digest=NEW_DIGEST)  # they have seen it first
+    running = asyncio.create_task(cluster.control.run())
+    await asyncio.sleep(2.0)
+    assert not running.done()
+    assert "another global table" in str(cluster.control.registry.missing()[0])
+
+    cluster.use(*cluster.all)
+    await cluster.control.registry.wait_path(5.0)
+
+    running.cancel()
+
+
+@virtual
+async def test_a_table_whose_instances_all_left_may_be_followed_by_one_of_others() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        before = tuple(cluster.all)
+        cluster.use()
+        await until(lambda: not cluster.states)
+        await asyncio.sleep(1.0)
+
+        cluster.use(*before)
+        await until(lambda: cluster.states == {"prefill-0": "living", "decode-0": "living"})
+
+        assert (await cluster.ask()).finishes
+
+
+@virtual
 async def test_what_all_are_compared_with_stays_when_the_first_of_them_left() -> None:
     async with LiveCluster("PD").serving() as cluster:
         await cluster.ask()
