@@ -1,7 +1,6 @@
 """One rank's shares of the tickets: applies what links announce to their state machines and moves frames into slots."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
 from kvtransfer.inflow import Progress, Source, Verdict
 from kvtransfer.interface import PoolMemory
+from kvtransfer.past_tickets import PastTickets
 from kvtransfer.quorum import ShareReports
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import SlotMap
@@ -24,7 +24,6 @@ from wire.failpoints import Failpoints
 from wire.kv_layout import Heads
 
 _log = EventLogger("kvtransfer")
-_REMEMBERED_COMMITS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class TicketTable:
         self._receipts: set[int] = set()
         self._arrivals, self._suspects = Arrivals(), Suspects()
         self._tickets: dict[str, ReceiverTicket] = {}
-        self._committed: OrderedDict[str, None] = OrderedDict()
+        self._past = PastTickets()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
         self._lock = threading.Lock()
 
@@ -86,7 +85,7 @@ class TicketTable:
             block_ids=tuple(block_ids), lease_s=self._lease_s, now=self._clock(),
         )  # fmt: skip
         with self._lock:
-            if ticket_id in self._tickets or ticket_id in self._committed:
+            if ticket_id in self._tickets or self._past.is_committed(ticket_id):
                 raise ValueError(f"ticket {ticket_id} exists")
             self._tickets[ticket_id] = ticket
 
@@ -105,7 +104,8 @@ class TicketTable:
                 ticket.settle(None if error is None else str(error))
                 settled = True
                 if error is None:
-                    self._remember(ticket_id)
+                    del self._tickets[ticket_id]
+                    self._past.committed(ticket_id)
             else:
                 settled = error is not None and ticket.abort(str(error))
         if error is not None:
@@ -256,7 +256,7 @@ class TicketTable:
 
     def _commit(self, link: int, commit: Commit) -> None:
         ticket = self._tickets.get(commit.ticket_id)
-        if commit.epoch == self._epoch and commit.ticket_id in self._committed:
+        if commit.epoch == self._epoch and self._past.is_committed(commit.ticket_id):
             self._answer(link, Ack(commit.ticket_id, commit.epoch))
             return
         if ticket is None or commit.epoch != self._epoch or link not in ticket.links:
@@ -312,12 +312,6 @@ class TicketTable:
             self._answer(link, Ack(named, ticket.epoch))
         self._failpoints.hit("kv.after_ack")
 
-    def _remember(self, ticket_id: str) -> None:
-        del self._tickets[ticket_id]
-        self._committed[ticket_id] = None
-        if len(self._committed) > _REMEMBERED_COMMITS:
-            self._committed.popitem(last=False)
-
     def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
         """End a share and so the ticket; every sender hears it `but` the one it comes from."""
         error = HandoffFailed(reason)
@@ -340,6 +334,7 @@ class TicketTable:
             if not ticket.take_release():
                 return
             del self._tickets[ticket.ticket_id]
+            self._past.ended(ticket.ticket_id, ticket.reason)
         self._quorum.share_released(ticket.ticket_id)
 
     def _tell_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
@@ -348,7 +343,7 @@ class TicketTable:
                 self._answer(link, Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))
 
     def _answer_unknown(self, link: int, message: TicketMessage) -> None:
-        error = HandoffFailed(f"ticket {message.ticket_id} of epoch {message.epoch:x} is unknown or over")
+        error = HandoffFailed(self._past.why_not(message.ticket_id, message.epoch))
         self._answer(link, _abort(message, error))
 
     def _with_ticket(self, link: int, message: TicketMessage, act: Callable[[ReceiverTicket], None]) -> None:

@@ -218,6 +218,21 @@ def test_a_commit_that_comes_again_is_acked_again_and_reported_once(rig: Rig) ->
     raw.stream.close()
 
 
+@pytest.mark.parametrize("message", [Open, Commit])
+def test_who_comes_late_is_told_why_the_ticket_ended(rig: Rig, message: type[Open | Commit]) -> None:
+    ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
+    rest = (4, 4) if message is Open else (0, 0, 0, 0x2D06800538D394C2, b"")
+
+    rig.receiver.abort(ticket.ticket_id, "the client went away")
+    rig.events.wait("ended", ticket.ticket_id)
+    raw.say(message(ticket.ticket_id, ticket.epoch, *rest))
+
+    answer = raw.hear()
+    assert isinstance(answer, Abort)
+    assert answer.reason == f"ticket {ticket.ticket_id} is over: the client went away"
+    raw.stream.close()
+
+
 @pytest.mark.parametrize("what", ["late", "unknown", "foreign epoch", "not opened"])
 def test_a_frame_without_a_right_never_touches_memory(rig: Rig, what: str) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
