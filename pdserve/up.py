@@ -11,6 +11,7 @@ from types import FrameType
 from pdserve.background import in_background
 from pdserve.client import Client
 from pdserve.journal import Journal
+from pdserve.membership import Membership
 from pdserve.ports import require_free
 from pdserve.processes import POLL_S, Watched, stop
 from pdserve.readiness import wait_ready
@@ -81,7 +82,9 @@ class _Cluster:
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
         site = self._site(journal)
-        supervisor = Supervisor(limits, site.spawn, journal.say, lambda records: self._write(records, journal))
+        supervisor = Supervisor(
+            limits, site.spawn, journal.say, lambda records: self._write(records, journal), Membership().has
+        )
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()

@@ -53,9 +53,7 @@ class LiveCluster(GuideCluster):
         """Replace the global table by a rename."""
         for group in self.table["server_group_list"]:
             group["server_count"] = str(len(group["server_list"]))
-        beside = self.tables.global_path.with_suffix(".new")
-        beside.write_text(json.dumps({**self.table, **changes}))
-        beside.replace(self.tables.global_path)
+        replace(self.tables.global_path, json.dumps({**self.table, **changes}))
 
     def states(self) -> dict[str, str]:
         """State by name, as the scheduler has it."""
@@ -94,6 +92,13 @@ class LiveCluster(GuideCluster):
         """A counter of the scheduler."""
         (sample,) = self.gauge(f"pdserve_{name}_total")
         return sample.value
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a file by a rename."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def fake_words(

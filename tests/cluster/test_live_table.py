@@ -1,6 +1,7 @@
 """The global table changes while requests are under way: each ends exactly once, and says what it has to say."""
 
 import json
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine.fake import FakeConfig
-from pdserve.cli import main as pdserve
+from pdserve.cli import main
 from tests.cluster.conftest import ENGINE_FLAGS
-from tests.cluster.live_cluster import LiveCluster, fake_words
+from tests.cluster.live_cluster import LiveCluster, fake_words, replace
+from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from tests.faults.cluster import NUM_LAYERS, VOCAB_SIZE, make_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -88,7 +90,7 @@ def test_added_instances_are_used_and_a_removed_one_ends_what_it_has(
         assert cluster.version()[1] != first[1]
         log = cluster.processes["scheduler"].log
         assert [f"version={version} digest=" in log for version in (2, 3, 4)] == [True] * 3
-        assert pdserve(["status", "--url", cluster.client.base_url]) == 0
+        assert main(["status", "--url", cluster.client.base_url]) == 0
         assert f"table 4 ({cluster.version()[1][:8]})" in capsys.readouterr().out
         cluster.wait_idle()
 
@@ -115,6 +117,40 @@ def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Pat
         assert decode.log.count("table_ignored") == 1
         assert cluster.version()[0] == 2
         assert _ask(cluster, "hello", 4)
+
+
+@pytest.mark.long
+def test_up_starts_none_again_that_its_table_has_no_more_until_it_is_back(tmp_path: Path, fake_model: Path) -> None:
+    pdserve = Pdserve(tmp_path / "run", fake_model)
+    try:
+        assert pdserve.up("--decode", "2").returncode == 0
+        (path,) = pdserve.folder.tables.glob("global_ranktable_*.json")
+        whole, dead = path.read_text(), pdserve.record("decode-0")
+        table = json.loads(whole)
+        table["server_group_list"][2]["server_list"].pop(0)
+        table["server_group_list"][2]["server_count"] = "1"
+
+        replace(path, json.dumps(table))
+        pdserve.wait_log("its entry is gone from the table: it is not started again")
+        assert "decode-0 ended with exit status 0" in pdserve.folder.log("supervisor").read_text()
+        (line,) = (line for line in pdserve("status").stdout.splitlines() if line.startswith("decode-0"))
+        assert "removed" in line
+        assert pdserve.client.post("/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 2}).status == 200
+        replace(path, whole)
+        pdserve.wait_replaced(dead)
+        _wait_living(pdserve, {"prefill-0", "decode-0", "decode-1"})
+
+        assert "table 3 (" in pdserve("status").stdout.splitlines()[0]
+    finally:
+        assert pdserve("down").returncode == 0
+
+
+def _wait_living(pdserve: Pdserve, names: set[str]) -> None:
+    deadline, living = time.monotonic() + DEADLINE_S, set[str]()
+    while living != names:
+        assert time.monotonic() < deadline, f"living are {living}, wanted {names}"
+        instances = pdserve.client.get("/ready").json()["instances"]
+        living = {one["name"] for one in instances if one["state"] == "living"}
 
 
 @pytest.mark.long

@@ -28,8 +28,11 @@ class _Cluster:
         self.told: list[tuple[ProcessRecord, ...]] = []
         self.spawned: list[tuple[str, bool]] = []
         self.no_fork = False
+        self.removed: set[str] = set()
         self._folder = folder
-        self.supervisor = Supervisor(LIMITS, self._spawn, self.said.append, self.told.append)
+        self.supervisor = Supervisor(
+            LIMITS, self._spawn, self.said.append, self.told.append, lambda plan: plan.name not in self.removed
+        )
 
     def start(self, **code: str) -> None:
         """Start processes by name; `decode_0` is decode-0."""
@@ -139,3 +142,46 @@ def test_what_supervises_has_nothing_heavy_in_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def test_one_whose_entry_is_gone_is_not_started_again_until_it_is_back(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    cluster.wait_dead("decode-0")
+    cluster.removed.add("decode-0")
+
+    for now in (10.0, 20.0, 30.0):
+        cluster.supervisor.tick(now)
+    assert len(cluster.spawned) == 2
+    assert (cluster.record("decode-0").note, cluster.record("decode-0").restarts) == ("removed", 0)
+    assert cluster.said[0].endswith("; its entry is gone from the table: it is not started again")
+    assert len(cluster.said) == 1
+    cluster.removed.clear()
+    cluster.supervisor.tick(40.0)
+
+    assert cluster.spawned[2:] == [("decode-0", True)]
+    assert cluster.record("decode-0").note == ""
+    assert cluster.said[1] == "the entry of decode-0 is in the table again"
+
+
+def test_one_that_waits_to_be_started_again_is_not_when_its_entry_goes(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_STAYS)
+    cluster.wait_dead("decode-0")
+    cluster.supervisor.tick(10.0)
+
+    cluster.removed.add("decode-0")
+    cluster.supervisor.tick(11.0)
+
+    assert len(cluster.spawned) == 2
+    assert cluster.record("decode-0").note == "removed"
+
+
+def test_one_that_was_removed_is_none_that_is_left(cluster: _Cluster) -> None:
+    cluster.start(decode_0=_DIES, decode_1=_DIES)
+    cluster.removed.add("decode-1")
+    cluster.wait_dead("decode-1")
+    for now in (10.0, 15.0, 20.0, 25.0):  # two restarts, each due after its wait
+        cluster.supervisor.tick(now)
+        cluster.wait_dead("decode-0")
+
+    with pytest.raises(Unavailable, match="no decode is left"):
+        cluster.supervisor.tick(30.0)
