@@ -1,4 +1,4 @@
-"""Lines 143 and 144 of the checklist: each package of the order has a job, each folder of the order stands at the top."""
+"""Lines 143 and 144 of the checklist: each package of the order has a job, each of its folders stands at the top."""
 
 import ast
 import re
@@ -16,13 +16,12 @@ MODULE_BY_DISTRIBUTION = {
     "transformers": "transformers",
     "grpcio": "grpc",
     "protobuf": "google.protobuf",
-    "ray": "ray",
     "fastapi": "fastapi",
     "uvicorn": "uvicorn",
     "pydantic": "pydantic",
     "pyyaml": "yaml",
 }
-"""torch_npu is not among them: its job comes with the NPU backend."""
+"""Not torch_npu: its job comes with the NPU backend."""
 FOLDERS = (
     "scheduler", "prefill_worker", "decode_worker", "kvtransfer", "ranktable_tools", "proto", "deploy", "tests",
     "scripts",
