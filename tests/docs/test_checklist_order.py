@@ -16,6 +16,7 @@ MODULE_BY_DISTRIBUTION = {
     "transformers": "transformers",
     "grpcio": "grpc",
     "protobuf": "google.protobuf",
+    "ray": "ray",
     "fastapi": "fastapi",
     "uvicorn": "uvicorn",
     "pydantic": "pydantic",
