@@ -29,7 +29,7 @@ examples:
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
   pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
 """
-_DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip")
+_DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 

@@ -80,6 +80,8 @@ def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path
         serve.parse([model, "--share-devices"])
     with pytest.raises(ConfigError, match=r"--kv-ip is decided by `pdserve up` itself"):
         up_request.parse(["--model", model, "--kv-ip=10.0.0.1"])
+    with pytest.raises(ConfigError, match=r"--share-devices is decided by `pdserve up` itself"):
+        up_request.parse(["--model", model, "--share-devices"])
     file.write_text("ip: 10.0.0.1\nshare-devices: yes\n")
     assert serve.parse([model, "--config", str(file)]).engine.model == model
 
