@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 import yaml
 
+from pdserve import up_request
 from tests.deploy.go_template import TemplateError
-from tests.deploy.helm_template import CHART, MANIFESTS, documents, files, manifests
+from tests.deploy.helm_template import CHART, CLONE, MANIFESTS, documents, files, manifests
 from tests.deploy.kube_chart import SETS, Object, main_of, names, objects, pod_of, pods, rendered
 from tests.deploy.kube_schemas import VERSIONS, check, containers
 from tests.deploy.kube_values import GPU, KUBEINFER, MONITORED, NPU, RAY, RAY_NPU
@@ -154,15 +155,24 @@ def test_names_of_long_releases_stay_within_their_limit() -> None:
 def test_kuberay_runs_up_on_its_head() -> None:
     job = objects(RAY, "RayJob")[0]["spec"]
     words = job["entrypoint"].split()
+    request = up_request.parse(words[2:])
 
-    assert words[:5] == ["pdserve", "up", "--ray", "--address", "auto"]
+    assert words[:2] == ["pdserve", "up"]
+    assert (request.options.ray, request.options.address) == (True, "auto")
+    assert (request.options.prefill, request.options.decode, request.engine.port) == (1, 1, 9000)
     assert "--max-model-len=2048" in words
     service = objects(RAY, "Service")[0]["spec"]["selector"]
     head = job["rayClusterSpec"]["headGroupSpec"]["template"]["metadata"]["labels"]
     assert service.items() <= head.items()
-    npu = objects(RAY_NPU, "RayJob")[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
-    assert npu["rayStartParams"]["resources"] == '"{\\"NPU\\": 8}"'
-    assert npu["template"]["spec"]["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] == "8"
+    pinned = (CLONE / "constraints.txt").read_text().splitlines()
+    assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pinned
+
+
+def test_kuberays_workers_say_what_cards_they_have() -> None:
+    workers = objects(RAY_NPU, "RayJob")[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+
+    assert workers["rayStartParams"]["resources"] == '"{\\"NPU\\": 8}"'
+    assert workers["template"]["spec"]["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] == "8"
 
 
 def test_the_plain_manifests_are_the_charts() -> None:
