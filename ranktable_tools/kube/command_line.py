@@ -46,11 +46,7 @@ def _parser() -> OneLineParser:
     _add_start(add_command(commands, "start", "Become the process of a role, once the table has this pod."))
     _add_announce(add_command(commands, "announce", "Send this pod's part, and bring the table."))
     _add_write(add_command(commands, "write", "Make the cluster's table of its pods' parts."))
-    follow = add_command(commands, "follow", "Convert a platform's table whenever it changes.")
-    _add_folder(follow)
-    _add_platform(follow, required=True)
-    _add_every(follow)
-    follow.set_defaults(command=containers.follow)
+    _add_follow(add_command(commands, "follow", "Convert a platform's table whenever it changes."))
     _add_drain(add_command(commands, "drain", "Wait until the instance has no work."))
     return parser
 
@@ -86,10 +82,17 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{role}", type=int, required=True, metavar="N", help=f"{role} instances that make the first table whole"
         )
-    parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
     _add_account(parser)
     _add_every(parser)
     parser.set_defaults(command=containers.write)
+
+
+def _add_follow(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser)
+    parser.add_argument("--port", type=int, metavar="PORT", help="every instance's, where the table has none")
+    _add_platform(parser, required=True)
+    _add_every(parser)
+    parser.set_defaults(command=containers.follow)
 
 
 def _add_drain(parser: argparse.ArgumentParser) -> None:

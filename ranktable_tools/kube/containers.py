@@ -44,7 +44,7 @@ def announce(arguments: argparse.Namespace) -> int:
 def write(arguments: argparse.Namespace) -> int:
     """Make the table of the parts until a signal."""
     places = Places(arguments.parts, arguments.ranktable, arguments.selector)
-    wanted = Wanted(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"), arguments.share_devices)
+    wanted = Wanted(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"))
     writer = Writer(KubeApi(access_in_pod(os.environ, arguments.account)), places, wanted)
     repeat(writer.turn, until_signal(), arguments.every, _say)
     return 0
@@ -80,14 +80,14 @@ def _platform_variables(arguments: argparse.Namespace, wanted: Start) -> dict[st
     present = present_devices(wanted.device_type or find_kind())
     local, path, table = wait_for_platform(_platform(arguments), wanted, _say, present)
     told = variables(wanted, local, path)
-    if wanted.role == "scheduler" and wanted.port is not None:
-        ports = node_ports(table, wanted.port)
-        told |= {} if ports is None else {"NODE_PORTS": ports}
-    return told
+    ports = None if wanted.port is None or wanted.role != "scheduler" else node_ports(table, wanted.port)
+    return told if ports is None else {**told, "NODE_PORTS": ports}
 
 
 def _platform(arguments: argparse.Namespace) -> PlatformTable:
-    return PlatformTable(arguments.table, arguments.dialect, read_options(arguments), arguments.api_server)
+    return PlatformTable(
+        arguments.table, arguments.port, arguments.dialect, read_options(arguments), arguments.api_server
+    )
 
 
 def _at_least_one(arguments: argparse.Namespace, role: str) -> int:

@@ -28,7 +28,6 @@ class Wanted:
 
     prefill: int
     decode: int
-    share_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, w
     if missing:
         return Decision(before, says, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}"))
     try:
-        merged = merge(parts, share_devices=wanted.share_devices)
+        merged = merge(parts)
     except RanktableError as error:
         return Decision(before, says, (*notes, f"not merged: {error}"))
     members = ", ".join(f"{instance} {instance.server.server_ip}" for instance in merged.instances)

@@ -6,7 +6,7 @@ another dialect is converted, and converted anew whenever it changes.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ranktable_tools.any_file import read_table
@@ -19,16 +19,20 @@ from ranktable_tools.kube.names import TABLE_FILE
 from ranktable_tools.kube.start import POLL_S, Start
 from ranktable_tools.kube.turns import Say
 from ranktable_tools.table_file import read_global, write_local
-from ranktable_tools.tables import GlobalTable, LocalTable, Role, Server
+from ranktable_tools.tables import GlobalTable, LocalTable, Role, Server, Table
 
 _SAY_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformTable:
-    """A platform's file, its dialect (None: found by its structure), and what the dialect does not say itself."""
+    """A platform's file, its dialect (None: found by its structure), and what the dialect does not say itself.
+
+    `port` is every instance's, where an entry has none.
+    """
 
     path: Path
+    port: int | None = None
     dialect: str | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
     api_server: str | None = None
@@ -73,7 +77,8 @@ def bring(platform: PlatformTable, folder: Path) -> Path:
     opened = read_table(str(platform.path), platform.dialect, platform.options)
     if opened.dialect is modelarts.DIALECT:
         return platform.path
-    text = convert(opened.reading.table, Conversion(modelarts.DIALECT, api_server=platform.api_server)).text
+    wanted = Conversion(modelarts.DIALECT, api_server=platform.api_server)
+    text = convert(_with_ports(opened.reading.table, platform.port), wanted).text
     path = folder / TABLE_FILE
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_private(path, text)
@@ -85,6 +90,16 @@ def node_ports(table: GlobalTable, port: int) -> str | None:
     if any(instance.server.server_port is not None for instance in table.instances):
         return None
     return ",".join(str(port) for _ in table.instances)
+
+
+def _with_ports(table: Table, port: int | None) -> Table:
+    """Write the port into entries without one: the scheduler takes in no other that comes later."""
+
+    def ported(server: Server) -> Server:
+        return server if server.server_port is not None else replace(server, server_port=port)
+
+    instances = (replace(one, servers=tuple(map(ported, one.servers))) for one in table.instances)
+    return replace(table, instances=tuple(instances))
 
 
 def _check_completed(path: Path) -> None:

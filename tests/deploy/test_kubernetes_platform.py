@@ -46,7 +46,7 @@ def test_a_table_of_the_guides_form_is_read_where_it_lies(tmp_path: Path) -> Non
 def test_one_of_another_dialect_is_converted_and_follows_its_changes(tmp_path: Path) -> None:
     groups = [group(0, server(A)), group(1, server(A, 0)), group(2, server(B, 0))]
     path, state = _file(tmp_path, grouped(*groups)), tmp_path / "state"
-    platform = PlatformTable(path, "kubeinfer", ReadOptions(num_prefill=1))
+    platform = PlatformTable(path, 8088, "kubeinfer", ReadOptions(num_prefill=1))
     first = bring(platform, state)
     written = first.stat().st_mtime_ns
     bring(platform, state)
@@ -57,7 +57,9 @@ def test_one_of_another_dialect_is_converted_and_follows_its_changes(tmp_path: P
 
     assert first == tmp_path / "state" / TABLE_FILE
     assert written == same
-    assert [len(table.decode) for table in (before, read_global(str(first)))] == [1, 2]
+    after = read_global(str(first))
+    assert [len(table.decode) for table in (before, after)] == [1, 2]
+    assert {server.server_port for server in (*after.prefill, *after.decode)} == {8088}
 
 
 def test_it_is_waited_for_until_it_is_completed_and_has_this_pod(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ spec:
         - ranktable_tools.kube
         - follow
         - --folder=/work/state/tables
+        - --port={{ $values.instance.port }}
         {{- include "pdserve.platformArgs" $root | nindent 8 }}
         - --every={{ $values.table.everySeconds }}
       securityContext:
