@@ -17,7 +17,7 @@ from typing import Any
 from pdserve.ports import free_ports
 from tests.cluster.guide import START_TIMEOUT_S, STOP_TIMEOUT_S, GuideCluster, Process, Tables
 from tests.deploy.fake_kube import NAMESPACE, Cluster, serving
-from tests.deploy.helm_template import CLONE, documents
+from tests.deploy.helm_template import CLONE, documents, merged_values
 from tests.deploy.kube_schemas import containers, pod_templates
 from tests.wire.certificates import Authority
 
@@ -41,18 +41,18 @@ class KubeProcesses(GuideCluster):
     """A release of the chart. `kube` is what its API server keeps; the processes are called POD/CONTAINER."""
 
     def __init__(
-        self, folder: Path, model: Path, kube: Cluster, url: str, authority: Path, flags: Sequence[str]
+        self, folder: Path, model: Path, kube: Cluster, url: str, authority: Path, flags: Sequence[str], values: Object
     ) -> None:
         super().__init__(folder, model, tables=Tables(folder, ()))
         self.kube, self._url = kube, url
         grpc, http, self.port = free_ports(3)
         self.grpc_port = grpc
-        values = {
+        own = {
             "model": {"path": str(model), "name": "tiny"}, "args": list(flags),
             "instance": {"port": grpc, "httpPort": http, "settleSeconds": 1}, "scheduler": {"port": self.port},
             "table": {"everySeconds": 0.2},
         }  # fmt: skip
-        self.objects = documents(values, namespace=NAMESPACE)
+        self.objects = documents(merged_values(own, values), namespace=NAMESPACE)
         self.client = type(self.client)(f"http://127.0.0.1:{self.port}", timeout_s=60.0)
         (folder / "secret").write_text(SECRET)
         self._apply(authority)
@@ -84,7 +84,7 @@ class KubeProcesses(GuideCluster):
         self.kube.run_pod(name, ip, template["metadata"]["labels"])
         (self.folder / name).mkdir()
         for container in containers(template):
-            self._start(name, ip, container, template["spec"]["serviceAccountName"])
+            self._start(name, ip, container, template["spec"].get("serviceAccountName", ""))
 
     def delete_pod(self, name: str) -> str:
         """Do what the kubelet does: the hook, the containers, then the sidecars; return what the hook said."""
@@ -92,11 +92,7 @@ class KubeProcesses(GuideCluster):
         pod = self.kube.pods[name]
         ip = pod["status"]["podIP"]
         self.kube.run_pod(name, ip, pod["metadata"]["labels"], deletionTimestamp="2026-01-01T00:00:00Z")
-        main = template["spec"]["containers"][0]
-        hook = self._words(main["lifecycle"]["preStop"]["exec"]["command"], name, ip, "")
-        said = subprocess.run(
-            hook, capture_output=True, text=True, timeout=120, check=True, env=self._environment(ip)
-        ).stdout
+        said = self._before_stop(template["spec"]["containers"][0], name, ip)
         for container in reversed(containers(template)):
             process = self.processes.pop(f"{name}/{container['name']}")
             self.retired.append(process)
@@ -106,9 +102,23 @@ class KubeProcesses(GuideCluster):
         del self.kube.pods[name]
         return said
 
+    def crash(self, name: str) -> None:
+        """Kill a pod's own container, and start it again as a kubelet does: in the same pod, beside its sidecar."""
+        template = self.template(name.rsplit("-", 1)[0])
+        main = template["spec"]["containers"][0]
+        self.kill(f"{name}/{main['name']}")
+        self._start(name, self.kube.pods[name]["status"]["podIP"], main, "")
+
+    def _before_stop(self, main: Object, pod: str, ip: str) -> str:
+        if "lifecycle" not in main:
+            return ""
+        words = self._words(main["lifecycle"]["preStop"]["exec"]["command"], pod, ip, "")
+        env = self._environment(ip)
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True, env=env).stdout
+
     def _start(self, pod: str, ip: str, container: Object, account: str) -> None:
         words = self._words(container["args"], pod, ip, account)
-        log = self.folder / f"{pod}-{container['name']}.log"
+        log = self.folder / f"{pod}-{container['name']}-{len(self.retired)}.log"
         self.processes[f"{pod}/{container['name']}"] = ContainerProcess(log, words, self._environment(ip))
 
     def _words(self, words: Sequence[str], pod: str, ip: str, account: str) -> list[str]:
@@ -144,11 +154,13 @@ class KubeProcesses(GuideCluster):
 
 
 @contextmanager
-def kube_processes(folder: Path, model: Path, flags: Sequence[str]) -> Iterator[KubeProcesses]:
+def kube_processes(
+    folder: Path, model: Path, flags: Sequence[str], values: Object | None = None
+) -> Iterator[KubeProcesses]:
     """Yield a release that is installed and has no pod yet."""
     kube, authority = Cluster(), Authority(folder / "authority")
     with (
         serving(kube, authority.sign("api")) as url,
-        KubeProcesses(folder, model, kube, url, authority.cert, flags) as cluster,
+        KubeProcesses(folder, model, kube, url, authority.cert, flags, values or {}) as cluster,
     ):
         yield cluster

@@ -1,6 +1,8 @@
 """The chart's own words, run as processes over a fake API server: they become a cluster, and pods come and go."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ranktable_tools.kube.names import TABLE_KEY
 from tests.deploy.kube_processes import KubeProcesses, kube_processes
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_tokenizer
+from tests.ranktable_tools.documents import device, group, grouped, server
 
 REQUEST = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
 
@@ -20,6 +23,7 @@ def _fake_model(folder: Path) -> Path:
     save_tiny_tokenizer(folder)
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 512, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "fake.json").write_text(json.dumps({"step_seconds": 0.01}))
     return folder
 
 
@@ -46,11 +50,7 @@ def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str)
         ("--engine=fake",) if engine == "fake" else ("--dtype=float32", "--kv-cache-memory=16MiB", "--block-size=16")
     )
     with kube_processes(tmp_path, model, flags) as cluster:
-        cluster.run_pod("table-writer-0", "table-writer", "127.0.0.9")
-        cluster.run_pod("scheduler-0", "scheduler", "127.0.0.1")
-        cluster.run_pod("prefill-0", "prefill", "127.0.0.2")
-        cluster.run_pod("decode-0", "decode", "127.0.0.3")
-        cluster.wait_ready()
+        _start_one_each(cluster)
         answers = [cluster.client.post("/v1/completions", REQUEST)]
         serving = {_health(f"127.0.0.{host}:{cluster.grpc_port}") for host in (2, 3)}
 
@@ -73,3 +73,104 @@ def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str)
     assert parts == {"scheduler-0", "prefill-0", "decode-1"}
     assert said.startswith(("no work is left", "the instance has ended"))
     assert {status for _, _, status in cluster.kube.calls} <= {200, 409}
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_pod_that_is_deleted_under_load_ends_no_request(tmp_path: Path) -> None:
+    wanted = REQUEST | {"max_tokens": 200, "ignore_eos": True}
+    with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",)) as cluster, ThreadPoolExecutor(12) as pool:
+        _start_one_each(cluster)
+        cluster.run_pod("decode-1", "decode", "127.0.0.4")
+        cluster.wait_for_instances("prefill-0", "decode-0", "decode-1")
+        ahead = [pool.submit(cluster.client.post, "/v1/completions", wanted) for _ in range(12)]
+        _wait_until_running(cluster, 12)
+        leaving = f"decode-127.0.0.3:{cluster.grpc_port}"
+        had = [sample.value for sample in cluster.gauge("pdserve_running") if sample.labels["instance"] == leaving]
+        said = cluster.delete_pod("decode-0")
+        answers = [each.result() for each in ahead]
+        after = cluster.client.post("/v1/completions", wanted)
+        retried = [sample.value for sample in cluster.gauge("pdserve_prompts_retried_total")]
+
+    assert [each.status for each in (*answers, after)] == [200] * 13
+    assert {each.json()["usage"]["completion_tokens"] for each in (*answers, after)} == {200}
+    assert had[0] >= 1
+    assert retried == [0]
+    assert said.startswith(("no work is left", "the instance has ended"))
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_container_that_dies_comes_back_in_its_pod_and_a_scheduler_in_another(tmp_path: Path) -> None:
+    with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",)) as cluster:
+        _start_one_each(cluster)
+        table = cluster.kube.data("pdserve-ranktable")[TABLE_KEY]
+        cluster.crash("decode-0")
+        _wait_for_answer(cluster)
+        cluster.delete_pod("scheduler-0")
+        cluster.run_pod("scheduler-1", "scheduler", "127.0.0.1")
+        cluster.wait_ready()
+        answer = cluster.client.post("/v1/completions", REQUEST)
+        again = cluster.kube.data("pdserve-ranktable")[TABLE_KEY]
+
+    assert answer.status == 200
+    assert again == table
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_platforms_table_is_converted_followed_and_needs_no_api_server(tmp_path: Path) -> None:
+    path = tmp_path / "platform" / "global_rank_table.json"
+    path.parent.mkdir()
+    hosts = [f"127.0.0.{number}" for number in (2, 3, 4)]
+    instances = [server(host) | {"device": [device("0", host, 0)]} for host in hosts]
+    groups = [group(index, entry) for index, entry in enumerate((server("127.0.0.1"), *instances))]
+    values = {"table": {"platform": {
+        "enabled": True, "path": str(path), "volume": {"emptyDir": {}}, "dialect": "kubeinfer", "numPrefill": 1,
+    }}}  # fmt: skip
+
+    def publish(num_groups: int, status: str = "completed") -> None:
+        path.with_suffix(".new").write_text(json.dumps(grouped(*groups[:num_groups]) | {"status": status}))
+        path.with_suffix(".new").replace(path)
+
+    with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",), values) as cluster:
+        publish(1, "initializing")
+        for name, ip in (("scheduler-0", "127.0.0.1"), ("prefill-0", "127.0.0.2"), ("decode-0", "127.0.0.3")):
+            cluster.run_pod(name, name.split("-")[0], ip)
+        publish(3)
+        cluster.wait_ready()
+        cluster.run_pod("decode-1", "decode", "127.0.0.4")
+        publish(4)
+        cluster.wait_for_instances("prefill-0", "decode-0", "decode-1")
+        answer = cluster.client.post("/v1/completions", REQUEST)
+
+    assert answer.status == 200
+    assert cluster.kube.calls == []
+
+
+def _start_one_each(cluster: KubeProcesses) -> None:
+    cluster.run_pod("table-writer-0", "table-writer", "127.0.0.9")
+    cluster.run_pod("scheduler-0", "scheduler", "127.0.0.1")
+    cluster.run_pod("prefill-0", "prefill", "127.0.0.2")
+    cluster.run_pod("decode-0", "decode", "127.0.0.3")
+    cluster.wait_ready()
+
+
+def _wait_until_running(cluster: KubeProcesses, number: int) -> None:
+    deadline, running = time.monotonic() + 30, 0.0
+    while time.monotonic() < deadline:
+        running = sum(sample.value for sample in cluster.gauge("pdserve_running"))
+        if running >= number:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{running} of {number} run")
+
+
+def _wait_for_answer(cluster: KubeProcesses) -> None:
+    deadline, answer = time.monotonic() + 60, None
+    while time.monotonic() < deadline:
+        answer = cluster.client.post("/v1/completions", REQUEST)
+        if answer.status == 200:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"the last answer: {answer}")
