@@ -1,4 +1,4 @@
-"""1P1D over three hosts as the guide starts it, and a fourth with the clients: each host has its own folder of tables.
+"""A cluster over several hosts as the guide starts it, and one more host with the clients: each has its own tables.
 
 Whatever a test does, leaving the `with` stops all processes and ends the hosts.
 """
@@ -22,23 +22,25 @@ RANKTABLE = (sys.executable, "-P", "-m", "ranktable_tools.cli")
 MERGE = (*RANKTABLE, "merge")
 GUIDE_MERGE = (sys.executable, str(CLONE / "deploy" / "PD_separate" / "pd_ranktable_tools.py"), "--mode", "merge")
 """The guide's writes the table alone, ours a cluster secret too."""
-INSTANCES = {"prefill": 8088, "decode": 8089}
-"""The guide's ports; they may be taken on this machine, for every host has its own."""
-SCHEDULER_PORT = 9000
+FIRST_PORT, SCHEDULER_PORT = 8088, 9000
+"""The guide's; they may be taken on this machine, for every host has its own."""
 _POLL_S = 0.02
-_GEN = {
-    "prefill": ("--prefill-server-list", "4,5"),
-    "decode": ("--decode-server-list", "6,7"),
-    "scheduler": ("--api-server",),
-}
+_DEVICES = {"prefill": "4,5", "decode": "6,7"}
 
 
 class HostCluster:
-    """Hosts are `prefill`, `decode`, `scheduler` and `clients`, the first three with a process. Owns them all."""
+    """Hosts are its instances' (`prefill` and `decode`, with a number or without), `scheduler` and `clients`.
 
-    def __init__(self, folder: Path, model: Path, flags: Sequence[str]) -> None:
+    Owns them and the process on each but the last.
+    """
+
+    def __init__(
+        self, folder: Path, model: Path, flags: Sequence[str], instances: Sequence[str] = ("prefill", "decode")
+    ) -> None:
         self.folder = folder
-        self.network = Network((*_GEN, "clients"))
+        self.instances = tuple(instances)
+        self.ports = {name: FIRST_PORT + number for number, name in enumerate(instances)}
+        self.network = Network((*instances, "scheduler", "clients"))
         self.flags = ("--model", str(model), "--served-model-name", "tiny", "--host=0.0.0.0", *flags)
         self.processes: dict[str, Process] = {}
         self.base_url = f"http://{self.network.address_by_name['scheduler']}:{SCHEDULER_PORT}"
@@ -60,6 +62,11 @@ class HostCluster:
             else:
                 assert set(statuses.values()) <= {0}, (statuses, logs)
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The hosts with a process."""
+        return (*self.instances, "scheduler")
+
     @contextmanager
     def as_client(self) -> Iterator[Client]:
         """Let this thread's new connections start at the clients' host."""
@@ -68,21 +75,20 @@ class HostCluster:
 
     def generate(self) -> None:
         """Run `ranktable gen` on every host, which finds its own address."""
-        for name, lists in _GEN.items():
-            self.network.hosts[name].run(*RANKTABLE, "gen", *lists, "--save-dir", ".", cwd=self._own(name))
+        for name in self.members:
+            self.network.hosts[name].run(*RANKTABLE, "gen", *_lists(name), "--save-dir", ".", cwd=self._own(name))
 
     def merge(self, *command: str) -> str:
         """Collect the hosts' tables on the scheduler's, merge them there, copy the outcome to all; return its words."""
         desk = self.folder / "desk"
         desk.mkdir()
         parts = []
-        for name, address in self.network.address_by_name.items():
-            if name in _GEN:
-                parts.append(f"global_ranktable_{address}.json")
-                shutil.copy(self.folder / name / parts[-1], desk)
+        for name in self.members:
+            parts.append(f"global_ranktable_{self.network.address_by_name[name]}.json")
+            shutil.copy(self.folder / name / parts[-1], desk)
         listed = ("--global-ranktable-list", *parts, "--save-dir", ".")
         said = self.network.hosts["scheduler"].run(*command, *listed, cwd=desk)
-        for name in _GEN:
+        for name in self.members:
             for file in ("global_ranktable_merge.json", SECRET_NAME):
                 if (desk / file).exists():
                     shutil.copy(desk / file, self.folder / name)
@@ -90,8 +96,8 @@ class HostCluster:
 
     def up(self) -> "HostCluster":
         """Start a process on each host by start_servers.sh and wait until the cluster is ready."""
-        for name in _GEN:
-            port = INSTANCES.get(name, SCHEDULER_PORT)
+        for name in self.members:
+            port = self.ports.get(name, SCHEDULER_PORT)
             self.processes[name] = Process(
                 self.folder / name / "log", self._environment(name), (*self.flags, f"--port={port}"),
                 self.network.hosts[name].before,
@@ -128,11 +134,11 @@ class HostCluster:
 
     def _environment(self, name: str) -> dict[str, str]:
         address = self.network.address_by_name[name]
-        end = {"prefill": "45", "decode": "67", "scheduler": "host"}[name]
+        end = "host" if name == "scheduler" else _DEVICES[name.rstrip("0123456789")].replace(",", "")
         return {
             "GLOBAL_RANK_TABLE_FILE_PATH": "global_ranktable_merge.json",
             "RANK_TABLE_FILE_PATH": f"local_ranktable_{address}_{end}.json",
-            "NODE_PORTS": ",".join(map(str, INSTANCES.values())),
+            "NODE_PORTS": ",".join(map(str, self.ports.values())),
             "USE_OPENAI": "1",
         }
 
@@ -148,3 +154,11 @@ class HostCluster:
         except AssertionError:
             process.send(signal.SIGKILL)
             return process.wait()
+
+
+def _lists(name: str) -> tuple[str, ...]:
+    """What gen is told on this host."""
+    if name == "scheduler":
+        return ("--api-server",)
+    role = name.rstrip("0123456789")
+    return (f"--{role}-server-list", _DEVICES[role])

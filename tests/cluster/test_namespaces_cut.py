@@ -30,19 +30,20 @@ FLAGS = (*ENGINE_FLAGS, *LIMITS, "--no-enable-prefix-caching")
 class Load:
     """Clients that ask a prompt of their own again and again until told to stop. Owns what they saw, by client."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, stall_s: int) -> None:
         self.seen: list[list[Seen]] = [[] for _ in range(NUM_CLIENTS)]
+        self._deadline_s = FIRST_TOKEN_S + stall_s + BUSY_S
         self._http, self._stopped, self._ending = http, False, asyncio.Event()
 
     async def client(self, number: int) -> None:
         """Be one of them; a request that ends later than the cluster's limits allow is a failure."""
         prompt = [3 + (11 * number + 5 * at) % 200 for at in range(90)]
         while not self._stopped:
-            async with asyncio.timeout(FIRST_TOKEN_S + STALL_S + BUSY_S):
+            async with asyncio.timeout(self._deadline_s):
                 self.seen[number].append(await ask(self._http, prompt, MAX_TOKENS))
             self._ending.set()
 
-    async def each(self, num_answers: int, num_errors: int) -> None:
+    async def each(self, num_answers: int, num_errors: int = 0) -> None:
         """Return when each client has seen so many more endings of each kind."""
         before = [len(one) for one in self.seen]
         async with asyncio.timeout(PHASE_S):
@@ -63,19 +64,21 @@ def _count(seen: list[Seen], ending: str) -> int:
     return sum(one.ending == ending for one in seen)
 
 
-async def _load(cluster: HostCluster, cut: Callable[[], None], heal: Callable[[], None]) -> Load:
-    """Ask all the time: whole, then cut until each client was told so twice, then healed; the one after is whole."""
+async def _load(
+    cluster: HostCluster, cut: Callable[[], None], heal: Callable[[], None], stall_s: int = STALL_S, **during: int
+) -> Load:
+    """Ask all the time: while all is whole, while it is cut until each client saw so many endings, and once healed."""
     limits = httpx.Limits(max_connections=NUM_CLIENTS)
     async with httpx.AsyncClient(base_url=cluster.base_url, timeout=60, trust_env=False, limits=limits) as http:
-        load = Load(http)
+        load = Load(http, stall_s)
         async with asyncio.TaskGroup() as group:
             for number in range(NUM_CLIENTS):
                 group.create_task(load.client(number))
-            await load.each(num_answers=2, num_errors=0)
+            await load.each(num_answers=2)
             cut()
-            await load.each(num_answers=0, num_errors=2)
+            await load.each(**during)
             heal()
-            await load.each(num_answers=3, num_errors=0)
+            await load.each(num_answers=3)
             load.stop()
     return load
 
@@ -101,7 +104,7 @@ def test_each_request_ends_once_while_a_link_is_cut_and_all_are_answered_after_i
         cluster.merge(*MERGE)
         cluster.up()
         with cluster.as_client():
-            load = asyncio.run(_load(cluster, *choose(cluster.network)))
+            load = asyncio.run(_load(cluster, *choose(cluster.network), num_answers=0, num_errors=2))
         cluster.wait_idle()
         ledger = cluster.ledger()
         (link,) = cluster.gauge("pdserve_link_up")
@@ -116,3 +119,25 @@ def test_each_request_ends_once_while_a_link_is_cut_and_all_are_answered_after_i
     assert ledger["received"] + ledger["rejected"] == len(seen)
     assert (ledger["completed"], ledger["cancelled"]) == (len(seen) - failed, 0)
     assert (link.labels["transport"], link.value) == ("tcp", 1.0)
+
+
+def test_with_another_pair_left_and_time_to_find_out_a_cut_link_fails_no_request(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """P gives a peer up that takes nothing for 10 s: a request that may wait longer goes on over the other pair."""
+    stall_s = 3 * STALL_S
+    flags = (*FLAGS, f"--stall-timeout={stall_s}")
+    with HostCluster(tmp_path, tiny_model, flags, ("prefill", "decode0", "decode1")) as cluster:
+        cluster.generate()
+        cluster.merge(*MERGE)
+        cluster.up()
+        part, join = cluster.network.part, cluster.network.join
+        with cluster.as_client():
+            pair = ("prefill", "decode0")
+            load = asyncio.run(_load(cluster, lambda: part(*pair), lambda: join(*pair), stall_s, num_answers=4))
+        cluster.wait_idle()
+        (retried,) = cluster.gauge("pdserve_prompts_retried_total")
+
+    assert {(one.ending, one.message) for client in load.seen for one in client} == {(ANSWER, "")}
+    assert all(len({"".join(one.words) for one in client}) == 1 for client in load.seen)
+    assert retried.value > 0
