@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options
-from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.gen_command import add_device_flags
 from ranktable_tools.kube import containers
 from ranktable_tools.kube.api import ACCOUNT
 
@@ -56,7 +56,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ip", required=True, metavar="IP", help="where the others reach this pod: status.podIP")
     _add_folder(parser)
     parser.add_argument("--num-devices", type=int, default=1, metavar="N", help="devices of the instance (default: 1)")
-    parser.add_argument("--device-type", choices=KINDS, help="default: what is in /dev")
+    add_device_flags(parser)
     parser.add_argument("--port", type=int, metavar="PORT", help="the instance's --port; written into the table")
     parser.add_argument("--secret", type=Path, metavar="FILE", help="the cluster secret, as it is mounted")
     parser.add_argument(

@@ -22,7 +22,7 @@ def start(arguments: argparse.Namespace) -> int:
     """Become the command after `--`. Raises RanktableError; it does not come back otherwise."""
     wanted = Start(
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
-        arguments.device_type, arguments.secret, arguments.timeout,
+        arguments.device_type, arguments.device_ip_from, arguments.secret, arguments.timeout,
     )  # fmt: skip
     told = _platform_variables(arguments, wanted) if arguments.table else _own_variables(wanted)
     become(arguments.words, told)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import DeviceKind, find_kind
+from ranktable_tools.devices.npu_addresses import AddressSource
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import write_private
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
@@ -34,6 +35,7 @@ class Start:
     num_devices: int = 1
     port: int | None = None
     device_type: DeviceKind | None = None
+    device_ip_from: AddressSource | None = None
     secret: Path | None = None
     timeout_s: float = 1800.0
 
@@ -65,6 +67,7 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
         GenArguments(
             ids if start.role == "prefill" else (), ids if start.role == "decode" else (), is_scheduler,
             str(start.folder / "own"), start.ip, None if start.port is None or is_scheduler else str(start.port), kind,
+            None if is_scheduler else start.device_ip_from,
         ),
         say, environ, root,
     )  # fmt: skip

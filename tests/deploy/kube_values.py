@@ -6,7 +6,7 @@ NPU = {
     "image": {"repository": "registry.example/pdserve", "tag": "ascend", "pullSecrets": [{"name": "registry"}]},
     "model": {"path": "/models/Qwen3-8B", "name": "qwen", "volume": {"persistentVolumeClaim": {"claimName": "models"}}},
     "device": {
-        "type": "npu", "annotation": "huawei.com/Ascend910",
+        "type": "npu", "annotation": "huawei.com/Ascend910", "ipFrom": "vnic",
         "hostPaths": ["/usr/local/Ascend/driver", "/usr/local/sbin/npu-smi", "/etc/hccn.conf"],
     },
     "prefill": {

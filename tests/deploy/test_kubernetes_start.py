@@ -44,6 +44,18 @@ def test_a_pod_writes_the_part_of_its_own_address_and_devices(tmp_path: Path) ->
     assert json.loads(local.read_text())["server_list"][0]["server_ip"] == "192.0.2.2"
 
 
+def test_npus_are_written_with_the_addresses_of_their_own_network(tmp_path: Path) -> None:
+    _nodes(tmp_path, "davinci4", "davinci5", "davinci_manager")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "hccn.conf").write_text("address_4=10.9.0.4\naddress_5=10.9.0.5\n")
+    start = Start("prefill", "10.0.0.1", tmp_path / "state", 2, 8088, device_ip_from="conf")
+
+    local = generate(start, no_lines, {}, tmp_path)
+
+    devices = json.loads(local.read_text())["server_list"][0]["device"]
+    assert [(one["device_id"], one["device_ip"]) for one in devices] == [("4", "10.9.0.4"), ("5", "10.9.0.5")]
+
+
 def test_the_scheduler_has_no_device_and_no_port(tmp_path: Path) -> None:
     generate(Start("scheduler", "pdserve.models.svc", tmp_path, port=9000), no_lines, {}, tmp_path)
 

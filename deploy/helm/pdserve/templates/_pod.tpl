@@ -129,6 +129,9 @@ spec:
         - --ip=$(POD_IP)
         - --num-devices={{ $own.devices }}
         - --device-type={{ $values.device.type }}
+        {{- if $values.device.ipFrom }}
+        - --device-ip-from={{ $values.device.ipFrom }}
+        {{- end }}
         {{- else if $platform.enabled }}
         - --ip=$(POD_IP)
         {{- else }}
