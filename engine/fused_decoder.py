@@ -23,6 +23,7 @@ from engine.fused_memory import RowSizes, StepMemory
 from engine.fused_program import instructions, segments, whole
 from engine.fused_structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
 from engine.fused_weights import PackedMemory
+from engine.native_chooser import NativeChooser
 from engine.rope_table import RopeTable
 from engine.step_metadata import StepMetadata
 from native.attention import AttentionMemory, step_of
@@ -75,6 +76,9 @@ class FusedDecoder:
         self._whole = None if len(self._segments) > 1 else whole(len(pools))
         if self._attention is not None:
             self._memory.step.attention = self._attention.address
+        self.chooser = NativeChooser(
+            weights.functions.best, weights.functions.draw, weights.threads, self._memory.place_of
+        )
 
     def run(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
         """Compute a step; return the logits of its sampled rows, [num_samples, vocab_size] float32.
@@ -146,16 +150,6 @@ class FusedDecoder:
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         return self._distinct_logits(array("q", places))[[places[row] for row in rows]]
 
-    def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Best (sampler.py) of [num_rows, vocab_size] float32, each row's columns one after another."""
-        address, num_rows, num_columns, stride = self._memory.place_of(scores)
-        tokens, values = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
-        self._weights.functions.best(
-            self._weights.threads.address, address, num_rows, num_columns, stride, tokens.buffer_info()[0],
-            values.buffer_info()[0],
-        )  # fmt: skip
-        return tokens.tolist(), values.tolist()
-
     def _distinct_logits(self, rows: "array[int]") -> torch.Tensor:
         self._ask_for(rows)
         self._call(self._head)
@@ -179,11 +173,8 @@ class FusedDecoder:
         self._memory.reserve(num_rows, 1)
         rope.reserve(max(packed.kv_lengths))
         if step.num_positions != rope.num_positions:
-            step.cosine, step.sine, step.num_positions = (
-                rope.cosine.data_ptr(),
-                rope.sine.data_ptr(),
-                rope.num_positions,
-            )
+            step.cosine, step.sine = rope.cosine.data_ptr(), rope.sine.data_ptr()
+            step.num_positions = rope.num_positions
         step.positions, step.slots = packed.positions.buffer_info()[0], packed.slots.buffer_info()[0]
         return num_rows
 

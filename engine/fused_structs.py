@@ -1,4 +1,4 @@
-"""The structs of native/layer.h and native/linear.h, and the functions that take them; best.h's beside them."""
+"""The structs of native/layer.h and native/linear.h, and the functions that run them and choose of what they make."""
 
 import ctypes
 from dataclasses import dataclass
@@ -113,12 +113,13 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The entry points of layer.h and best.h; the GIL is released while they run."""
+    """The entry points of layer.h, best.h and draw.h; the GIL is released while they run."""
 
     run: Any
     pack: Any
     embed: Any
     best: Any
+    draw: Any
 
 
 def declare(library: EngineLibrary) -> Functions:
@@ -133,7 +134,11 @@ def declare(library: EngineLibrary) -> Functions:
     native.decoder_embed.restype = ctypes.c_int
     native.best_of_rows.argtypes = (pointer, pointer, size, size, size, pointer, pointer)
     native.best_of_rows.restype = None
-    return Functions(native.decoder_run, native.decoder_pack, native.decoder_embed, native.best_of_rows)
+    native.draw_from_rows.argtypes = (pointer, pointer, size, size, ctypes.c_char_p, size, pointer)
+    native.draw_from_rows.restype = ctypes.c_int
+    return Functions(
+        native.decoder_run, native.decoder_pack, native.decoder_embed, native.best_of_rows, native.draw_from_rows
+    )
 
 
 def address(struct: ctypes.Structure | ctypes.Array[Any]) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from engine.logits import shape
 from engine.logprobs import token_logprobs
-from engine.sampler import Best, Sampled, best_of_rows, no_token, sample
+from engine.sampler import Chooser, Sampled, TorchChooser, no_token, sample
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs
@@ -16,21 +16,21 @@ _OFF = float("-inf")
 
 def make_output(
     logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor] = (),
-    pooled: Sequence[Sequence[float]] = (), best: Best = best_of_rows,
+    pooled: Sequence[Sequence[float]] = (), chooser: Chooser | None = None,
 ) -> StepOutput:  # fmt: skip
     """Return the step's output.
 
     `logits` [num_samples, vocab_size] are those of the sampled rows. `scored` yields those of the score rows in order,
     [any number of rows, vocab_size] at a time, so that no more of them than one slice is there at once.
-    `pooled` is handed through. `best` finds the best token of each row.
+    `pooled` is handed through. `chooser` chooses the tokens, with torch by default.
     """
-    rows = batch.samples
+    rows, chooser = batch.samples, chooser or TorchChooser()
     searching = [i for i, row in enumerate(rows) if row.candidates]
     candidates: Sequence[Candidates | None] = ()
     if searching:
-        sampled, candidates = _search(logits, rows, searching, best)
+        sampled, candidates = _search(logits, rows, searching, chooser)
     else:
-        sampled = sample(logits, rows, best)
+        sampled = sample(logits, rows, chooser)
     logprobs = _logprobs(logits, rows, sampled.token_ids)
     try:
         scores, failure = _scores(batch.scores, scored), None
@@ -41,11 +41,11 @@ def make_output(
 
 
 def _search(
-    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], best: Best
+    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], chooser: Chooser
 ) -> tuple[Sampled, list[Candidates | None]]:
     """Sample the rows that do not search and rank candidates of those that do: processors see log probabilities."""
     others = [i for i in range(len(rows)) if not rows[i].candidates]
-    drawn = sample(logits[others], [rows[i] for i in others], best)
+    drawn = sample(logits[others], [rows[i] for i in others], chooser)
     token_ids = [0] * len(rows)
     found: list[Candidates | None] = [None] * len(rows)
     for i, token_id in zip(others, drawn.token_ids, strict=True):

@@ -18,7 +18,7 @@ from engine.interface import EngineInfo, Memory
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
 from engine.row_head import RowHead
-from engine.sampler import best_of_rows
+from engine.sampler import TorchChooser
 from engine.step import PoolRows, StepBatch, StepOutput
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -69,7 +69,7 @@ class TorchModel:
         attach(network, self._attention)
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
-        self._best = best_of_rows if self._fused is None else self._fused.best
+        self._chooser = TorchChooser() if self._fused is None else self._fused.chooser
 
     @property
     def info(self) -> EngineInfo:
@@ -104,7 +104,7 @@ class TorchModel:
         else:
             logits = self._logits(batch, layer_done)
         pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
-        return DoneStep(make_output(logits, batch, self._scored(batch), pooled, self._best))
+        return DoneStep(make_output(logits, batch, self._scored(batch), pooled, self._chooser))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:

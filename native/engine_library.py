@@ -116,9 +116,10 @@ ENGINE = Recipe(
         "linear.c",
         "layer.c",
         "best.c",
+        "draw.c",
     ),
     _checked,
-    flags=(*FLAGS, "-fno-math-errno", "-pthread"),
+    flags=(*FLAGS, "-fno-math-errno", "-ffp-contract=off", "-pthread"),
     libraries=("-lm",),
 )
 """A kernel's source is added here; what it includes of ours is found."""

@@ -80,11 +80,13 @@ class _NativeTime:
 @contextmanager
 def _timed(fused: Any) -> Iterator[_NativeTime]:
     """Time a decoder's native functions in this block, and let it return the logits of a few tokens only."""
-    native, weights = _NativeTime(), fused._weights
-    timed = {name: native.of(getattr(weights.functions, name)) for name in ("run", "embed", "best")}
+    native, weights, chooser = _NativeTime(), fused._weights, fused.chooser
+    best, draw = chooser._best, chooser._draw
+    timed = {name: native.of(getattr(weights.functions, name)) for name in ("run", "embed")}
     functions = replace(weights.functions, **timed)
     fused._weights = replace(weights, functions=functions, vocab_size=min(_VOCABULARY, weights.vocab_size))
+    chooser._best, chooser._draw = native.of(best), native.of(draw)
     try:
         yield native
     finally:
-        fused._weights = weights
+        fused._weights, chooser._best, chooser._draw = weights, best, draw

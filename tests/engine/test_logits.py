@@ -20,8 +20,8 @@ from transformers import (
 
 from engine.ending import banned_tokens
 from engine.logits import is_shaped, shape
-from engine.sampler import sample
 from engine.step import SampleRow
+from tests.engine.both_choosers import sample
 from wire.errors import InternalError, InvalidRequest
 from wire.types import SamplingParams
 

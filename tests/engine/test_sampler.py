@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from engine import sampler
-from engine.sampler import kept_weights
+from engine.sampler import TorchChooser, kept_weights
 from engine.step import SampleRow
+from tests.engine import both_choosers
 from wire.types import SamplingParams
 
 _PARAMS = [
@@ -35,7 +36,7 @@ def _row(
 
 
 def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    return sampler.sample(logits, rows).token_ids
+    return both_choosers.sample(logits, rows).token_ids
 
 
 def _logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_the_largest_draw_stays_inside_the_kept_tokens(monkeypatch: pytest.Monke
     logits = torch.full((1, 64), -200.0)
     logits[0, :5] = 1.0
 
-    assert sample(logits, [_row(temperature=1.0)]) == [4]
+    assert sampler.sample(logits, [_row(temperature=1.0)], TorchChooser()).token_ids == [4]
 
 
 def test_the_coldest_temperature_is_greedy() -> None:

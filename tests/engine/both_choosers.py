@@ -1,0 +1,38 @@
+"""Sampling by torch, checked against the native kernels where there are any."""
+
+import functools
+
+import torch
+
+from engine import sampler
+from engine.fused_structs import declare
+from engine.native_chooser import NativeChooser
+from engine.sampler import Sampled, TorchChooser
+from engine.step import SampleRow
+from native.cache import NoNative
+from native.engine_library import build_engine
+
+
+@functools.cache
+def native_chooser() -> NativeChooser | None:
+    """Return the native one; None where no compiler makes it."""
+    try:
+        library = build_engine()
+    except NoNative:
+        return None
+    functions = declare(library)
+    return NativeChooser(
+        functions.best, functions.draw, library.threads(1), lambda one: (one.data_ptr(), *one.shape, one.stride(0))
+    )
+
+
+def sample(logits: torch.Tensor, rows: list[SampleRow]) -> Sampled:
+    """Return what torch chooses; the native kernels choose the same and refuse the same rows."""
+    sampled, native = sampler.sample(logits, rows, TorchChooser()), native_chooser()
+    if native is not None and logits.dtype == torch.float32:
+        ours = sampler.sample(logits, rows, native)
+        refused = {row for row, _ in sampled.failures}
+        chosen = [[token for row, token in enumerate(one.token_ids) if row not in refused] for one in (ours, sampled)]
+        assert chosen[0] == chosen[1]
+        assert [(row, str(why)) for row, why in ours.failures] == [(row, str(why)) for row, why in sampled.failures]
+    return sampled
