@@ -76,6 +76,20 @@ def test_a8_104_use_openai_is_0_or_1(start: Start, value: str) -> None:
     assert f'USE_OPENAI is "{value}": must be 1' in start("scheduler", USE_OPENAI=value)
 
 
+@pytest.mark.parametrize("said", [{}, {"USE_OPENAI": "1"}], ids=["unset", "1"])
+def test_a8_104_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
+    environ = {
+        "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / made.global_name),
+        "RANK_TABLE_FILE_PATH": str(tmp_path / made.locals[-1].file_name),
+        "NODE_PORTS": "8088,8089",
+    }
+
+    plan = launch.plan_of(["--model=m"], environ | said)
+
+    assert (plan.role, plan.use_openai) == ("scheduler", True)
+
+
 def test_a8_107_a_host_that_is_no_address_here_is_named(start: Start) -> None:
     assert "192.0.2.1" in start("decode", "--host=192.0.2.1")
 
