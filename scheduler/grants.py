@@ -9,6 +9,7 @@ from scheduler.loads import PromptFacts
 from scheduler.placement import Plan, place, why_waiting
 from scheduler.prefixes import Chain
 from scheduler.registry import Registry
+from wire.errors import Unavailable
 
 
 class Grant(AbstractContextManager["Grant"]):
@@ -56,12 +57,20 @@ class Placer:
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
-        plan = place(self._registry.loads(), self._with_prefixes(facts))
+        plan = self._place(facts)
         if plan is None:
             return None
         grant = self.grant(prompt_id, plan)
         grant.book(facts)
         return grant
+
+    def _place(self, facts: PromptFacts) -> Plan | None:
+        try:
+            return place(self._registry.loads(), self._with_prefixes(facts))
+        except Unavailable:
+            if self._registry.awaits_path():
+                return None
+            raise
 
     def why_waiting(self, facts: PromptFacts) -> str:
         """Return in words what keeps the prompt from every pair now."""

@@ -14,7 +14,7 @@ class ControlLimits:
     which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
     have the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those it still
     has then go on elsewhere. Tables that differ at the start are a mistake after `tables_s`: a file that changes is not
-    seen everywhere at once.
+    seen everywhere at once. Where a new table leaves no path, requests wait `join_s` for those it brings.
     """
 
     max_queued_requests: int = 1000
@@ -39,6 +39,7 @@ class ControlLimits:
     settle_s: float = 2.0
     drain_s: float = 300.0
     tables_s: float = 5.0
+    join_s: float = 10.0
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0
     ready_window_s: float = 10.0

@@ -52,7 +52,10 @@ class Membership(Protocol):
 
 
 class Member:
-    """Owns the state of one table entry and, while it lives, its Instance. `role` is the current one."""
+    """Owns the state of one table entry and, while it lives, its Instance. `role` is the current one.
+
+    Until `awaited_until` of the loop's time it may well be reached in a moment: it was added just now.
+    """
 
     def __init__(
         self, expected: ExpectedInstance, registry: Membership, connect: Connect, limits: ControlLimits,
@@ -63,6 +66,7 @@ class Member:
         self.state = MemberState.CONNECTING
         self.why = "not reached yet"
         self.leaving = False
+        self.awaited_until = float("-inf")
         self.description: InstanceDescription | None = None
         self.instance: Instance | None = None
         self._registry = registry

@@ -71,6 +71,7 @@ class Members:
         member = self._make(entry)
         log.info("instance_added", instance=entry)
         if self._group is not None:
+            member.awaited_until = asyncio.get_running_loop().time() + self._limits.join_s
             self._start(member)
         return member
 

@@ -146,6 +146,13 @@ class Registry:
             for one in living
         )
 
+    def awaits_path(self) -> bool:
+        """Whether a path is likely in a moment: the living and those that a new table brought just now make one."""
+        now = asyncio.get_running_loop().time()
+        coming = {member.role for member in self.members if not member.is_living and now < member.awaited_until}
+        roles = coming | {instance.role for instance in self.living()}
+        return bool(coming) and (Role.COMBINED in roles or roles >= {Role.PREFILL, Role.DECODE})
+
     def gaps(self) -> list[KvGap]:
         """Return the pairs of living instances that no KV transport joins, in table order."""
         return self.kv_pairs.gaps({instance.index for instance in self.living()})

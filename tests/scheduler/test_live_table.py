@@ -4,10 +4,13 @@ import asyncio
 import dataclasses
 from typing import Any
 
+import pytest
+
 from scheduler.compatibility import ExpectedInstance
 from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, collect, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
+from wire.errors import Unavailable
 from wire.fake_instance import FakeInstance
 from wire.types import ModelIdentity, Role
 
@@ -147,6 +150,39 @@ async def test_what_is_not_done_in_time_goes_on_elsewhere_from_its_tokens() -> N
         assert answer.tokens[0, 0] == expected(PROMPT, 60)
         assert answer.done[0].decode_instance == "decode-2"
         assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
+async def test_requests_wait_for_those_that_take_the_place_of_all_before() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        prefill, _ = cluster.all
+        added = cluster.add(Role.DECODE, boot=False)
+        before = asyncio.create_task(cluster.ask(max_tokens=100))
+        await until(lambda: cluster.instances[1].prompts)
+
+        cluster.use(prefill, added)
+        later = asyncio.create_task(cluster.ask())
+        await asyncio.sleep(5.0)
+        assert not later.done()
+        cluster.boot(2)
+
+        assert (await later).done[0].decode_instance == "decode-2"
+        assert (await before).done[0].decode_instance == "decode-1"
+        assert cluster.control.dispatch.ledger.retried_prompts == 0
+
+
+@virtual
+async def test_requests_do_not_wait_for_ever_for_one_that_does_not_come() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        cluster.use(cluster.all[0], cluster.add(Role.DECODE, boot=False))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        with pytest.raises(Unavailable, match="no prefill and decode instance"):
+            await cluster.ask()
+        assert 9.0 < loop.time() - began < 12.0
+        with pytest.raises(Unavailable, match="missing: decode-1"):
+            await cluster.ask()
 
 
 @virtual
