@@ -120,6 +120,22 @@ def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.long
+def test_instances_change_their_roles_with_the_table_and_nothing_is_reloaded(tmp_path: Path, fake_model: Path) -> None:
+    with LiveCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+        cluster.up()
+        pids = {name: process.pid for name, process in cluster.processes.items()}
+        prefill, decode = cluster.servers("prefill"), cluster.servers("decode")
+
+        prefill[0], decode[0] = decode[0], prefill[0]
+        cluster.publish()
+        cluster.wait_states({"prefill-1": "living", "decode-1": "living"})
+
+        assert _ask(cluster, "hello", 4)
+        assert {name: process.pid for name, process in cluster.processes.items()} == pids
+        cluster.wait_idle()
+
+
+@pytest.mark.long
 def test_up_starts_none_again_that_its_table_has_no_more_until_it_is_back(tmp_path: Path, fake_model: Path) -> None:
     pdserve = Pdserve(tmp_path / "run", fake_model)
     try:
