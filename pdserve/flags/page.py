@@ -33,8 +33,8 @@ length and its names.
 _TAIL: Final = """\
 ## A file of flags
 
-Every `pdserve` and `ranktable` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key, without
-its dashes.
+Every `pdserve` and `ranktable` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key,
+without its dashes.
 
     model: /models/Qwen3-0.6B
     served-model-name: [qwen3, default]
