@@ -14,6 +14,7 @@ from ranktable_tools.kube.merging import Wanted
 from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
 from ranktable_tools.kube.turns import repeat, until_signal
+from ranktable_tools.kube.waiting import Patience
 from ranktable_tools.kube.writer import Places, Writer
 from ranktable_tools.tables import Role
 
@@ -22,9 +23,14 @@ def start(arguments: argparse.Namespace) -> int:
     """Become the command after `--`. Raises RanktableError; it does not come back otherwise."""
     wanted = Start(
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
-        arguments.device_type, arguments.device_ip_from, arguments.secret, arguments.timeout,
+        arguments.device_type, arguments.device_ip_from, arguments.secret,
     )  # fmt: skip
-    told = _platform_variables(arguments, wanted) if arguments.table else _own_variables(wanted)
+    patience = Patience(arguments.timeout, _say)
+    if arguments.table:
+        told = _platform_variables(wanted, _platform(arguments), patience)
+    else:
+        local = generate(wanted, _say, os.environ)
+        told = variables(wanted, local, wait_for_table(wanted, local, patience))
     become(arguments.words, told)
     return 0
 
@@ -71,14 +77,9 @@ def drain_instance(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _own_variables(wanted: Start) -> dict[str, str]:
-    local = generate(wanted, _say, os.environ)
-    return variables(wanted, local, wait_for_table(wanted, local, _say))
-
-
-def _platform_variables(arguments: argparse.Namespace, wanted: Start) -> dict[str, str]:
+def _platform_variables(wanted: Start, platform: PlatformTable, patience: Patience) -> dict[str, str]:
     present = present_devices(wanted.device_type or find_kind())
-    local, path, table = wait_for_platform(_platform(arguments), wanted, _say, present)
+    local, path, table = wait_for_platform(platform, wanted, patience, present)
     told = variables(wanted, local, path)
     ports = None if wanted.port is None or wanted.role != "scheduler" else node_ports(table, wanted.port)
     return told if ports is None else {**told, "NODE_PORTS": ports}

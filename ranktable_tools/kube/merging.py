@@ -4,6 +4,7 @@ It is `initializing` until every instance that was asked for has its part, then 
 comes is added, pods that go are left out, and a table without a role is never written.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ranktable_tools.kube.api import Pod
 from ranktable_tools.merge import NamedPart, merge
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.table_file import part_of, refusal
-from ranktable_tools.tables import TablePart
+from ranktable_tools.tables import GlobalTable, Server, TablePart
 
 INITIALIZING = text_of({"version": "1.0", "status": "initializing"})
 
@@ -48,10 +49,9 @@ def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, w
     missing = list(_missing(parts, Wanted(1, 1) if live else wanted))
     if missing:
         return Decision(before, says, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}"))
-    try:
-        merged = merge(parts)
-    except RanktableError as error:
-        return Decision(before, says, (*notes, f"not merged: {error}"))
+    merged = _merged(parts, _servers(before), notes)
+    if merged is None:
+        return Decision(before, says, tuple(notes))
     members = ", ".join(f"{instance} {instance.server.server_ip}" for instance in merged.instances)
     return Decision(modelarts.global_text(merged), f"completed: {members}", tuple(notes))
 
@@ -101,11 +101,42 @@ def _stranger(part: TablePart, pod: Pod) -> str | None:
 
 def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
     """Leave out pods of the scheduler that say what another said: one comes while the other goes."""
-    seen = []
+    seen = list[TablePart]()
     for named in parts:
-        if named.part.scheduler is None or named.part not in seen:
+        if named.part.scheduler is None:
+            yield named
+        elif named.part not in seen:
             seen.append(named.part)
             yield named
+
+
+def _merged(parts: Sequence[NamedPart], serving: frozenset[Server], notes: list[str]) -> GlobalTable | None:
+    """Merge the parts. Where they clash, one is left out, of a pod that does not serve yet if that mends it.
+
+    So a pod with another's card stops neither that one nor those that come.
+    """
+    try:
+        return merge(parts)
+    except RanktableError as error:
+        clash = error
+    for index in sorted(range(len(parts)), key=lambda index: (_serves(parts[index].part, serving), -index)):
+        with contextlib.suppress(RanktableError):
+            merged = merge([*parts[:index], *parts[index + 1 :]])
+            notes.append(f"left out: {parts[index].path}: {clash}")
+            return merged
+    notes.append(f"not merged: {clash}")
+    return None
+
+
+def _servers(table: str) -> frozenset[Server]:
+    """Return the entries of a table that may be broken, or not written yet."""
+    with contextlib.suppress(RanktableError):
+        return frozenset(instance.server for instance in read_part(table, "the table").instances)
+    return frozenset()
+
+
+def _serves(part: TablePart, serving: frozenset[Server]) -> bool:
+    return any(instance.server in serving for instance in part.instances)
 
 
 def _missing(parts: Sequence[NamedPart], wanted: Wanted) -> Iterator[str]:

@@ -4,8 +4,7 @@ Membership, order, addresses and devices are the platform's. A table of the guid
 another dialect is converted, and converted anew whenever it changes.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
 from ranktable_tools.kube.names import TABLE_FILE
-from ranktable_tools.kube.start import POLL_S, Start
-from ranktable_tools.kube.turns import Say
+from ranktable_tools.kube.start import Start
+from ranktable_tools.kube.waiting import NotYet, Patience, wait_for
 from ranktable_tools.table_file import read_global, write_local
 from ranktable_tools.tables import GlobalTable, LocalTable, Role, Server, Table
 
-_SAY_EVERY_S = 30.0
+_NOT_YET = ("unreadable", "not-completed", "not-json")
+"""What a table breaks while a platform is about to write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +39,14 @@ class PlatformTable:
 
 
 def wait_for_platform(
-    platform: PlatformTable,
-    start: Start,
-    say: Say,
-    present: Sequence[str] = (),
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    platform: PlatformTable, start: Start, patience: Patience, present: Sequence[str] = ()
 ) -> tuple[Path, Path, GlobalTable]:
-    """Return the local table's path, the table's, and the table. Raises RanktableError, at the latest at the deadline.
+    """Return the local table's path, the table's, and the table. Raises RanktableError, at the latest when it is late.
 
     A table that is not there, not completed, or without this pod is waited for; one with a mistake in it is not.
     `present` are the devices that this container has: they tell apart two instances of one role on one host.
     """
-    began = said = clock()
-    while True:
-        try:
-            path = bring(platform, start.folder)
-            table = read_global(str(path))
-            local = start.folder / "own" / f"local_ranktable_{start.role}.json"
-            write_local(local, LocalTable(_own(table, start.role, start.ip, present)))
-            return local, path, table
-        except RanktableError as error:
-            now = clock()
-            if error.code not in ("unreadable", "not-completed", "not-here"):
-                raise
-            if now - began >= start.timeout_s:
-                raise RanktableError(f"no table after {start.timeout_s:g} s: {error}") from error
-            if now - said >= _SAY_EVERY_S:
-                said = now
-                say(f"waiting for the platform's table: {error}")
-        sleep(POLL_S)
+    return wait_for("the platform's table", lambda: _look(platform, start, present), patience)
 
 
 def bring(platform: PlatformTable, folder: Path) -> Path:
@@ -90,6 +68,19 @@ def node_ports(table: GlobalTable, port: int) -> str | None:
     if any(instance.server.server_port is not None for instance in table.instances):
         return None
     return ",".join(str(port) for _ in table.instances)
+
+
+def _look(platform: PlatformTable, start: Start, present: Sequence[str]) -> tuple[Path, Path, GlobalTable]:
+    try:
+        path = bring(platform, start.folder)
+        table = read_global(str(path))
+    except RanktableError as error:
+        if error.code in _NOT_YET:
+            raise NotYet(str(error)) from error
+        raise
+    local = start.folder / "own" / f"local_ranktable_{start.role}.json"
+    write_local(local, LocalTable(_own(table, start.role, start.ip, present)))
+    return local, path, table
 
 
 def _with_ports(table: Table, port: int | None) -> Table:
@@ -117,7 +108,7 @@ def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> Ser
     if len(found) == 1:
         return found[0]
     if not found:
-        raise RanktableError(f"the table has no {role} at {ip}", code="not-here")
+        raise NotYet(f"the table has no {role} at {ip}")
     listed = " and ".join(",".join(server.device_ids) for server in found)
     raise RanktableError(
         f"the table has {len(found)} {role} instances at {ip}, with the devices {listed}, and this container has "

@@ -1,8 +1,7 @@
 """In each member: generate its own tables, wait until the cluster's table has them, become the process of its role."""
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +13,12 @@ from ranktable_tools.json_file import write_private
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
 from ranktable_tools.kube.own_devices import own_device_ids
 from ranktable_tools.kube.turns import Say
+from ranktable_tools.kube.waiting import NotYet, Patience, wait_for
 from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.table_file import read_global, read_local
 from ranktable_tools.tables import Role
 
-POLL_S = 0.2
-_SAY_EVERY_S = 30.0
 _SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - the name of a variable
 _SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 
@@ -37,7 +35,6 @@ class Start:
     device_type: DeviceKind | None = None
     device_ip_from: AddressSource | None = None
     secret: Path | None = None
-    timeout_s: float = 1800.0
 
 
 def variables(start: Start, local: Path, table: Path) -> dict[str, str]:
@@ -76,24 +73,10 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
     return own / made.locals[0].file_name
 
 
-def wait_for_table(
-    start: Start,
-    local: Path,
-    say: Say,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Path:
-    """Return the cluster's table once it is whole and has this pod in its role; RanktableError at the deadline."""
+def wait_for_table(start: Start, local: Path, patience: Patience) -> Path:
+    """Return the cluster's table once it is whole and has this pod in its role; RanktableError when that is late."""
     path = start.folder / TABLE_FILE
-    began = said = clock()
-    while (missing := _missing(start.role, path, local)) is not None:
-        now = clock()
-        if now - began >= start.timeout_s:
-            raise RanktableError(f"the cluster's table is not there after {start.timeout_s:g} s: {missing}")
-        if now - said >= _SAY_EVERY_S:
-            said = now
-            say(f"waiting for the cluster's table: {missing}")
-        sleep(POLL_S)
+    wait_for("the cluster's table", lambda: _look(start.role, path, local), patience)
     return path
 
 
@@ -107,13 +90,14 @@ def become(command: Sequence[str], told: Mapping[str, str]) -> None:
         raise RanktableError(f"{command[0]}: cannot be run: {error.strerror}") from error
 
 
-def _missing(role: Role, path: Path, local: Path) -> str | None:
-    """Say why this pod cannot start yet, or return None. A table may have its address from an earlier pod."""
+def _look(role: Role, path: Path, local: Path) -> None:
+    """Raise NotYet while this pod cannot start. A table may have its address from an earlier pod."""
     if not path.exists():
-        return f"{path} is not there yet"
+        raise NotYet(f"{path} is not there yet")
     try:
         entry = find_own_entry(read_local(str(local)), read_global(str(path)))
     except RanktableError as error:
-        return str(error)
+        raise NotYet(str(error)) from error
     found = "scheduler" if entry is None else entry.role
-    return None if found == role else f"{path}: this pod's entry is {found} and not {role}"
+    if found != role:
+        raise NotYet(f"{path}: this pod's entry is {found} and not {role}")

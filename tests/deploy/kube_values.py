@@ -39,6 +39,14 @@ KUBEINFER = {
     },
     "clusterSecret": {"existing": "mine"},
 }  # fmt: skip
+VLLM_ASCEND = {
+    "table": {
+        "platform": {
+            "enabled": True, "volume": {"configMap": {"name": "rank-table"}}, "dialect": "vllm-ascend",
+            "devicesPerInstance": 2, "apiServer": "pdserve",
+        }
+    },
+}  # fmt: skip
 MONITORED = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podDisruptionBudget": {"enabled": False},
@@ -51,6 +59,6 @@ RAY = {"ray": {"enabled": True}, "args": ["--max-model-len=2048"]}
 RAY_NPU = {"ray": {"enabled": True, "devicesPerWorker": 8}, **{key: NPU[key] for key in ("model", "device")}}
 
 ALL: dict[str, dict[str, Any]] = {
-    "its own": {}, "npu": NPU, "gpu": GPU, "platform": PLATFORM, "kubeinfer": KUBEINFER, "monitored": MONITORED,
-    "ray": RAY, "ray-npu": RAY_NPU,
+    "its own": {}, "npu": NPU, "gpu": GPU, "platform": PLATFORM, "kubeinfer": KUBEINFER, "vllm-ascend": VLLM_ASCEND,
+    "monitored": MONITORED, "ray": RAY, "ray-npu": RAY_NPU,
 }  # fmt: skip

@@ -97,25 +97,44 @@ def test_two_pods_of_one_scheduler_are_one() -> None:
     assert _hosts(decide(PARTS | {"s-2": SCHEDULER}, pods, None, ONE_EACH))[0] == ["10.0.0.9"]
 
 
-def test_two_schedulers_are_said_and_the_table_stays() -> None:
-    first = decide(PARTS, PODS, None, ONE_EACH).text
+def test_of_two_schedulers_the_second_is_left_out() -> None:
     parts = PARTS | {"s-2": part("scheduler", "10.0.0.88")}
 
-    decision = decide(parts, [*PODS, *_pods(s_2="10.0.0.88")], first, ONE_EACH)
+    decision = decide(parts, [*PODS, *_pods(s_2="10.0.0.88")], None, ONE_EACH)
 
-    assert decision.text == first
+    assert _hosts(decision)[0] == ["10.0.0.9"]
     assert "s and s-2 have one each" in decision.notes[0]
 
 
-def test_a_card_given_to_two_pods_of_one_host_is_said_with_both_pods() -> None:
+def test_a_card_given_to_two_pods_of_one_host_is_said_and_stops_no_other() -> None:
+    parts = PARTS | {"d-1": part("decode", "10.0.0.1", port=8089)}
+    pods = [*PODS, *_pods(d_1="10.0.0.1")]
+
+    decision = decide(parts, pods, None, ONE_EACH)
+
+    assert _hosts(decision)[2] == ["10.0.0.2"]
+    assert decision.notes[0].startswith("left out: d-1: ")
+    assert "p-0: prefill-0.device[0].device_id" in decision.notes[0]
+
+
+def test_parts_that_cannot_be_merged_in_any_way_are_said() -> None:
     parts = PARTS | {"d-0": part("decode", "10.0.0.1", port=8089)}
     pods = _pods(s="10.0.0.8", p_0="10.0.0.1", d_0="10.0.0.1")
 
     decision = decide(parts, pods, None, ONE_EACH)
 
     assert not is_completed(decision.text)
-    assert "p-0" in decision.notes[0]
-    assert "d-0" in decision.notes[0]
+    assert decision.notes[0].startswith("not merged: p-0: prefill-0.device[0].device_id")
+
+
+def test_a_pod_that_serves_stays_where_one_that_comes_has_its_card() -> None:
+    first = decide(PARTS, PODS, None, ONE_EACH).text
+    parts = PARTS | {"a-0": part("decode", "10.0.0.2", port=8089)}
+
+    decision = decide(parts, [*PODS, *_pods(a_0="10.0.0.2")], first, ONE_EACH)
+
+    assert decision.text == first
+    assert decision.notes[0].startswith("left out: a-0: ")
 
 
 def test_a_broken_part_is_left_out_with_its_pods_name() -> None:
@@ -126,6 +145,12 @@ def test_a_broken_part_is_left_out_with_its_pods_name() -> None:
 
     assert is_completed(decision.text)
     assert [note.split(":")[1].strip() for note in decision.notes] == ["p-1", "p-2"]
+
+
+def test_a_table_that_somebody_broke_is_written_anew() -> None:
+    broken = '{"status": "completed", "server_group_list": 7}'
+
+    assert _hosts(decide(PARTS, PODS, broken, ONE_EACH)) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]
 
 
 def test_a_text_that_is_no_table_is_not_completed() -> None:

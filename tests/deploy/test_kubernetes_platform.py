@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,10 @@ from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.names import TABLE_FILE
 from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start
+from ranktable_tools.kube.waiting import Patience
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
+from ranktable_tools.tables import GlobalTable
 from tests.deploy.slept_clock import SleptClock, no_lines
 from tests.ranktable_tools.documents import A, B, C, Document, group, grouped, modelarts, server
 
@@ -25,9 +26,11 @@ def _file(folder: Path, document: Document) -> Path:
     return path
 
 
-def _wait(platform: PlatformTable, start: Start, clock: SleptClock | None = None, present: tuple[str, ...] = ()) -> Any:
+def _wait(
+    platform: PlatformTable, start: Start, clock: SleptClock | None = None, present: tuple[str, ...] = ()
+) -> tuple[Path, Path, GlobalTable]:
     clock = clock or SleptClock()
-    return wait_for_platform(platform, start, no_lines, present, clock, clock.sleep)
+    return wait_for_platform(platform, start, Patience(70.0, no_lines, clock, clock.sleep), present)
 
 
 def test_a_table_of_the_guides_form_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -70,6 +73,8 @@ def test_it_is_waited_for_until_it_is_completed_and_has_this_pod(tmp_path: Path)
             _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server("10.0.0.7", 0)]))
         elif now >= 40:
             _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server("10.0.0.8", 0)]))
+        elif now >= 30:
+            path.write_text('{"version": "1.0", "sta')
         elif now >= 20:
             _file(tmp_path, {"version": "1.0", "status": "initializing"})
 
@@ -81,9 +86,9 @@ def test_it_is_waited_for_until_it_is_completed_and_has_this_pod(tmp_path: Path)
 
 def test_a_table_that_never_comes_ends_the_wait_with_the_last_reason(tmp_path: Path) -> None:
     _file(tmp_path, {"version": "1.0", "status": "initializing"})
-    start = Start("decode", "10.0.0.7", tmp_path / "s", timeout_s=50)
+    start = Start("decode", "10.0.0.7", tmp_path / "s")
 
-    with pytest.raises(RanktableError, match=r"no table after 50 s: .*status is 'initializing'"):
+    with pytest.raises(RanktableError, match=r"table is not there after 70 s: .*status is 'initializing'"):
         _wait(PlatformTable(tmp_path / "global_rank_table.json"), start)
 
 

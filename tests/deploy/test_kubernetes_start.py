@@ -13,6 +13,7 @@ from ranktable_tools.kube.merging import Wanted, decide
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
 from ranktable_tools.kube.own_devices import own_device_ids
 from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
+from ranktable_tools.kube.waiting import Patience
 from ranktable_tools.launch_plan import resolve
 from tests.deploy.kube_parts import part
 from tests.deploy.slept_clock import SleptClock, no_lines
@@ -23,8 +24,8 @@ def _table(path: Path, *, prefill: str = "192.0.2.1", decode: str = "192.0.2.2")
     path.write_text(json.dumps(modelarts(prefill=[server(prefill, 0)], decode=[server(decode, 0)])))
 
 
-def _prefill(folder: Path, *, timeout_s: float = 100.0) -> Start:
-    return Start("prefill", "192.0.2.1", folder, port=8088, device_type="cpu", timeout_s=timeout_s)
+def _prefill(folder: Path) -> Start:
+    return Start("prefill", "192.0.2.1", folder, port=8088, device_type="cpu")
 
 
 def _own(folder: Path) -> Path:
@@ -72,7 +73,7 @@ def test_the_process_starts_when_the_table_is_whole_and_has_it(tmp_path: Path) -
             table.write_text(json.dumps({"version": "1.0", "status": "initializing"}))
 
     clock = SleptClock(happens)
-    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), said.append, clock, clock.sleep)
+    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, said.append, clock, clock.sleep))
 
     assert found == table
     assert 90 <= clock.now < 91
@@ -84,7 +85,7 @@ def test_a_table_that_never_comes_ends_the_wait_with_what_is_missing(tmp_path: P
     clock = SleptClock()
 
     with pytest.raises(RanktableError, match=r"not there after 100 s: .*global_ranktable.json is not there yet"):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), no_lines, clock, clock.sleep)
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, no_lines, clock, clock.sleep))
 
 
 @pytest.mark.parametrize(("prefill", "decode", "reason"), [
@@ -96,7 +97,7 @@ def test_an_entry_of_another_pod_is_not_ones_own(tmp_path: Path, prefill: str, d
     _table(tmp_path / TABLE_FILE, prefill=prefill, decode=decode)
 
     with pytest.raises(RanktableError, match=reason):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), no_lines, clock, clock.sleep)
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, no_lines, clock, clock.sleep))
 
 
 def test_the_process_is_told_its_tables_and_a_secret_of_its_own(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ spec:
         - --device-ip-from={{ $values.device.ipFrom }}
         {{- end }}
         {{- else if $platform.enabled }}
-        - --ip=$(POD_IP)
+        - --ip={{ $platform.apiServer | default "$(POD_IP)" }}
         {{- else }}
         # The name of the Service: it stays when the pod is made anew, and with it the table.
         - --ip={{ include "pdserve.name" $root }}
@@ -247,6 +247,12 @@ spec:
 {{- end }}
 {{- if .Values.table.platform.numPrefill }}
 - --num-prefill={{ .Values.table.platform.numPrefill }}
+{{- end }}
+{{- if .Values.table.platform.devicesPerInstance }}
+- --devices-per-instance={{ .Values.table.platform.devicesPerInstance }}
+{{- end }}
+{{- if .Values.table.platform.apiServer }}
+- --api-server={{ .Values.table.platform.apiServer }}
 {{- end }}
 {{- end -}}
 
