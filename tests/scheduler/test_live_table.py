@@ -12,6 +12,7 @@ from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, coll
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
 from wire.fake_instance import FakeInstance
+from wire.fake_network import FakeSession
 from wire.types import ModelIdentity, Role
 
 PROMPT = (1, 2, 3)
@@ -233,6 +234,31 @@ async def test_one_that_comes_back_after_it_left_is_dialled_anew_under_its_name(
 
 
 @virtual
+async def test_one_that_comes_back_while_its_session_is_being_closed_is_dialled_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with LiveCluster("PDD").serving() as cluster:
+        closing, close = asyncio.Event(), FakeSession.close
+
+        async def slowly(session: FakeSession) -> None:
+            closing.set()
+            await asyncio.sleep(2.0)
+            await close(session)
+
+        monkeypatch.setattr(FakeSession, "close", slowly)
+        cluster.use(cluster.all[0], cluster.all[2])
+        await closing.wait()
+        before = cluster.instances[1]._session
+
+        cluster.use(*cluster.all)
+        await until(lambda: cluster.instances[1]._session not in (before, None))
+
+        await until(lambda: not cluster.control.registry.missing())
+        await asyncio.sleep(5.0)
+        assert not cluster.control.registry.missing()
+
+
+@virtual
 async def test_one_whose_role_changes_is_not_cut_off_by_its_own_next_session() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         prefill, first, second = cluster.all
@@ -361,3 +387,16 @@ async def test_what_all_are_compared_with_stays_when_the_first_of_them_left() ->
         await until(lambda: cluster.states["decode-2"] == "refused")
 
         assert (await cluster.ask()).done[0].decode_instance == "decode-3"
+
+
+@virtual
+async def test_what_comes_after_all_left_is_compared_with_the_last_of_them() -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        await cluster.ask()
+        cluster.use()
+        await until(lambda: not cluster.states)
+
+        cluster.use(cluster.add(Role.COMBINED, model=ModelIdentity("other", "cccc", "dddd")))
+
+        await until(lambda: cluster.states == {"combined-0": "refused"})
+        assert "(tiny)" in cluster.control.view().instances[0].why
