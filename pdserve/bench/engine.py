@@ -5,8 +5,8 @@ round; a figure is the median of the rounds, a ratio that of the medians. The ra
 off the whole run's: the difference of two long times, which means little on a disturbed machine, and nothing (null, in
 the table `disturbed`) where the prefill alone took longer. So
 `median_full_step_ms` times each step that decodes the whole batch and nothing else. `fraction` is the floor's time over
-the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here, whichever
-takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
+the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here before
+and after the rest (the better of both), whichever takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
 table as Markdown.
 """
 
@@ -102,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
             one_round(cases, [ours] if peer is None else [ours, peer], times)
         python = list(time_python(loaded.model, options))
         if cases:
+            floors = floors.better(measure_floors(path, info, say))
             report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
         for line in python:
             print(line)

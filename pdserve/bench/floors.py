@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ class Floors:
     weight_flops: int  # of one token, all linear layers but the one that makes logits
     logit_flops: int
     kv_token_bytes: int
+
+    def better(self, other: "Floors") -> "Floors":
+        """Return the best of two measurements of one machine: something else may have run beside either."""
+        return replace(self, gflops=max(self.gflops, other.gflops), read_gbs=max(self.read_gbs, other.read_gbs))
 
     def case_s(self, case: Case) -> float:
         """Return the least seconds a case can take."""

@@ -75,6 +75,11 @@ def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none(capsys: pytes
     assert "| decode, batch 8 | disturbed | disturbed |" in table
 
 
+def test_the_floor_is_the_better_of_two_measurements() -> None:
+    before, after = Floors(1e3, 10.0, 5, 6, 7, 8), Floors(5e2, 20.0, 5, 6, 7, 8)
+    assert before.better(after) == after.better(before) == Floors(1e3, 20.0, 5, 6, 7, 8)
+
+
 def test_rows_are_chosen_by_parts_of_their_names() -> None:
     assert [case.measure for case in chosen(("batch 1", "4 x"))] == ["prefill 4 x 512", "decode, batch 1"]
     assert chosen(()) == list(all_cases())
