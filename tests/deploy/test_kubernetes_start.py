@@ -84,8 +84,8 @@ def test_the_process_starts_when_the_table_is_whole_and_has_it(tmp_path: Path) -
 def test_a_table_that_never_comes_ends_the_wait_with_what_is_missing(tmp_path: Path) -> None:
     clock = SleptClock()
 
-    with pytest.raises(RanktableError, match=r"not there after 100 s: .*global_ranktable.json is not there yet"):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, no_lines, clock, clock.sleep))
+    with pytest.raises(RanktableError, match=r"not there after 10 s: .*global_ranktable.json is not there yet"):
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(10.0, no_lines, clock, clock.sleep))
 
 
 @pytest.mark.parametrize(("prefill", "decode", "reason"), [
@@ -97,7 +97,7 @@ def test_an_entry_of_another_pod_is_not_ones_own(tmp_path: Path, prefill: str, d
     _table(tmp_path / TABLE_FILE, prefill=prefill, decode=decode)
 
     with pytest.raises(RanktableError, match=reason):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, no_lines, clock, clock.sleep))
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(10.0, no_lines, clock, clock.sleep))
 
 
 def test_the_process_is_told_its_tables_and_a_secret_of_its_own(tmp_path: Path) -> None:
