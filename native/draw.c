@@ -98,9 +98,9 @@ INLINE void drop(uint32_t edge, float least, size_t count, const uint32_t *sizes
     for (size_t i = 0; i < count; i++) weights[i] = sizes[i] > edge || weights[i] < least ? 0.0f : weights[i];
 }
 
-/* The size up to which, from the smallest on, the weights (or with `counts` the columns) add up to `needed`; the largest
- * where they never do. */
-static uint32_t edge_of(struct bench *bench, size_t count, double needed, int counts) {
+/* The size up to which, from the smallest on, the weights (or with `counts` the columns) add up to `needed`, rounded to
+ * float as it is; the largest where they never do. */
+static uint32_t edge_of(struct bench *bench, size_t count, float needed, int counts) {
     static const unsigned shifts[NUM_LEVELS] = {20, 9, 0}, widths[NUM_LEVELS] = {11, 11, 9};
     const uint32_t *sizes = bench->sizes;
     const float *weights = bench->weights;
@@ -114,7 +114,7 @@ static uint32_t edge_of(struct bench *bench, size_t count, double needed, int co
             bench->sums[own] += counts ? 1.0 : (double)weights[i];
             last = own > last ? own : last;
         }
-        while (bin < last && before + bench->sums[bin] < needed) before += bench->sums[bin++];
+        while (bin < last && (float)(before + bench->sums[bin]) < needed) before += bench->sums[bin++];
         edge |= bin << shifts[level];
         if (level + 1 == NUM_LEVELS) break;
         size_t left = 0;
@@ -143,8 +143,9 @@ static float uniform_of(const struct draw *draw) {
 
 /* The first column up to which more weight lies than `uniform` of all of it. */
 INLINE size_t column_at(const float *weights, size_t count, float uniform) {
-    double reached = 0;
-    float total = (float)total_of(weights, count), below = nextafterf(total, 0.0f);
+    double reached = 0, all = 0; /* which are added up in the same order: in another one `all` may round to more */
+    for (size_t i = 0; i < count; i += BLOCK) all += total_of(weights + i, count - i < BLOCK ? count - i : BLOCK);
+    float total = (float)all, below = nextafterf(total, 0.0f);
     float target = uniform * total < below ? uniform * total : below; /* rounding must not lead past the last column */
     size_t place = 0, last = count - 1;
     for (; place < count; place += BLOCK) {
@@ -166,11 +167,11 @@ INLINE size_t column_at(const float *weights, size_t count, float uniform) {
 INLINE size_t draw_one(struct bench *bench, const float *scores, size_t count, const struct draw *draw) {
     weigh(scores, count, draw->temperature, bench->sizes, bench->weights);
     if (draw->top_k > 0 && draw->top_k < count)
-        drop(edge_of(bench, count, draw->top_k, 1), 0.0f, count, bench->sizes, bench->weights);
+        drop(edge_of(bench, count, (float)draw->top_k, 1), 0.0f, count, bench->sizes, bench->weights);
     uint32_t edge = NOTHING;
     if (draw->top_p < 2.0f) {
         float needed = draw->top_p * (float)total_of(bench->weights, count);
-        edge = edge_of(bench, count, (double)needed, 0);
+        edge = edge_of(bench, count, needed, 0);
     }
     if (edge < NOTHING || draw->min_p > 0.0f) drop(edge, draw->min_p, count, bench->sizes, bench->weights);
     return column_at(bench->weights, count, uniform_of(draw));

@@ -1,6 +1,7 @@
 """Tokens drawn natively are those that torch draws, with every instruction set and any number of threads."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,16 @@ def test_equal_scores_stand_or_fall_together(chooser: NativeChooser) -> None:
     check(chooser, torch.zeros(len(rows), 700), rows)
 
 
+@pytest.mark.parametrize(
+    ("shares", "top_p"), [((7, 3, 1), 10 / 11), ((6, 7, 8, 4, 4, 5), 21 / 34), ((2, 2, 7, 6, 5), 18 / 22)]
+)
+def test_a_nucleus_that_reaches_top_p_exactly_is_no_larger(
+    chooser: NativeChooser, shares: tuple[int, ...], top_p: float
+) -> None:
+    some = torch.tensor(shares, dtype=torch.float64).div(sum(shares)).log().float().expand(200, len(shares))
+    check(chooser, some.contiguous(), [row(i, top_p=top_p) for i in range(200)])
+
+
 def test_banned_tokens_are_never_drawn(chooser: NativeChooser) -> None:
     rows = [row(i, **limits) for i, limits in enumerate(_LIMITS * 4)]
     some = scores(len(rows), 900)
@@ -85,6 +96,16 @@ def test_the_last_token_can_be_drawn_and_none_behind_it(chooser: NativeChooser) 
     some[:, 512] = 0.0
     rows = [row(i) for i in range(200)]
     assert check(chooser, some, rows) == [512] * 200
+
+
+def test_a_total_that_another_order_would_round_up_leads_to_no_banned_token(chooser: NativeChooser) -> None:
+    """All but the first block lie below the last bit of 1 + 2^-24: together they round it up, one by one they do not."""
+    some = torch.full((1, 200 * 512), float("-inf"))
+    nearly = float(torch.tensor(-16.63554).double().exp().float())
+    some[0, :3] = torch.tensor([0.0, -16.63554, math.log(2.0**-24 - nearly - 1e-14)])
+    some[0, 515::512] = -36.85
+    largest = SampleRow(0, SamplingParams(9, seed=7_298_506), 0, 0)  # whose number is 1 - 2^-24
+    assert check(chooser, some, [largest]) == [0]
 
 
 def test_only_the_rows_asked_for_are_drawn_from(chooser: NativeChooser) -> None:
