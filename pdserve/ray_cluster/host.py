@@ -1,9 +1,5 @@
 """One instance on its node: the folder with its tables, its process, and what that says. Knows nothing of Ray."""
 
-import os
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +9,12 @@ from pdserve.ports import free_ports, require_free
 from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import Child, stop
 from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted
-from pdserve.run_folder import start_time
+from pdserve.ray_cluster.private_folder import PrivateFolder
 from ranktable_tools.devices.npu_addresses import npu_addresses
 from ranktable_tools.json_file import write_private
 from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError, Incompatible
 
-_PREFIX = "pdserve-ray"
-_MARK = re.compile(rf"{_PREFIX}-[0-9]+-(?P<pid>[0-9]+)-(?P<started>[0-9]+)-[^-]+")
 _MOST_BYTES = 65_536
 _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its workers: an instance counts its own threads
 
@@ -40,10 +34,7 @@ class InstanceHost:
     def __init__(self, where: Where, environ: Mapping[str, str], temporary: Path | None = None) -> None:
         self._where = where
         self._environ = {key: value for key, value in environ.items() if not key.startswith(_RAYS_OWN)}
-        base = temporary or Path(tempfile.gettempdir())
-        _sweep(base)
-        mark = f"{_PREFIX}-{os.getuid()}-{os.getpid()}-{start_time(os.getpid())}-"
-        self._folder = Path(tempfile.mkdtemp(prefix=mark, dir=base))
+        self._private = PrivateFolder(temporary)
         self._child: Child | None = None
         self._port: int | None = None
         self._global_name = ""
@@ -74,8 +65,8 @@ class InstanceHost:
             orders.name, orders.role, f"{self._where.ip}:{self._port}",
             launch_command(self._where.ip, self._port, orders.flags),
             {
-                "GLOBAL_RANK_TABLE_FILE_PATH": str(self._folder / orders.global_name),
-                "RANK_TABLE_FILE_PATH": str(self._folder / orders.local_name),
+                "GLOBAL_RANK_TABLE_FILE_PATH": str(self._private.path / orders.global_name),
+                "RANK_TABLE_FILE_PATH": str(self._private.path / orders.local_name),
             },
         )  # fmt: skip
         folder = Path(orders.folder)
@@ -105,12 +96,12 @@ class InstanceHost:
         if self._child is not None:
             killed = bool(stop([self._child.record]))
             self._child.ended()  # takes its exit status, so that no zombie stays
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
         return killed
 
     @property
     def _log(self) -> Path:
-        return self._folder / "log"
+        return self._private.path / "log"
 
     def _device_ids(self, wanted: Wanted) -> tuple[str, ...]:
         """Return the ids of the devices that Ray gave us, where it says as many numbers as are wanted."""
@@ -132,12 +123,4 @@ class InstanceHost:
     def _write(self, name: str, text: str) -> None:
         if Path(name).name != name:
             raise ConfigError(f"{name!r} is no name of a file")
-        write_private(self._folder / name, text)
-
-
-def _sweep(base: Path) -> None:
-    """Take away what hosts of ours left that were killed: a folder's name says whose it is, by pid and start time."""
-    for folder in base.glob(f"{_PREFIX}-{os.getuid()}-*"):
-        mark = _MARK.fullmatch(folder.name)
-        if mark is not None and start_time(int(mark["pid"])) != int(mark["started"]):
-            shutil.rmtree(folder, ignore_errors=True)
+        write_private(self._private.path / name, text)

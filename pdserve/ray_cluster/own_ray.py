@@ -2,12 +2,10 @@
 
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import Any
 
+from pdserve.ray_cluster.private_folder import PrivateFolder
 from ranktable_tools.json_file import write_private
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # the least Ray takes is 75 MiB; nothing of ours is stored there
@@ -19,11 +17,11 @@ class OwnRay:
     """Owns a private folder: Ray's sockets and logs, and the token without which nobody may ask it anything."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="pdserve-ray-"))
+        self._folder = PrivateFolder()
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
         """Set what Ray reads when it is imported and when its processes start."""
-        token = self._folder / "token"
+        token = self._folder.path / "token"
         write_private(token, secrets.token_hex(32))
         environ.update(LOOPBACK_ONLY)
         environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"})
@@ -36,9 +34,9 @@ class OwnRay:
             "num_cpus": max(num_cpus, os.cpu_count() or 1),
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
-            "_temp_dir": str(self._folder / "ray"),  # which Ray opens to all: ours around it is not
+            "_temp_dir": str(self._folder.path / "r"),  # which Ray opens to all: ours around it is not
         }
 
     def close(self) -> None:
         """Take the folder away."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()

@@ -1,27 +1,26 @@
 """Our session with a Ray cluster: one placement group, an actor for each of its bundles."""
 
+import atexit
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pdserve.ray_cluster.actor import InstanceActor
-from pdserve.ray_cluster.address import AUTO, split
+from pdserve.ray_cluster.join import check_reachable, load
 from pdserve.ray_cluster.messages import Failure, decode
 from pdserve.ray_cluster.need import Need, no_room
 from pdserve.ray_cluster.own_ray import OwnRay
 from wire.errors import ConfigError, InstanceLost, Unavailable, from_name
 
-_DIAL_S = 5.0
-_HEALTH_S = 45.0
 _ROOM_POLL_S = 1.0
 _GET_S = 5.0
+_LEAVE_S = 15.0
 _MOST_CHARS = 400
 _ID_LINE = re.compile(r"\s*(class_name|actor_id|pid|namespace|ip): ")
 
@@ -41,9 +40,9 @@ class RaySession:
                 arguments = self._own.arguments(num_cpus)
             else:
                 assert address is not None, "it has one or the other"
-                _check_reachable(address)
+                check_reachable(address)
                 arguments = {"address": address}
-            self._ray = _load()
+            self._ray = load()
             _connect(self._ray, arguments)
         except BaseException:  # Ctrl-C too: what Ray started so far is ended
             if "ray" in sys.modules:
@@ -93,16 +92,23 @@ class RaySession:
         self._handles.append(handle)
         return handle
 
-    def close(self) -> None:
-        """End the actors, give the room back, leave, and end the Ray we started."""
-        from ray.util.placement_group import remove_placement_group
+    def close(self) -> bool:
+        """End the actors, leave, and end the Ray we started; return whether Ray took it in time.
 
+        Where its head is gone it would take it never: then this process ends without Ray's own farewell.
+        """
+        leaving = threading.Thread(target=self._leave, name="leave-ray", daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_S)
+        if leaving.is_alive():
+            atexit.register(os._exit, 1)
+        self._forget_folder()
+        return not leaving.is_alive()
+
+    def _leave(self) -> None:
         for handle in self._handles:
             handle.kill()
-        if self._group is not None:
-            _quietly(self._ray, lambda: remove_placement_group(self._group))
-        self._ray.shutdown()
-        self._forget_folder()
+        self._ray.shutdown()  # the placement group ends with us
 
     def _forget_folder(self) -> None:
         if self._own is not None:
@@ -145,14 +151,6 @@ class RayPending:
         raise from_name(failure.error, failure.words)
 
 
-def _load() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(f"--ray needs Ray: pip install 'pdserve[ray]' ({error})") from error
-    return ray
-
-
 def _connect(ray: Any, arguments: dict[str, Any]) -> None:
     with _signals_kept():
         try:
@@ -171,26 +169,6 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _check_reachable(address: str) -> None:
-    """Ask in a process of its own, which has a deadline: Ray itself tries for many minutes. Raises ConfigError."""
-    _load()
-    if address != AUTO:
-        try:
-            socket.create_connection(split(address), _DIAL_S).close()
-        except OSError as error:
-            raise ConfigError(f"--address {address}: nothing answers there: {error}") from error
-    where = () if address == AUTO else ("--address", address)
-    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", *where]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_HEALTH_S, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"--address {address}: no Ray cluster answers there within {_HEALTH_S:g} s") from None
-    if asked.returncode:
-        lines = [line for line in (asked.stderr or asked.stdout).splitlines() if line.strip()]
-        said = lines[-1].strip() if lines else f"exit status {asked.returncode}"
-        raise ConfigError(f"--address {address}: no Ray cluster that we can join: {said[:_MOST_CHARS]}")
 
 
 def _quietly(ray: Any, do: Callable[[], Any]) -> None:

@@ -45,8 +45,8 @@ class Session(Protocol):
         """Begin to place an instance."""
         ...
 
-    def close(self) -> None:
-        """Give everything back."""
+    def close(self) -> bool:
+        """Give everything back; return whether that was done in time."""
         ...
 
 
@@ -95,7 +95,8 @@ class RaySite:
         try:
             return self._stop_instances(at_once)
         finally:
-            self._session.close()
+            if not self._session.close():
+                self._say("Ray does not answer: left without it; what it started ends with it")
 
     def sit(self, name: str, seat: Seat) -> None:
         """Enter an instance into the table, which is written where that changes it."""

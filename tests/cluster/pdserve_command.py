@@ -24,6 +24,7 @@ class Pdserve:
         self.folder = RunFolder(folder)
         self.model = model
         self.engine: tuple[str, ...] = ("--engine", "fake")
+        self.environ: dict[str, str] = {}
         (self.port,) = free_ports(1)
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -108,4 +109,4 @@ class Pdserve:
 
     @property
     def _env(self) -> dict[str, str]:
-        return {**os.environ, "PDSERVE_RUN_DIR": str(self.folder.path)}
+        return {**os.environ, "PDSERVE_RUN_DIR": str(self.folder.path), **self.environ}

@@ -6,8 +6,10 @@ add {"num_cpus": 2}  -> the new node's id        kill NODE_ID  -> ok, its raylet
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,18 @@ _QUICK = {
 
 
 class RayNodes:
-    """The cluster, from a test's side."""
+    """The cluster, from a test's side. Its folder is its own: Ray's sockets bear no long path."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
+        self._log = (self._folder / "nodes.log").open("w")
+        tool = self._folder / "hccn_tool"  # each card of these hosts has an address
+        tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')
+        tool.chmod(0o755)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **LOOPBACK}, stderr=(folder / "nodes.log").open("w"),
+            [sys.executable, "-P", __file__, str(self._folder)], text=True,
+            env={**os.environ, **LOOPBACK, "HCCN_TOOL_PATH": str(tool)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
         self.address = self._line()
 
@@ -43,9 +51,9 @@ class RayNodes:
 
     def close(self) -> None:
         """End all nodes."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.communicate(timeout=60)
+        self._log.close()
+        shutil.rmtree(self._folder)
 
     def _ask(self, command: str) -> str:
         assert self._process.stdin is not None
@@ -58,7 +66,8 @@ class RayNodes:
         while line := self._process.stdout.readline():
             if line.startswith("> "):
                 return line.removeprefix("> ").strip()
-        raise AssertionError(f"the Ray nodes ended with {self._process.wait(10)}")
+        log = self._folder / "nodes.log"
+        raise AssertionError(f"the Ray nodes ended with {self._process.wait(10)}: {log.read_text()[-2000:]}")
 
 
 def _main(folder: str) -> None:

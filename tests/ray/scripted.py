@@ -83,9 +83,10 @@ class ScriptedSession:
         before.append(ScriptedHandle(seat=self._seats(index, len(before))))
         return before[-1]
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Note it."""
         self.closed = True
+        return True
 
 
 def seat(node: str, ip: str, port: int, *device_ids: str) -> str:

@@ -68,9 +68,12 @@ def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: I
 def test_the_devices_are_those_that_ray_names_where_it_names_numbers(
     tmp_path: Path, given: Sequence[str], expected: tuple[str, ...]
 ) -> None:
-    where = Where("n1", "127.0.0.1", {"cuda": given})
+    node = InstanceHost(Where("n1", "127.0.0.1", {"cuda": given}), {}, tmp_path)
 
-    assert InstanceHost(where, {}, tmp_path).seat(Wanted("cuda", ("3", "4"), __version__)).device_ids == expected
+    seat = node.seat(Wanted("cuda", ("3", "4"), __version__))
+
+    assert seat.device_ids == expected
+    node.stop()
 
 
 def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
@@ -78,9 +81,11 @@ def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
     tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')
     tool.chmod(0o755)
     where = Where("n1", "127.0.0.1", {"npu": ["6", "7"]})
+    node = InstanceHost(where, {"HCCN_TOOL_PATH": str(tool)}, tmp_path)
 
-    seat = InstanceHost(where, {"HCCN_TOOL_PATH": str(tool)}, tmp_path).seat(Wanted("npu", ("0", "1"), __version__))
+    seat = node.seat(Wanted("npu", ("0", "1"), __version__))
 
+    node.stop()
     assert (seat.device_ids, seat.device_ips) == (("6", "7"), ("192.0.2.16", "192.0.2.17"))
 
 
@@ -100,7 +105,9 @@ def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: Instanc
     table = Path(environ["GLOBAL_RANK_TABLE_FILE_PATH"])
     assert (table.read_text(), Path(environ["RANK_TABLE_FILE_PATH"]).read_text()) == ("{}", "[]")
     assert (table.parent / "cluster_secret").read_text() == "s\n"
-    assert {path.stat().st_mode & 0o777 for path in table.parent.iterdir() if path.name != "log"} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in table.parent.iterdir() if path.name not in ("log", "lock")} == {
+        0o600
+    }
     assert table.parent.stat().st_mode & 0o777 == 0o700
     assert not {"RAY_X", "OMP_NUM_THREADS"} & set(environ)
     assert log.endswith("} /\n")
@@ -142,7 +149,7 @@ def test_a_new_table_is_put_in_place_of_the_old_one(node: InstanceHost) -> None:
 
     assert table.read_text() == '{"version": "1.0"}'
     assert table.stat().st_ino != before  # renamed over, never half written
-    assert sorted(path.name for path in table.parent.iterdir()) == ["cluster_secret", "g.json", "l.json", "log"]
+    assert sorted(path.name for path in table.parent.iterdir()) == ["cluster_secret", "g.json", "l.json", "lock", "log"]
 
 
 def test_one_that_died_starts_again_in_the_same_place(node: InstanceHost) -> None:
@@ -188,22 +195,6 @@ def test_one_that_does_not_heed_it_is_killed(node: InstanceHost) -> None:
     _until(node, "up")
 
     assert answer(node, "stop", "") == (True, "killed")
-
-
-def test_what_a_killed_host_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / f"pdserve-ray-{os.getuid()}-{os.getpid()}-1-abc"
-    others = tmp_path / f"pdserve-ray-{os.getuid() + 1}-{os.getpid()}-1-abc"
-    for folder in (left, others):
-        folder.mkdir()
-
-    made = InstanceHost(Where("n1", "127.0.0.1", {}), {}, tmp_path)
-    again = InstanceHost(Where("n1", "127.0.0.1", {}), {}, tmp_path)
-
-    assert not left.exists()
-    assert others.exists()
-    assert len(list(tmp_path.glob(f"pdserve-ray-{os.getuid()}-*"))) == 2
-    made.stop()
-    again.stop()
 
 
 def test_calls_answer_in_text_and_no_exception_crosses(node: InstanceHost) -> None:

@@ -1,0 +1,62 @@
+"""What is said of a cluster that cannot be joined."""
+
+import importlib
+import socket
+import sys
+
+import pytest
+
+from pdserve.ray_cluster.join import check_reachable, load, why
+from wire.errors import ConfigError
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(ConfigError, match=r"--ray needs Ray: pip install 'pdserve\[ray\]'"):
+        load()
+
+
+def test_nothing_of_ours_imports_ray_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in [name for name in sys.modules if name.startswith("pdserve.ray_cluster")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    importlib.import_module("pdserve.ray_cluster.site")
+
+
+@pytest.mark.usefixtures("ray_is_here")
+@pytest.mark.long
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: nothing answers there: "):
+        check_reachable(f"127.0.0.1:{port}")
+
+
+@pytest.mark.usefixtures("ray_is_here")
+@pytest.mark.long
+def test_one_that_answers_nothing_is_left_after_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"--address {address}: no Ray cluster answers there within 3 s"):
+            check_reachable(address, timeout_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("", "it says nothing"),
+        ("Traceback\n  File\nray.exceptions.RpcError: Timed out\n", "ray.exceptions.RpcError: Timed out"),
+        (
+            "[x C] loader.cc:115: Check failed: has_token || ignore_mode No token was found. Create one.\n*** Stack\n",
+            "No token was found. Create one.",
+        ),
+    ],
+)
+def test_what_matters_of_rays_words_is_said(said: str, expected: str) -> None:
+    assert why(said) == expected
+
+
+def test_long_words_are_cut() -> None:
+    assert len(why("x" * 1000)) == 400

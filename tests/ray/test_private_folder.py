@@ -1,0 +1,50 @@
+"""Folders that are taken away, by their owner or, where it was killed, by the next."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pdserve.ray_cluster.private_folder import PrivateFolder, sweep
+
+_OWNER = """
+import sys
+from pathlib import Path
+from pdserve.ray_cluster.private_folder import PrivateFolder
+folder = PrivateFolder(Path(sys.argv[1]))
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_is_ours_alone_and_goes_with_what_is_in_it(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path)
+    (folder.path / "secret").write_text("x")
+
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_in_use_stays_and_one_whose_process_was_killed_goes(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-P", "-c", _OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        path = Path(owner.stdout.readline().strip())
+        sweep(tmp_path)
+        assert path.exists()
+        owner.kill()
+
+    sweep(tmp_path)
+    assert not path.exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    (tmp_path / "pdserve-ray-begun").mkdir()
+    (tmp_path / "pdserve-ray-file").write_text("")
+    (tmp_path / "other").mkdir()
+
+    sweep(tmp_path)
+
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,379 @@
+"""`pdserve up --ray` over Ray's own cluster of several nodes: placed, served, killed, healed, left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pdserve.ray_cluster.messages import Seat, decode
+from pdserve.run_folder import ProcessRecord
+from ranktable_tools.table_file import read_global
+from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
+from tests.ray.nodes import LOOPBACK, RayNodes
+from wire.errors import Unavailable
+
+pytestmark = [
+    pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_is_here"),
+]  # fmt: skip
+
+ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")  # Ray's own: they miss a killed node after about a minute
+_PLACED = re.compile(r"(\S+) is placed on \S+ \(node (\w+)\)")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    made = RayNodes()
+    yield made
+    made.close()
+
+
+class RayUp(Pdserve):
+    """The command with --ray."""
+
+    def __init__(self, folder: Path, model: Path, nodes: RayNodes) -> None:
+        super().__init__(folder, model)
+        self.nodes = nodes
+        self.environ = dict(LOOPBACK)
+        self.added: list[str] = []
+
+    def add(self, count: int = 1, **resources: object) -> None:
+        """Add nodes with room for two instances each."""
+        self.added += [self.nodes.add(**{"num_cpus": 2, **resources}) for _ in range(count)]
+
+    def kill_node_of(self, name: str) -> str:
+        """Kill the node where an instance was placed last."""
+        start = self.places()[name][-1]
+        (node_id,) = (one for one in self.added if one.startswith(start))
+        self.added.remove(node_id)
+        self.nodes.kill(node_id)
+        return node_id
+
+    def places(self) -> dict[str, list[str]]:
+        """Where each instance was placed, first to last, as the supervisor says."""
+        found: dict[str, list[str]] = {}
+        for name, node in _PLACED.findall(self.folder.log("supervisor").read_text()):
+            found.setdefault(name, []).append(node)
+        return found
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*super().flags, "--ray", "--address", self.nodes.address)
+
+    @property
+    def table(self) -> list[tuple[str, int | None]]:
+        (path,) = self.folder.tables.glob("global_ranktable_*.json")
+        return [(one.server.server_ip, one.server.server_port) for one in read_global(str(path)).instances]
+
+    def wait_healed(self, before: ProcessRecord) -> None:
+        """Return when an instance serves at another address than before."""
+        until(lambda: self.record(before.name).address not in ("", before.address))
+        until(lambda: self.record(before.name).address in self._living())
+
+    def _living(self) -> set[str]:
+        view = self.client.get("/ready").json()
+        return {one["address"] for one in view["instances"] if one["state"] == "living"}
+
+
+@pytest.fixture
+def up(tmp_path: Path, fake_model: Path, nodes: RayNodes) -> Iterator[RayUp]:
+    command = RayUp(tmp_path / "run", fake_model, nodes)
+    yield command
+    assert command("down").returncode == 0
+    assert command.folder.read() is None
+    for node_id in command.added:
+        nodes.kill(node_id)
+
+
+def test_instances_lie_on_different_nodes_and_serve(up: RayUp) -> None:
+    up.add(2)
+
+    started = up.up()
+
+    assert started.returncode == 0, started.stderr
+    assert up.client.post("/v1/completions", ASK).status == 200
+    places = up.places()
+    assert places["prefill-0"] != places["decode-0"]
+    assert {len(places[name]) for name in places} == {1}
+    assert [f"{ip}:{port}" for ip, port in up.table] == [
+        up.record("prefill-0").address, up.record("decode-0").address,
+    ]  # fmt: skip
+    assert "serving instance=" in up("logs", "decode-0").stdout
+    status = up("status").stdout.splitlines()
+    assert [line.split()[:1] + line.split()[3:5] for line in status[2:4]] == [
+        ["prefill-0", "-", "living"], ["decode-0", "-", "living"],
+    ]  # fmt: skip
+
+
+def test_packed_instances_share_a_node(up: RayUp) -> None:
+    up.add(2)
+
+    assert up.up("--ray-strategy", "strict-pack").returncode == 0
+
+    places = up.places()
+    assert places["prefill-0"] == places["decode-0"]
+
+
+def test_a_node_is_killed_under_load_and_the_cluster_heals_and_each_request_ends_once(
+    up: RayUp, slow_fake_model: Path
+) -> None:
+    up.model = slow_fake_model
+    up.add(3)
+    assert up.up("--prefill", "1", "--decode", "2").returncode == 0
+    expected = up.patient.post("/v1/completions", LONG).json()["choices"][0]["text"]
+    before = up.record("decode-1")
+    with _Load(up, 12) as load:
+        killed = up.kill_node_of("decode-1")
+        up.wait_healed(before)
+
+    assert len(load.ended) == 12
+    assert {status for status, _ in load.ended} <= {200, 503}
+    assert {text for status, text in load.ended if status == 200} == {expected}
+    assert sum(status == 200 for status, _ in load.ended) >= 6  # what decode-0 had, at least
+    assert not killed.startswith(up.places()["decode-1"][-1])
+    for _ in range(4):
+        reply = up.patient.post("/v1/completions", LONG)
+        assert (reply.status, reply.json()["choices"][0]["text"]) == (200, expected)
+    until(lambda: _sum(up, "pdserve_kv_blocks_used") == 0)
+    assert _sum(up, "pdserve_requests_inflight") == 0
+    assert "is lost: " in up("logs", "supervisor").stdout
+    assert len(up.table) == 3
+
+
+def test_the_node_of_everything_is_killed_and_all_comes_back_on_another(up: RayUp) -> None:
+    up.add(2)
+    assert up.up("--ray-strategy", "pack").returncode == 0
+    before = up.record("prefill-0"), up.record("decode-0")
+
+    up.kill_node_of("decode-0")
+    for record in before:
+        up.wait_healed(record)
+
+    until(lambda: up.client.post("/v1/completions", ASK).status == 200)
+
+
+def test_an_instance_waits_for_a_node_with_room(up: RayUp) -> None:
+    up.add(2, num_cpus=1)
+    assert up.up().returncode == 0
+    before = up.record("decode-0")
+
+    up.kill_node_of("decode-0")
+    up.wait_log("decode-0 again")
+    up.add(1, num_cpus=1)
+    up.wait_healed(before)
+
+    assert up.client.post("/v1/completions", ASK).status == 200
+
+
+def test_a_killed_process_starts_again_in_its_place(up: RayUp) -> None:
+    up.add(2)
+    assert up.up().returncode == 0
+    address = up.record("decode-0").address
+    (child,) = _processes_at(address)
+
+    child.kill()
+    up.wait_log("decode-0 ended with signal SIGKILL: ")
+    until(lambda: bool(_processes_at(address)) and address in up._living())
+
+    until(lambda: up.client.post("/v1/completions", ASK).status == 200)
+    assert up.record("decode-0").address == address
+    assert len(set(up.places()["decode-0"])) == 1
+
+
+def test_a_killed_supervisor_leaves_no_instance_and_gives_the_room_back(up: RayUp) -> None:
+    up.add(1)
+    assert up.up().returncode == 0
+    watcher, *below = up.everything()
+    instances = [process for name in ("prefill-0", "decode-0") for process in _processes_at(up.record(name).address)]
+    assert len(instances) == 2
+
+    watcher.kill()
+
+    _, left = psutil.wait_procs([watcher, *below, *instances], timeout=30)
+    assert left == []
+    assert up("down").stdout == "nothing runs here\n"
+    assert up.up().returncode == 0  # the one node has room again
+
+
+@pytest.mark.parametrize(
+    ("kind", "resources"), [("npu", {"resources": {"NPU": 4}}), ("cuda", {"num_gpus": 4}), ("cpu", {"num_cpus": 4})]
+)
+def test_the_devices_of_an_instance_are_those_that_ray_gave_it(
+    nodes: RayNodes, kind: str, resources: dict[str, object]
+) -> None:
+    node_id = nodes.add(**resources)
+    command = [sys.executable, "-P", "-m", "tests.ray.seats", nodes.address, kind, "2", "2"]
+    environ = {**os.environ, **LOOPBACK, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    nodes.kill(node_id)
+
+    assert done.returncode == 0, done.stderr
+    seats = [decode(Seat, line) for line in done.stdout.splitlines()]
+    assert {seat.node_id for seat in seats} == {node_id}
+    given = [device_id for seat in seats for device_id in seat.device_ids]
+    assert sorted(given) == (["100", "100", "101", "101"] if kind == "cpu" else ["0", "1", "2", "3"])
+    addresses = {address for seat in seats for address in seat.device_ips}
+    assert addresses == ({f"192.0.2.1{device_id}" for device_id in "0123"} if kind == "npu" else {"127.0.0.1"})
+
+
+def test_no_room_is_said_with_what_there_is(up: RayUp) -> None:
+    up.add(1, num_cpus=1)
+
+    refused = up.up("--startup-timeout", "3")
+
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()[-1:]
+    assert "had no room for 2 instances of 1 CPU each (spread) within 3 s" in line
+    assert "with CPU 1 (used ones included)" in line
+
+
+@pytest.mark.parametrize("token", [None, "f" * 32])
+def test_who_has_not_the_token_of_the_cluster_is_refused_in_words(up: RayUp, token: str | None, tmp_path: Path) -> None:
+    up.environ = {**LOOPBACK, "HOME": str(tmp_path)}
+    del up.environ["RAY_AUTH_TOKEN"]
+    if token is not None:
+        up.environ["RAY_AUTH_TOKEN"] = token
+
+    refused = up.up()
+
+    assert refused.returncode == 2
+    assert "no Ray cluster that we can join: " in refused.stderr
+    assert "oken" in refused.stderr.splitlines()[-1]
+
+
+class OwnRayUp(Pdserve):
+    """The command with --ray alone."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*super().flags, "--ray")
+
+
+@pytest.fixture
+def own(tmp_path: Path, fake_model: Path) -> Iterator[OwnRayUp]:
+    command = OwnRayUp(tmp_path / "run", fake_model)
+    yield command
+    assert command("down").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_ray_of_our_own_listens_on_loopback_alone_and_leaves_nothing(own: OwnRayUp, number: int) -> None:
+    with own.front() as front:
+        try:
+            until(own.folder.log("supervisor").exists)
+            own.wait_log("ready: ")
+            everything = own.everything()
+            listening = {ip for process in everything for ip in _listening(process)}
+            folders = {Path(match) for process in everything for match in _FOLDER.findall(" ".join(process.cmdline()))}
+        finally:
+            front.send_signal(number)
+        said, _ = front.communicate(timeout=60)
+
+    assert len(everything) >= 6  # gcs_server, raylet, two workers, two instances, the scheduler
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+    assert front.returncode == 0
+    assert "starting Ray on this machine, on 127.0.0.1 alone" in said
+    assert "Ray does not answer" not in said
+    _, left = psutil.wait_procs(everything, timeout=20)
+    assert left == []
+    assert folders
+    assert not [folder for folder in folders if folder.exists()]
+
+
+def test_a_killed_supervisor_takes_its_ray_with_it(own: OwnRayUp) -> None:
+    assert own.up().returncode == 0
+    everything = [process for process in own.everything() if process.name() not in _AGENTS]
+
+    everything[0].kill()
+
+    _, left = psutil.wait_procs(everything, timeout=30)
+    assert left == []
+
+
+def test_ending_does_not_wait_for_a_head_that_is_gone(own: OwnRayUp) -> None:
+    with own.front() as front:
+        try:
+            until(own.folder.log("supervisor").exists)
+            own.wait_log("ready: ")
+            everything = [process for process in own.everything() if process.name() not in _AGENTS]
+            (head,) = (process for process in everything if process.name() == "gcs_server")
+            head.kill()
+        finally:
+            front.send_signal(signal.SIGINT)
+        front.communicate(timeout=60)
+
+    _, left = psutil.wait_procs(everything, timeout=30)
+    assert left == []
+    assert own.folder.read() is None
+
+
+_FOLDER = re.compile(r"(\S*/pdserve-ray-\w+)/r\b")
+
+
+def _listening(process: psutil.Process) -> list[str]:
+    """The addresses a process listens on."""
+    try:
+        return [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no event reports."""
+    deadline, event = time.monotonic() + DEADLINE_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came"
+        event.wait(0.05)
+
+
+def _processes_at(address: str) -> list[psutil.Process]:
+    """The processes that listen at an address of this machine."""
+    port = int(address.rpartition(":")[2])
+    found = (
+        one.pid for one in psutil.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port
+    )  # fmt: skip
+    return [psutil.Process(pid) for pid in sorted({pid for pid in found if pid is not None})]
+
+
+def _sum(up: Pdserve, name: str) -> float:
+    return sum(sample.value for sample in up.client.metrics() if sample.name == name)
+
+
+class _Load:
+    """Requests in threads, all under way when the `with` begins and ended when it ends: status and text of each."""
+
+    def __init__(self, up: RayUp, count: int) -> None:
+        self._up = up
+        self.ended: list[tuple[int | None, str]] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
+
+    def __enter__(self) -> "_Load":
+        for thread in self._threads:
+            thread.start()
+        until(lambda: _sum(self._up, "pdserve_requests_inflight") == len(self._threads))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            reply = self._up.patient.post("/v1/completions", LONG)
+        except Unavailable:
+            self.ended.append((None, ""))
+        else:
+            body = reply.json()
+            self.ended.append((reply.status, body["choices"][0]["text"] if reply.status == 200 else ""))
