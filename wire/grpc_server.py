@@ -23,6 +23,7 @@ from wire.trust import Trust
 log = EventLogger("wire")
 
 FIRST_COMMAND_S = 10.0
+LOADING_WAIT_S = 1.0
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -31,12 +32,14 @@ class GrpcServer:
     """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
 
     def __init__(
-        self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S
-    ) -> None:
+        self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S,
+        loading_wait_s: float = LOADING_WAIT_S,
+    ) -> None:  # fmt: skip
+        """Who asks before there is a service waits `loading_wait_s` for it, so that it hears of it at once."""
         self._host, self._port = host, port
         self._trust = trust or Trust()
         self._server: Any = None
-        self._servicer = _Servicer(Door(self._trust), first_command_s)
+        self._servicer = _Servicer(Door(self._trust), first_command_s, loading_wait_s)
         self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
     async def start(self) -> int:
@@ -60,8 +63,13 @@ class GrpcServer:
 
     async def serve(self, service: InstanceService) -> None:
         """From now on answer with `service`."""
-        self._servicer.service = service
+        self._servicer.take(service)
         await self.set_healthy(True)
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for the service."""
+        return self._servicer.num_waiting
 
     async def set_healthy(self, healthy: bool) -> None:
         """Answer the standard gRPC health service so, for the whole server."""
@@ -80,9 +88,16 @@ class _Servicer:
     Requests come as bytes, and are parsed once the caller is let in: gRPC would log a traceback for each bad one.
     """
 
-    def __init__(self, door: Door, first_command_s: float) -> None:
-        self.service: InstanceService | None = None
-        self._door, self._first_command_s = door, first_command_s
+    def __init__(self, door: Door, first_command_s: float, loading_wait_s: float) -> None:
+        self.num_waiting = 0
+        self._service: InstanceService | None = None
+        self._is_loaded = asyncio.Event()
+        self._door, self._first_command_s, self._loading_wait_s = door, first_command_s, loading_wait_s
+
+    def take(self, service: InstanceService) -> None:
+        """Answer with it, those too that wait for one."""
+        self._service = service
+        self._is_loaded.set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a server needs to call the three methods."""
@@ -125,10 +140,17 @@ class _Servicer:
             session.lost()
 
     async def _loaded(self, context: Any) -> InstanceService:
-        if self.service is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
-        assert self.service is not None
-        return self.service
+        if self._service is None:
+            self.num_waiting += 1
+            try:
+                async with asyncio.timeout(self._loading_wait_s):
+                    await self._is_loaded.wait()
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
+            finally:
+                self.num_waiting -= 1
+        assert self._service is not None
+        return self._service
 
     async def _open(self, requests: AsyncIterator[bytes], context: Any) -> ServedSession:
         try:

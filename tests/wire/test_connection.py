@@ -179,6 +179,23 @@ class TestGrpcOnly:
 
         assert "loading its model" in asyncio.run(run())
 
+    def test_who_asks_while_an_instance_loads_hears_at_once_that_it_has(self) -> None:
+        async def run() -> InstanceDescription:
+            server = GrpcServer("127.0.0.1", free_port(), loading_wait_s=DEADLINE_S)
+            connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    asked = asyncio.create_task(connection.describe(DEADLINE_S))
+                    while not server.num_waiting:  # noqa: ASYNC110 - no event tells of it
+                        await asyncio.sleep(0)
+                    await server.serve(FakeInstance(DESCRIPTION, {}))
+                    return await asked
+            finally:
+                await connection.close()
+                await server.stop(0)
+
+        assert asyncio.run(run()) == DESCRIPTION
+
     def test_a_busy_port_is_a_config_error_naming_it(self) -> None:
         async def run(port: int) -> str:
             with pytest.raises(ConfigError) as caught:
