@@ -104,8 +104,8 @@ class TicketTable:
                 ticket.settle(None if error is None else str(error))
                 settled = True
                 if error is None:
+                    self._past.committed(ticket_id)  # first: links look it up without the lock
                     del self._tickets[ticket_id]
-                    self._past.committed(ticket_id)
             else:
                 settled = error is not None and ticket.abort(str(error))
         if error is not None:
@@ -333,8 +333,8 @@ class TicketTable:
         with self._lock:
             if not ticket.take_release():
                 return
-            del self._tickets[ticket.ticket_id]
             self._past.ended(ticket.ticket_id, ticket.reason)
+            del self._tickets[ticket.ticket_id]
         self._quorum.share_released(ticket.ticket_id)
 
     def _tell_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:

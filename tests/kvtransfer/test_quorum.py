@@ -19,6 +19,7 @@ from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
 from kvtransfer.sender_ticket import SenderTicket
 from kvtransfer.terms import Terms
+from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.ticket_table import TicketTable
 from wire.errors import HandoffFailed, NoCapacity, PdserveError
 from wire.failpoints import Failpoints
@@ -421,6 +422,39 @@ def test_a_share_that_was_ready_ends_with_what_ends_the_others(mishap: str) -> N
         machine.happen(mishap, (0, 0))
 
     assert machine.endings[machine.ticket] == ["ended"]
+    machine.teardown()
+
+
+class _Leaving(dict[str, ReceiverTicket]):
+    """Calls `gone` as soon as a ticket is taken out, as if another link's thread ran then."""
+
+    gone: Callable[[], None]
+
+    def __delitem__(self, ticket_id: str) -> None:
+        super().__delitem__(ticket_id)
+        self.gone()
+
+
+@pytest.mark.parametrize("ending", ["committed", "ended"])
+def test_a_message_that_comes_while_its_ticket_goes_hears_what_became_of_it(ending: str) -> None:
+    machine = Ranks()
+    machine.meet(1, 1)
+    machine.begin(refused=False)
+    assert machine.ticket is not None
+    if ending == "committed":
+        machine.send_all((0, 0), lambda: False)
+    late, table = machine.to_d[0, 0][-1], machine.tables[0]
+    table._tickets = leaving = _Leaving(table._tickets)
+    leaving.gone = lambda: table.handle(1, late, machine.wire)
+
+    while machine.to_d[0, 0]:
+        machine.deliver_to((0, 0))
+    machine.quorum.abort(machine.ticket, "the client went away")
+
+    assert machine.endings[machine.ticket] == [ending]
+    answers = [answer for answer in machine.to_p[0, 0] if not isinstance(answer, Renew)]
+    assert [type(answer) for answer in answers] == [Ack if ending == "committed" else Abort] * 2
+    assert all(isinstance(answer, Ack) or "the client went away" in str(answer) for answer in answers)
     machine.teardown()
 
 
