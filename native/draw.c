@@ -57,7 +57,8 @@ INLINE float largest_of(const float *scores, size_t count) {
     for (int lane = 0; lane < LANES; lane++) most[lane] = -INFINITY;
     size_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) most[lane] = scores[i + lane] > most[lane] ? scores[i + lane] : most[lane];
+        for (int lane = 0; lane < LANES; lane++)
+            most[lane] = scores[i + lane] > most[lane] ? scores[i + lane] : most[lane];
     for (; i < count; i++) most[0] = scores[i] > most[0] ? scores[i] : most[0];
     for (int lane = 1; lane < LANES; lane++) most[0] = most[lane] > most[0] ? most[lane] : most[0];
     return most[0];

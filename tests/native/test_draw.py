@@ -99,7 +99,7 @@ def test_the_last_token_can_be_drawn_and_none_behind_it(chooser: NativeChooser) 
 
 
 def test_a_total_that_another_order_would_round_up_leads_to_no_banned_token(chooser: NativeChooser) -> None:
-    """All but the first block lie below the last bit of 1 + 2^-24: together they round it up, one by one they do not."""
+    """All but the first block lie below the last bit of 1 + 2^-24: together they round it up, one by one do not."""
     some = torch.full((1, 200 * 512), float("-inf"))
     nearly = float(torch.tensor(-16.63554).double().exp().float())
     some[0, :3] = torch.tensor([0.0, -16.63554, math.log(2.0**-24 - nearly - 1e-14)])
