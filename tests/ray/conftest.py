@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from tests.cluster.conftest import fake_model, slow_fake_model  # noqa: F401
+from tests.cluster.conftest import fake_model, tiny_model  # noqa: F401
 from tests.conftest import MISSING
 
 
