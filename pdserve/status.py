@@ -22,10 +22,10 @@ _HEADER = (
 )  # fmt: skip
 _MAX_REASON_CHARS = 80
 EPILOG = """\
-PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node
-of Ray; STATE is the scheduler's, `gone` where nothing answers, `starting again` or `given up` where the supervisor of
-`pdserve up` says so, and the lines below the table say what is wrong. RESTARTS counts how often the supervisor started
-it again.
+PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node of
+Ray; STATE is the scheduler's, `draining` for one that left the table and ends its requests, `gone` where nothing
+answers, `starting again`, `given up` or `removed` where the supervisor of `pdserve up` says so, and the lines below the
+table say what is wrong. RESTARTS counts how often the supervisor started it again.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
 `(not shm: why)` one that the pair cannot have, NO LINK a pair that no transport joins: no prompt goes over it.

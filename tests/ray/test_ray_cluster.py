@@ -340,7 +340,7 @@ def _processes_at(address: str) -> list[psutil.Process]:
     port = int(address.rpartition(":")[2])
     found = (
         one.pid for one in psutil.net_connections("inet")
-        if one.status == psutil.CONN_LISTEN and one.laddr.port == port
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
     )  # fmt: skip
     return [psutil.Process(pid) for pid in sorted({pid for pid in found if pid is not None})]
 
