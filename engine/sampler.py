@@ -110,14 +110,19 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) -
 
 
 def _failures(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
-    """Say of each row without a best token why there is none."""
-    return tuple((i, _failure(value, rows[i])) for i, value in enumerate(values) if not value > _OFF)
+    """Say why of each row whose best score is no number, -inf, or inf where a token is drawn."""
+    return tuple(
+        (i, _failure(value, rows[i]))
+        for i, value in enumerate(values)
+        if not value > _OFF or (value == math.inf and rows[i].params.temperature > 0)
+    )
 
 
 def _failure(best: float, row: SampleRow) -> PdserveError:
-    if math.isnan(best):
-        return InternalError(f"the model's logits of output token {row.position} are not numbers")
-    return no_token(row)
+    if best == _OFF:
+        return no_token(row)
+    what = "not numbers" if math.isnan(best) else "infinite"
+    return InternalError(f"the model's logits of output token {row.position} are {what}")
 
 
 def no_token(row: SampleRow) -> InvalidRequest:

@@ -21,8 +21,8 @@ struct draw {
     uint32_t top_k, row, unused;
 };
 
-/* Write to columns[i] what draws[i] takes of its row; of a row that has NaN or nothing but -inf, some column. `rows` has
- * `num_columns`, 1 or more, and `stride` floats from row to row. Returns 0, or 1 where there is no memory. */
+/* Write to columns[i] what draws[i] takes of its row; of a row that has NaN, inf or nothing but -inf, some column.
+ * `rows` has `num_columns`, 1 or more, and `stride` floats from row to row. Returns 0; 1 where there is no memory. */
 int draw_from_rows(struct threads *threads, const float *rows, size_t num_columns, size_t stride,
                    const struct draw *draws, size_t num_draws, int64_t *columns);
 

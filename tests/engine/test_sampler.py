@@ -159,6 +159,18 @@ def test_a_row_of_nan_stays_in_the_vocabulary_and_spoils_no_neighbour() -> None:
     assert [second] == alone
 
 
+def test_infinite_logits_can_be_the_best_and_cannot_be_drawn_from() -> None:
+    logits = _logits(3, 100)
+    logits[:2, 7] = float("inf")
+
+    sampled = both_choosers.sample(logits, [_row(0, temperature=0.0), _row(1, banned=(99,)), _row(2)])
+
+    assert sampled.token_ids[0] == 7
+    assert [(row, str(why)) for row, why in sampled.failures] == [
+        (1, "the model's logits of output token 0 are infinite")
+    ]
+
+
 def test_another_sequence_or_position_draws_anew() -> None:
     logits = torch.zeros(1, 10_000)
 
