@@ -35,6 +35,14 @@ typedef uint64_t longs __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32)));
 enum { WIDTH = 8 };
 
+/* GCC before 9 does not convert vectors. */
+#if (defined(__clang__) || __GNUC__ >= 9) && !defined(WITHOUT_CONVERTVECTOR)
+#define CONVERT(to, from) ((to) = __builtin_convertvector(from, __typeof__(to)))
+#else
+#define CONVERT(to, from) \
+    for (int lane = 0; lane < WIDTH; lane++) (to)[lane] = (__typeof__((to)[0]))(from)[lane]
+#endif
+
 /* exp of each item, 0 or below, to about 1e-16, relative; 0 as a float where it is below -110. */
 INLINE void power(doubles *items) {
     const double magic = 6755399441055744.0; /* 1.5 * 2^52: what is added to it is rounded to an integer */
@@ -69,9 +77,11 @@ INLINE void weigh_some(const float *scores, size_t count, float best, float temp
     floats some = {0};
     memcpy(&some, scores, count * sizeof *scores);
     some = (some - best) / temperature;
-    doubles wide = __builtin_convertvector(some, doubles);
+    doubles wide;
+    CONVERT(wide, some);
     power(&wide);
-    floats powers = __builtin_convertvector(wide, floats);
+    floats powers;
+    CONVERT(powers, wide);
     memcpy(sizes, &some, count * sizeof *sizes);
     memcpy(weights, &powers, count * sizeof *weights);
 }

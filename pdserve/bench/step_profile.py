@@ -53,7 +53,7 @@ def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], obj
         program = instructions([(operation, layer) for layer in range(layout.num_layers)])
         yield operation.name.lower(), partial(fused._call, program)
     yield "head", lambda: fused.logits(step.packed.sample_rows)
-    yield "sample", lambda: make_output(logits, batch)
+    yield "sample", lambda: make_output(logits, batch, chooser=fused.chooser)
 
 
 def _batch(model: Any, requests: int, start: int, count: int) -> StepBatch:
