@@ -14,11 +14,11 @@ from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.ray_cluster.address import parse_address
-from pdserve.ray_cluster.need import STRATEGIES
+from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, flag, from_namespace
+from wire.options import EngineOptions, add_flags, from_namespace
 
 DEFAULT_PORT = 9000
 EPILOG = """\
@@ -31,21 +31,6 @@ examples:
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
-
-
-@dataclass(frozen=True, slots=True)
-class UpOptions:
-    """Flags of `up` alone; all others go to every process."""
-
-    prefill: int = flag(1, "prefill instances", parse=int)
-    decode: int = flag(1, "decode instances", parse=int)
-    detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
-    max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
-    restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
-    ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
-    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a Ray of its own, here)")
-    ray_strategy: str = flag("spread", "with --ray: how instances lie on nodes", choices=STRATEGIES)
-    run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pdserve.flags.config_file import Entry
 from pdserve.flags.row import Takes
 from pdserve.flags.settle import settle
 from pdserve.flags.table import find, nearest
+from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
 from wire.options import EngineOptions
@@ -57,7 +58,6 @@ def words(
 
 def cluster_flags() -> frozenset[str]:
     """Return the flags that a cluster's commands have: engine, front door, `up`, where it is, and the tables' tools."""
-    from pdserve.up_request import UpOptions  # it imports the parser, which imports this
     from ranktable_tools.cli import command_parsers
 
     declared = (

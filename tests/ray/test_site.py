@@ -13,7 +13,8 @@ from pdserve.ray_cluster.messages import Orders, decode
 from pdserve.ray_cluster.need import Need
 from pdserve.ray_cluster.site import RaySite
 from pdserve.run_folder import RunFolder
-from pdserve.up_request import UpOptions, UpRequest
+from pdserve.up_options import UpOptions
+from pdserve.up_request import UpRequest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import read_global
 from tests.ray.scripted import Answer, ScriptedSession, seat

@@ -1,0 +1,21 @@
+"""The flags of `pdserve up` alone."""
+
+from dataclasses import dataclass
+
+from pdserve.ray_cluster.need import STRATEGIES
+from wire.options import flag
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Flags of `up` alone; all others go to every process."""
+
+    prefill: int = flag(1, "prefill instances", parse=int)
+    decode: int = flag(1, "decode instances", parse=int)
+    detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
+    max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
+    restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
+    ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
+    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a Ray of its own, here)")
+    ray_strategy: str = flag("spread", "with --ray: how instances lie on nodes", choices=STRATEGIES)
+    run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")
