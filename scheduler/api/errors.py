@@ -14,6 +14,7 @@ from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, a
 
 _log = EventLogger("api")
 _HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error"}
+_SHOWN_PATH = 128  # characters of a wrong path that an error repeats
 
 
 class HttpError(Exception):
@@ -61,12 +62,16 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-async def answer_http_error(_: Request, error: Exception) -> Response:
+async def answer_http_error(request: Request, error: Exception) -> Response:
     """Answer a refusal of HTTP itself: a path, method or body that cannot be served."""
     if isinstance(error, HttpError):
         return _http_response(error.status, str(error), None)
     assert isinstance(error, HTTPException)
-    message = {404: "no such path", 405: "the path does not take this method"}.get(error.status_code, error.detail)
+    message, path = error.detail, request.url.path[:_SHOWN_PATH]
+    if error.status_code == 404:
+        message = f"no such path: {request.method} {path}; /v1/models lists the models"
+    elif error.status_code == 405:
+        message = f"{path} does not take {request.method}, but {(error.headers or {}).get('Allow', 'another method')}"
     return _http_response(error.status_code, message, error.headers)
 
 

@@ -209,6 +209,15 @@ async def test_wrong_paths_and_methods_get_a_json_error(serve: Any, method: str,
         assert (response.status_code, response.json()["error"]["code"]) == (status, status)
 
 
+async def test_a_wrong_path_or_method_is_named_with_what_there_is(serve: Any) -> None:
+    async with serve() as served:
+        path = await served.client.post("/v1/" + "x" * 500)
+        method = await served.client.get("/v1/completions")
+
+        assert path.json()["error"]["message"] == f"no such path: POST /v1/{'x' * 124}; /v1/models lists the models"
+        assert method.json()["error"]["message"] == "/v1/completions does not take GET, but POST"
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [("abc-1", "abc-1"), ("a b\x1b[31m<x>", "ab31mx"), ("x" * 500, "x" * 128), ("<>", None), (None, None)],
