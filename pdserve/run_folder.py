@@ -131,6 +131,11 @@ class RunFolder:
         self._state.unlink(missing_ok=True)
         shutil.rmtree(self.tables, ignore_errors=True)
 
+    def put_logs_aside(self) -> None:
+        """Keep the last run's logs as NAME.log.1, also of processes that the next run has not."""
+        for log in list(self.log("any").parent.glob("*.log")):
+            log.replace(log.with_name(log.name + ".1"))
+
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank, or words for an empty one."""

@@ -78,6 +78,7 @@ class _Cluster:
     def run(self, leave: Callable[[], None]) -> int:
         """Start it, call `leave` when it is ready, and supervise it until a signal. Raises Unavailable, ConfigError."""
         request, folder = self._request, self._folder
+        folder.put_logs_aside()
         journal = Journal(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)

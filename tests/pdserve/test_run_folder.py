@@ -73,6 +73,17 @@ def test_clear_keeps_the_logs(tmp_path: Path) -> None:
     assert folder.log("scheduler").exists()
 
 
+def test_a_new_run_puts_every_log_of_the_last_aside_also_of_instances_it_has_not(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log("decode-1").parent.mkdir()
+    folder.log("decode-1").write_text("of a cluster with two\n")
+
+    folder.put_logs_aside()
+
+    assert not folder.log("decode-1").exists()
+    assert folder.log("decode-1").with_name("decode-1.log.1").read_text() == "of a cluster with two\n"
+
+
 def test_a_pid_with_another_start_time_is_not_alive() -> None:
     started = start_time(os.getpid())
 
