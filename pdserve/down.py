@@ -16,7 +16,12 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; that nothing runs is fine too."""
     parser = CommandParser(prog="pdserve down", description="Stop the cluster that `pdserve up` started.")
     parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
-    parser.add_argument("--timeout", type=float, default=SCHEDULER_GRACE_S, help="seconds running requests get")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=SCHEDULER_GRACE_S,
+        help="seconds before what still runs is killed (default: %(default)g)",
+    )
     arguments = parser.parse_args(argv)
     folder = RunFolder(Path(arguments.run_dir).absolute())
     state = folder.read()
