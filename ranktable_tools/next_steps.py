@@ -23,7 +23,7 @@ def after_gen(generated: Generated, save_dir: str) -> list[str]:
         "Next, each in a shell of its own, in any order:",
         *_start_lines(generated, global_path, save_dir),
         "Before that, and once all are up, this checks the host, its processes and their links:",
-        f"  ranktable doctor{_sharing(generated)} {shlex.quote(global_path)}",
+        f"  {_unsaid_ports(generated)}ranktable doctor{_sharing(generated)} {shlex.quote(global_path)}",
     ]
 
 
@@ -42,8 +42,8 @@ def _start_lines(generated: Generated, global_path: str, save_dir: str) -> Itera
     for instance, local, port in zip(generated.part.instances, generated.instances, ports, strict=True):
         yield _line(global_path, save_dir, local, "", port) + f"{flags}  # {instance}"
     assert generated.host is not None
-    node_ports = f"NODE_PORTS={','.join(str(port) for port in ports)} "
-    yield _line(global_path, save_dir, generated.host, node_ports, 9000) + f"{flags}  # scheduler, the public port"
+    scheduler = _line(global_path, save_dir, generated.host, _node_ports(generated), 9000)
+    yield f"{scheduler}{flags}  # scheduler, the public port"
 
 
 def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, port: int) -> str:
@@ -58,6 +58,16 @@ def _sharing(generated: Generated) -> str:
     """Return the flag that every process needs where two instances have one device, with a blank before it."""
     ids = [device_id for instance in generated.part.instances for device_id in instance.server.device_ids]
     return " --share-devices" if len(ids) > len(set(ids)) else ""
+
+
+def _node_ports(generated: Generated) -> str:
+    return f"NODE_PORTS={','.join(str(_port(instance)) for instance in generated.part.instances)} "
+
+
+def _unsaid_ports(generated: Generated) -> str:
+    """Return the variable with the ports, for who asks at them, unless the table says them."""
+    said = all(instance.server.server_port for instance in generated.part.instances)
+    return "" if said else _node_ports(generated)
 
 
 def _port(instance: Instance) -> int:

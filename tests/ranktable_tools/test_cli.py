@@ -83,10 +83,12 @@ def test_ports_stand_in_the_tables_and_in_the_next_steps(tmp_path: Path, capsys:
     assert "NODE_PORTS=9001,9002,9003,9004 " in capsys.readouterr().out
 
 
-def test_the_next_steps_end_with_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_steps_end_with_a_doctor_that_knows_the_ports(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(GEN) == 0
 
-    assert capsys.readouterr().out.splitlines()[-1] == f"  ranktable doctor ./global_ranktable_{IP}.json"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"  NODE_PORTS=8088,8089 ranktable doctor ./global_ranktable_{IP}.json"
+    )
 
 
 def test_what_shares_a_gpu_is_started_linted_and_examined_with_the_flag_that_says_so(
