@@ -52,7 +52,7 @@ async def _read(request: Request, limit: int) -> bytes:
     async for part in request.stream():
         content += part
         if len(content) > limit:
-            raise HttpError(413, f"the body is larger than {limit} bytes")
+            raise HttpError(413, f"the body is larger than {limit} bytes (--max-body-bytes)")
     return bytes(content)
 
 

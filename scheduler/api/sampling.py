@@ -87,7 +87,7 @@ def _max_tokens(asked: int | None, prompt_len: int, model_len: int, default: int
 def _check_n(body: GenerationBody, options: SchedulerOptions, *, greedy: bool) -> int:
     n = body.n or 1
     if n > options.max_n:
-        raise InvalidRequest(f"n {n} is more than {options.max_n}", "n")
+        raise InvalidRequest(f"n {n} is more than {options.max_n} (--max-n)", "n")
     if n > 1 and greedy:
         raise InvalidRequest(f"n must be 1 when using greedy sampling (temperature 0 or top_k 1), got {n}", "n")
     if body.best_of is not None and body.best_of != n:
