@@ -103,7 +103,8 @@ class Member:
                 self._registry.refuse(error)
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
-                self._become(MemberState.LOST if self.description else MemberState.CONNECTING, str(error))
+                why = str(error).removeprefix(f"{self.expected.address}: ")  # whose it is, is said beside it
+                self._become(MemberState.LOST if self.description else MemberState.CONNECTING, why)
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: one entry's defect ends no other

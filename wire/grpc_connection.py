@@ -22,6 +22,13 @@ from wire.trust import Trust
 from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
+_UNREACHED, _BROKEN = "failed to connect to all addresses", ("Socket closed", "recvmsg:", "sendmsg:")
+_WHY_UNREACHED = (
+    ("Connection refused", "nothing listens there"),
+    ("No route to host", "there is no way to that host"),
+    ("Network is unreachable", "there is no way to that network"),
+    ("Timeout occurred", "it does not answer"),
+)
 
 
 class GrpcConnection:
@@ -139,7 +146,7 @@ async def _close(session: GrpcSession | None) -> None:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
-    words = f"{address}: {error.details() or error.code().name}"
+    words = f"{address}: {_plain(error.details() or error.code().name)}"
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(words)
@@ -151,3 +158,10 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
             return InvalidRequest(words)
         case _:
             return InstanceLost(words)
+
+
+def _plain(details: str) -> str:
+    """Say what gRPC's own words mean where they are of the network; those of an instance stay."""
+    if details.startswith(_UNREACHED):
+        return next((words for part, words in _WHY_UNREACHED if part in details), "it cannot be reached")
+    return "the connection broke" if details.startswith(_BROKEN) else details
