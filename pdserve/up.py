@@ -31,15 +31,16 @@ def main(argv: Sequence[str]) -> int:
     request = parse(argv)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:  # else nohup's: a terminal may go
-            signal.signal(number, interrupts)
-    with _ours(folder):
-        require_free(request.engine.host, request.engine.port)
-        cluster = _Cluster(request, folder, interrupts)
-        if not request.options.detach:
-            return cluster.run(lambda: None)
-        return in_background("pdserve up", cluster.run, folder.log("supervisor"))
+    interrupts.take()
+    try:
+        with _ours(folder):
+            require_free(request.engine.host, request.engine.port)
+            cluster = _Cluster(request, folder, interrupts)
+            if not request.options.detach:
+                return cluster.run(lambda: None)
+            return in_background("pdserve up", cluster.run, folder.log("supervisor"))
+    finally:
+        interrupts.ignore()
 
 
 class Interrupts:
@@ -47,6 +48,18 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._count, self._raises = 0, True
+
+    def take(self) -> None:
+        """Hear of them from now on; of a terminal that goes only where nohup does not keep us from it."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self)
+
+    def ignore(self) -> None:
+        """Nothing is left to stop: without this the interpreter's own end has a moment in which one more is fatal."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_IGN)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._count += 1

@@ -97,6 +97,18 @@ def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
         assert state.living() == ()
 
 
+def test_ctrl_c_that_is_held_down_ends_it_as_one_does(pdserve: Pdserve) -> None:
+    with pdserve.front() as up:
+        assert up.stdout is not None
+        while not (line := up.stdout.readline()).startswith("starting"):
+            assert line, "it ended"
+        until(lambda: (state := pdserve.folder.read()) is not None and len(state.living()) == 3)
+        while up.poll() is None:
+            up.send_signal(signal.SIGINT)
+
+        assert up.returncode == 0, up.stdout.read()
+
+
 @pytest.mark.parametrize("presses", [1, 2, 3])
 @pytest.mark.parametrize("when", ["loading", "serving"])
 def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(pdserve: Pdserve, when: str, presses: int) -> None:
