@@ -29,6 +29,7 @@ from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
+from wire.options import EngineOptions
 
 USAGE = """\
 start_servers.sh starts one process of a cluster; its role comes from its local ranktable. Environment:
@@ -142,15 +143,21 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
     _tell((*typed.notices, *launch.notices))
     options = launch.config.options
-    require_free(options.host, options.port)
-    if options.http_port is not None:
-        require_free(options.host, options.http_port, "--http-port")
+    _require_ports(options)
     from instance import process
     from instance.kv_address import kv_host
 
     _tell(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
     logs.configure(options.log_level)
     return process.run(launch.config)
+
+
+def _require_ports(options: EngineOptions) -> None:
+    if options.http_port == options.port:
+        raise ConfigError(f"--http-port {options.http_port} is --port {options.port} too: give each a port of its own")
+    require_free(options.host, options.port)
+    if options.http_port is not None:
+        require_free(options.host, options.http_port, "--http-port")
 
 
 def _tell(lines: Iterable[str]) -> None:

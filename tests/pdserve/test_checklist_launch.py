@@ -1,12 +1,14 @@
 """Lines 100 to 114 of the checklist, as far as one process can see them: what ends start_servers.sh, in which words."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pdserve import launch
+from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 
@@ -96,6 +98,18 @@ def test_a8_107_a_host_that_is_no_address_here_is_named(start: Start) -> None:
 
 def test_a8_108_a_port_is_one(start: Start) -> None:
     assert "--port 70000 is not in 1..65535" in start("decode", "--port", "70000")
+
+
+def test_http_port_is_another_than_port_and_free(start: Start) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        busy = listener.getsockname()[1]
+
+        said = start("decode", "--port", "8088", "--http-port", "8088")
+        assert "--http-port 8088 is --port 8088 too: give each a port of its own" in said
+        said = start("decode", "--port", str(free_ports(1)[0]), "--http-port", str(busy))
+        assert f"--http-port {busy} on 127.0.0.1: in use by another process" in said
 
 
 def test_a8_109_a_model_that_is_not_there_is_named(start: Start) -> None:
