@@ -25,8 +25,7 @@ def instance_lines(
         device_line or _cores(config),
         *set_here,
         f"next: start the other instances and the scheduler{_node_ports(options, plan)}; "
-        f"`pdserve status --url http://{plan.global_table.scheduler.server_ip}:{PUBLIC_PORT}` "
-        "shows them",
+        f"`pdserve status --url http://{_at(plan.global_table.scheduler.server_ip, PUBLIC_PORT)}` shows them",
     )
 
 

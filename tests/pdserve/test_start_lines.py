@@ -14,8 +14,8 @@ from wire.options import EngineOptions
 from wire.types import Role
 
 
-def _plan(folder: Path, member: int | None, ports: str | None = "8088,8089") -> LaunchPlan:
-    made = gen(GenArguments(["4,5"], ["6,7"], True, str(folder), "10.0.0.18", ports, "cpu"), lambda line: None, {})
+def _plan(folder: Path, member: int | None, ports: str | None = "8088,8089", address: str = "10.0.0.18") -> LaunchPlan:
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(folder), address, ports, "cpu"), lambda line: None, {})
     local = made.host if member is None else made.instances[member]
     assert local is not None
     return resolve(
@@ -58,6 +58,14 @@ def test_flags_change_what_it_says(tmp_path: Path) -> None:
     assert lines[1:3] == ("devices: rank 0 = device 6 on 2", "network: HCCL_IF_IP=10.0.1.18")
     shm = instance_lines(_config(kv_transport=("shm",)), _plan(tmp_path, 1), "", None, {})
     assert "KV none (shm)," in shm[0]
+
+
+def test_an_ipv6_scheduler_stands_in_brackets(tmp_path: Path) -> None:
+    config = _config()
+
+    lines = instance_lines(config, _plan(tmp_path, 1, address="fd00::2"), kv_host(config), None, {})
+
+    assert "`pdserve status --url http://[fd00::2]:9000` shows them" in lines[-1]
 
 
 @pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "10.0.0.18:9000"), ("127.0.0.1", "127.0.0.1:9000")])
