@@ -30,6 +30,7 @@ examples:
   pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
+_MOST_HERE = 64  # instances; each is a process with its own KV pool
 _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 
@@ -72,8 +73,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
         elif name in namespace:
             raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)
-    if options.prefill < 1 or options.decode < 1:
-        raise ConfigError(f"--prefill {options.prefill} --decode {options.decode}: at least one of each")
+    _check_counts(options)
     if options.max_restarts < 0 or not options.restart_window > 0:
         words = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
         raise ConfigError(f"{words}: restarts are 0 or more, the window more than 0 s")
@@ -89,6 +89,15 @@ def parse(argv: Sequence[str]) -> UpRequest:
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
     return UpRequest(options, config.engine, *waits, to_flags(namespace))
+
+
+def _check_counts(options: UpOptions) -> None:
+    total, typed = options.prefill + options.decode, f"--prefill {options.prefill} --decode {options.decode}"
+    if options.prefill < 1 or options.decode < 1:
+        raise ConfigError(f"{typed}: at least one of each")
+    if not options.ray and total > _MOST_HERE:
+        words = f"{total} instances, and one machine takes at most {_MOST_HERE}: give less, or --ray for several"
+        raise ConfigError(f"{typed}: {words}")
 
 
 def fill_model(namespace: argparse.Namespace) -> None:

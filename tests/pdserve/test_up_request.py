@@ -39,6 +39,12 @@ def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys
     assert flag not in out
 
 
+def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
+    words = r"--prefill 99999 --decode 1: 100000 instances, and one machine takes at most 64"
+    with pytest.raises(ConfigError, match=words):
+        parse(["--prefill", "99999", "--model", "/m"])
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
