@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ranktable_tools.addresses import host_problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, global_name, local_name
-from ranktable_tools.ports import parse_port
+from ranktable_tools.ports import counted_ports, parse_port
 from ranktable_tools.tables import Device, LocalTable, Server, TablePart
 
 _DEVICE_ID = re.compile(r"[0-9]{1,9}")
@@ -72,6 +72,11 @@ class Generated:
 
 def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Read `4,5 6,7`: a space parts instances, a comma devices. Raises RanktableError naming the flag and value."""
+    blank = next((value for value in values if not value.strip()), None)
+    if blank is not None:
+        raise RanktableError(
+            f"Input format error. {flag} has {blank!r}, an empty list; write device ids like 4,5 6,7, or leave the flag out"
+        )
     words = [word for value in values for word in value.split()]
     lists = tuple(tuple(word.split(",")) for word in words)
     for word, ids in zip(words, lists, strict=True):
@@ -90,7 +95,7 @@ def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
     if len(ports) < len(parsed):
         raise RanktableError(f"--ports is {value!r}; write ports from 1 to 65535 parted by commas, like 8088,8089")
     if len(ports) != num_instances:
-        raise RanktableError(f"--ports has {len(ports)} ports, there are {num_instances} instances: {value}")
+        raise RanktableError(f"--ports has {counted_ports(len(ports))}, the instances need {num_instances}: {value}")
     twice = next((port for port in ports if ports.count(port) > 1), None)
     if twice is not None:
         raise RanktableError(f"--ports has {twice} twice: {value}; instances of one host need ports of their own")
@@ -142,10 +147,13 @@ def _check_devices_once(request: GenRequest) -> None:
         for device_id in ids:
             owner = owner_by_id.get(device_id)
             if owner is not None and (owner == label or not request.share_devices):
-                cure = "" if owner == label else "; where it is a GPU, ranktable gen --share-devices gives it to both"
+                places = f"twice in {label}"
+                if owner != label:
+                    cure = "where it is a GPU, ranktable gen --share-devices gives it to both"
+                    places = f"in {owner} and in {label}; {cure}"
                 raise RanktableError(
                     "A device_id can be used only once in prefill server and decode server. "
-                    f"Device {device_id} is in {owner} and in {label}{cure}"
+                    f"Device {device_id} is {places}"
                 )
             owner_by_id[device_id] = label
 

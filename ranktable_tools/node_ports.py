@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ranktable_tools.addresses import HostComparer, dial_host
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.ports import parse_port
+from ranktable_tools.ports import counted_ports, parse_port
 from ranktable_tools.tables import GlobalTable, Instance, Role, Server
 
 
@@ -56,7 +56,7 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
         ports.append(port)
     if len(ports) != count:
         raise RanktableError(
-            f'NODE_PORTS is "{value}": {len(ports)} ports, but the global table has {count} instances '
+            f'NODE_PORTS is "{value}": {counted_ports(len(ports))}, but the global table has {count} instances '
             f"({len(table.prefill)} prefill, {len(table.decode)} decode)"
         )
     _refuse_shared(value, ports, table.instances)

@@ -1,4 +1,4 @@
-"""Read one port number as people and tables write it."""
+"""Read one port number as people and tables write it, and count ports in words."""
 
 import re
 
@@ -8,3 +8,8 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 def parse_port(text: str) -> int | None:
     """Return the port from 1 to 65535 that `text` says, or None."""
     return int(text) if _PORT.fullmatch(text) and int(text) <= 65535 else None
+
+
+def counted_ports(number: int) -> str:
+    """Return "1 port" or "2 ports"."""
+    return f"{number} port" if number == 1 else f"{number} ports"

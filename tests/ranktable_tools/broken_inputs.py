@@ -304,6 +304,7 @@ COMMANDS = (
     Broken("gen: an NPU in two instances", None, {}, ("gen", "--ip", A, "--device-type=npu", *_SHARED)),
     Broken("gen: two files of one name", None, {}, (*_GEN, "--prefill-server-list", "1,23", "12,3")),
     Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),
+    Broken("gen: an empty list", None, {}, (*_GEN, "--prefill-server-list", "", "--decode-server-list=5")),
     Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),
     Broken("merge: one table", None, {"a.json": _PART_A}, _MERGE[:3]),
     Broken("merge: one table twice", None, {"a.json": _PART_A}, (*_MERGE[:3], "a.json")),

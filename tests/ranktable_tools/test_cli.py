@@ -2,10 +2,12 @@
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ranktable_tools import guide
 from ranktable_tools.cli import main
 
 IP = "10.0.0.18"
@@ -116,13 +118,25 @@ def test_a_second_gen_keeps_the_secret(tmp_path: Path) -> None:
     assert len(bytes.fromhex(secret)) == 32
 
 
+@pytest.mark.parametrize("tool", [main, guide.main], ids=["ranktable", "pd_ranktable_tools"])
+def test_the_empty_list_of_an_unset_variable_is_status_2_and_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tool: Callable[[list[str]], int]
+) -> None:
+    words = GEN[1:] if tool is guide.main else GEN
+
+    assert tool([*words[: words.index("4,5")], "", *words[words.index("4,5") + 1 :]]) == 2
+
+    assert "--prefill-server-list has '', an empty list; " in capsys.readouterr().err
+    assert _files(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (["--decode-server-list", "5"], "A device_id can be used only once in prefill server and decode server."),
         (["--decode-server-list", "6,"], "Input format error. --decode-server-list has '6,'"),
         (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of "),
-        (["--ports", "8088"], "--ports has 1 ports, there are 2 instances: 8088"),
+        (["--ports", "8088"], "--ports has 1 port, the instances need 2: 8088"),
         (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
         (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU is in one instance alone"),
         (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),

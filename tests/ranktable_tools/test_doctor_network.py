@@ -135,7 +135,7 @@ def test_node_ports_win_and_a_wrong_one_is_named(tmp_path: Path) -> None:
 
     assert named.words == f"{first} is free, {second} is free"
     assert wrong.result == "fail"
-    assert 'NODE_PORTS is "8088": 1 ports, but the global table has 2 instances' in wrong.words
+    assert 'NODE_PORTS is "8088": 1 port, but the global table has 2 instances' in wrong.words
 
 
 def test_without_ports_there_is_nothing_to_ask(tmp_path: Path) -> None:

@@ -45,6 +45,17 @@ def test_a_malformed_list_names_flag_and_value(value: str) -> None:
     assert str(caught.value).startswith(f"Input format error. --decode-server-list has {value!r}; write device ids ")
 
 
+@pytest.mark.parametrize("values", [[""], [" "], ["", "5"], ["4,5", ""]])
+def test_an_empty_list_as_of_an_unset_variable_is_refused(values: list[str]) -> None:
+    with pytest.raises(RanktableError) as caught:
+        parse_device_lists("--prefill-server-list", values)
+
+    assert str(caught.value) == (
+        f"Input format error. --prefill-server-list has {' ' if values == [' '] else ''!r}, an empty list; "
+        "write device ids like 4,5 6,7, or leave the flag out"
+    )
+
+
 def test_the_files_of_one_host_have_the_guides_names() -> None:
     request = _request("4,5", "6,7")
 
@@ -74,7 +85,6 @@ def test_local_tables_are_the_entries_of_the_global_one_in_order() -> None:
     [
         ("4,5", "5,6", "prefill-0", "decode-0"),
         ("4 4", "6", "prefill-0", "prefill-1"),
-        ("5,5", "6", "prefill-0", "prefill-0"),
         ("4 05", "5", "prefill-1", "decode-0"),
     ],
 )
@@ -85,6 +95,11 @@ def test_a_device_used_twice_is_refused(prefill: str, decode: str, first: str, s
     message = str(caught.value)
     assert message.startswith("A device_id can be used only once in prefill server and decode server. Device ")
     assert message.partition(";")[0].endswith(f" is in {first} and in {second}")
+
+
+def test_a_device_used_twice_in_one_instance_is_refused() -> None:
+    with pytest.raises(RanktableError, match=r" Device 5 is twice in decode-1$"):
+        check_request(_request("4", "6 5,5"))
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10"), ("1,23 12,3", "4")])
@@ -117,8 +132,8 @@ def test_unequal_instances_are_a_note() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("8088", "--ports has 1 ports, there are 2 instances: 8088"),
-        ("8088,8089,8090", "--ports has 3 ports, there are 2 instances: 8088,8089,8090"),
+        ("8088", "--ports has 1 port, the instances need 2: 8088"),
+        ("8088,8089,8090", "--ports has 3 ports, the instances need 2: 8088,8089,8090"),
         ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own"),
         ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
         ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
@@ -166,7 +181,7 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
     ("request_", "words"),
     [
         (_shared("0", "0"), "instances with the same devices are told apart by their ports: give --ports"),
-        (_shared("0,0", "1"), "Device 0 is in prefill-0 and in prefill-0"),
+        (_shared("0,0", "1"), "Device 0 is twice in prefill-0"),
         (_shared("1,0", "10", (1, 2)), "group the devices in another way"),
         (_request("0", "0"), "where it is a GPU, ranktable gen --share-devices gives it to both"),
     ],

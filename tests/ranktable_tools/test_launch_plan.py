@@ -185,7 +185,7 @@ def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save
     ("value", "message"),
     [
         ("", "NODE_PORTS is empty: write one port per instance, like 8088,8089"),
-        ("8088", 'NODE_PORTS is "8088": 1 ports, but the global table has 2 instances (1 prefill, 1 decode)'),
+        ("8088", 'NODE_PORTS is "8088": 1 port, but the global table has 2 instances (1 prefill, 1 decode)'),
         (
             "8088,8089,8090",
             'NODE_PORTS is "8088,8089,8090": 3 ports, but the global table has 2 instances (1 prefill, 1 decode)',
