@@ -1,8 +1,9 @@
 """What start_servers.sh prints once a process knows what it is: ports, devices, network, and what to do next. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ranktable_tools.addresses import canonical, is_address
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from instance.config import InstanceConfig  # the scheduler comes here too, and it may lack the engine's packages
 
 PUBLIC_PORT = 9000
+_ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
 
 
 def instance_lines(
@@ -24,6 +26,7 @@ def instance_lines(
         f"{_at(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
         device_line or _cores(config),
         *set_here,
+        *_unheard(options.host, plan.own.server_ip),
         f"next: start the other instances and the scheduler{_node_ports(options, plan)}; "
         f"`pdserve status --url http://{_at(plan.global_table.scheduler.server_ip, PUBLIC_PORT)}` shows them",
     )
@@ -36,6 +39,19 @@ def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
         f"ports: OpenAI API {_at(engine.host, engine.port)}",
         "devices: none",
         f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}/v1/models",
+    )
+
+
+def _unheard(host: str, server_ip: str) -> tuple[str, ...]:
+    """Warn where the table has this instance at an address that --host leaves out; a name of a host may mean any."""
+    if host in _ANY_HOST or canonical(host) == canonical(server_ip):
+        return ()
+    if not is_address(host) and canonical(host) != "localhost":
+        return ()
+    anywhere = "::" if ":" in server_ip else "0.0.0.0"  # noqa: S104 - said, never bound
+    return (
+        f"warning: --host {host} does not listen on {server_ip}, where the table has this instance and the scheduler "
+        f"looks for it: give --host {server_ip} or --host {anywhere}, unless a proxy or a namespace is in front",
     )
 
 
@@ -61,8 +77,7 @@ def _node_ports(options: EngineOptions, plan: LaunchPlan) -> str:
 
 
 def _reached(engine: EngineOptions, plan: LaunchPlan) -> str:
-    anywhere: Sequence[str] = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
-    return _at(plan.own.server_ip if engine.host in anywhere else engine.host, engine.port)
+    return _at(plan.own.server_ip if engine.host in _ANY_HOST else engine.host, engine.port)
 
 
 def _at(host: str, port: int | None) -> str:

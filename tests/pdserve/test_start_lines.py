@@ -60,6 +60,33 @@ def test_flags_change_what_it_says(tmp_path: Path) -> None:
     assert "KV none (shm)," in shm[0]
 
 
+@pytest.mark.parametrize(
+    ("host", "server_ip"), [("127.0.0.1", "10.0.0.18"), ("::1", "10.0.0.18"), ("10.0.1.18", "10.0.0.18")]
+)
+def test_an_instance_that_the_table_has_elsewhere_is_warned_of(tmp_path: Path, host: str, server_ip: str) -> None:
+    config = _config(host=host)
+
+    lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
+
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        f"warning: --host {host} does not listen on {server_ip}, where the table has this instance and the scheduler "
+        f"looks for it: give --host {server_ip} or --host 0.0.0.0, unless a proxy or a namespace is in front"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "server_ip"),
+    [("0.0.0.0", "10.0.0.18"), ("::", "fd00::2"), ("10.0.0.18", "10.0.0.18"), ("fd00:0::2", "fd00::2"),
+     ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("node-1", "10.0.0.18")],
+)  # fmt: skip
+def test_an_instance_that_listens_where_the_table_has_it_is_not(tmp_path: Path, host: str, server_ip: str) -> None:
+    config = _config(host=host)
+
+    lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
+
+    assert not [line for line in lines if line.startswith("warning: ")]
+
+
 def test_an_ipv6_scheduler_stands_in_brackets(tmp_path: Path) -> None:
     config = _config()
 
