@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cut = words.index("--") if "--" in words else len(words)
     try:
         arguments = _parser().parse_args(words[:cut])
+        _refuse_empty(arguments)
         line = _line(arguments, tuple(words[cut + 1 :]), os.environ)
         print(shell_text(line), flush=True)
         if arguments.run:
@@ -76,6 +77,15 @@ def _parser() -> OneLineParser:
     parser.add_argument("--guide-exact", action="store_true", help="nothing but what the guide's own line has")
     parser.add_argument("--run", action="store_true", help="run it, after looking whether its mounts are there")
     return parser
+
+
+def _refuse_empty(arguments: argparse.Namespace) -> None:
+    """Raise RanktableError for the first flag whose value is empty: a quoted variable that is not set."""
+    for name, value in vars(arguments).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.strip():
+                flag = f"--{name.replace('_', '-')}"
+                raise RanktableError(f"{flag} {text!r} has no value, as a variable that is not set gives it: give one")
 
 
 def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapping[str, str]) -> Line:

@@ -237,3 +237,13 @@ def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
     flags = [flag for action in script._parser()._actions for flag in action.option_strings if flag[2:] != "help"]
 
     assert [flag for flag in flags if flag.startswith("--") and flag not in text] == []
+
+
+@pytest.mark.parametrize(
+    "flag", ["--image", "--dir", "--container-work-dir", "--local-table", "--global-table", "--name", "--volume",
+             "--shm-size"],
+)  # fmt: skip
+def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Capture, flag: str) -> None:
+    said = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
+
+    assert f"{flag} '' has no value, as a variable that is not set gives it: give one" in said
