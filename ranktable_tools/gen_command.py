@@ -8,7 +8,7 @@ from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.devices.npu_addresses import SOURCES
 from ranktable_tools.next_steps import after_gen
-from ranktable_tools.secret import ensure_secret
+from ranktable_tools.secret import check_secret, ensure_secret
 from ranktable_tools.tables import whole
 
 
@@ -45,9 +45,12 @@ def add_device_flags(parser: argparse.ArgumentParser) -> None:
 def _gen(arguments: argparse.Namespace) -> int:
     both = bool(arguments.prefill_server_list and arguments.decode_server_list)
     wanted = arguments.api_server
+    with_scheduler = both if wanted is None else wanted
+    if both and with_scheduler:
+        check_secret(Path(arguments.save_dir))
     generated = gen(
         GenArguments(
-            arguments.prefill_server_list, arguments.decode_server_list, both if wanted is None else wanted,
+            arguments.prefill_server_list, arguments.decode_server_list, with_scheduler,
             arguments.save_dir, arguments.ip, arguments.ports, arguments.device_type, arguments.device_ip_from,
             arguments.share_devices,
         ),

@@ -75,7 +75,8 @@ def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...
     blank = next((value for value in values if not value.strip()), None)
     if blank is not None:
         raise RanktableError(
-            f"Input format error. {flag} has {blank!r}, an empty list; write device ids like 4,5 6,7, or leave the flag out"
+            f"Input format error. {flag} has {blank!r}, an empty list; "
+            "write device ids like 4,5 6,7, or leave the flag out"
         )
     words = [word for value in values for word in value.split()]
     lists = tuple(tuple(word.split(",")) for word in words)

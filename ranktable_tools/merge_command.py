@@ -8,7 +8,7 @@ from ranktable_tools.arguments import OneLineParser, add_command, add_save_dir
 from ranktable_tools.file_names import MERGED_GLOBAL
 from ranktable_tools.merge_files import merge_files, merge_local_files
 from ranktable_tools.next_steps import after_merge
-from ranktable_tools.secret import check_secret, ensure_secret, give
+from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
 
 _OVER_SERVERS = (
     "One instance over several servers: other readers start it. pdserve starts none; it wants one instance per server."
@@ -35,9 +35,11 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 def _merge(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.save_dir)
-    check_secret(folder)
+    if arguments.owner is not None:
+        check_owner(folder, arguments.owner)
+    check_secret(folder, arguments.owner, can_give=True)
     merge_files(arguments.global_ranktable_list, arguments.save_dir, print, share_devices=arguments.share_devices)
-    path, is_new = ensure_secret(folder)
+    path, is_new = ensure_secret(folder, arguments.owner)
     print(f"Save {path}" if is_new else f"Keep {path}")
     merged = os.path.join(arguments.save_dir, MERGED_GLOBAL)
     if arguments.owner is not None:

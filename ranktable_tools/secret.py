@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import stat
+import tempfile
 from pathlib import Path
 
 from ranktable_tools.errors import RanktableError
@@ -9,40 +11,79 @@ from ranktable_tools.json_file import write_private
 from ranktable_tools.owner import whose
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
-_CURE = "run as that user, or as root with --owner UID"
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4_096
+_MAX_UID = 2**32 - 2
+_MOVE = "move it away for a new one"
+_RUN_AS = f"run as that user, or {_MOVE}"
+_GIVE = "run as that user, or as root with --owner UID"
 
 
-def ensure_secret(directory: Path) -> tuple[Path, bool]:
+def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool]:
     """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new.
 
-    Raises RanktableError naming path, owner and uid where it exists and this process cannot read it.
+    Raises RanktableError as `check_secret` does.
     """
     path = directory / SECRET_NAME
-    if check_secret(directory):
+    if check_secret(directory, owner):
         return path, False
     write_private(path, secrets.token_hex(32) + "\n")
     return path, True
 
 
-def check_secret(directory: Path) -> bool:
-    """Tell whether there is a secret. Raises RanktableError naming path, owner and uid of one that cannot be read."""
+def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = False) -> bool:
+    """Tell whether there is a secret, by the rules of the start: a file of ours, root's or `owner`'s, closed to others.
+
+    Raises RanktableError naming the path and what is wrong with it; `can_give` names --owner to those who have it.
+    """
     path = directory / SECRET_NAME
+    cure = _GIVE if can_give else _RUN_AS
     try:
-        with path.open("rb") as file:
-            file.read(1)
+        # A pipe in the file's place must not hold us up; _check_file refuses it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_file(path, os.fstat(file.fileno()), {os.geteuid(), 0, owner}, cure)
+            size = len(file.read(MAX_SECRET_BYTES + 2).strip())
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise RanktableError(f"{path}: cannot be read: {error.strerror}; {whose(path)}: {_CURE}") from error
+        remedy = f"{whose(path)}: {cure}" if isinstance(error, PermissionError) else _MOVE
+        raise RanktableError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
+    if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
+        limits = f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are allowed"
+        raise RanktableError(f"{path}: a cluster secret of {size} bytes: {limits}; {_MOVE}")
     return True
+
+
+def check_owner(directory: Path, owner: int) -> None:
+    """Raise RanktableError for a uid that files of that folder cannot be given to; tried with one that is not kept."""
+    if not 0 <= owner <= _MAX_UID:
+        raise RanktableError(f"--owner is {owner}; must be a uid from 0 to {_MAX_UID}")
+    folder = directory.absolute()
+    nearest = next(place for place in (folder, *folder.parents) if os.path.isdir(place))
+    if not os.access(nearest, os.W_OK):
+        return  # no table can be written there either, and who writes them says so
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            os.chown(file.fileno(), owner, -1)
+    except OSError as error:
+        words = f"--owner is {owner}: files in {nearest} cannot be given to that uid: {error.strerror}"
+        raise RanktableError(f"{words}; this process is uid {os.geteuid()}: run as root, or as that user") from error
 
 
 def give(path: Path, owner: int) -> None:
     """Make a file that uid's. Raises RanktableError naming path, owner and uid where that is not allowed."""
     try:
-        if owner < 0:
-            raise RanktableError(f"--owner is {owner}; must be a uid of 0 or more")
         os.chown(path, owner, -1)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RanktableError(f"{path}: cannot be given to uid {owner}: {reason}; {whose(path)}: {_CURE}") from error
+    except OSError as error:
+        reason = f"{path}: cannot be given to uid {owner}: {error.strerror}"
+        raise RanktableError(f"{reason}; {whose(path)}: {_GIVE}") from error
+
+
+def _check_file(path: Path, status: os.stat_result, owners: set[int | None], cure: str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise RanktableError(f"{path} is no regular file; {_MOVE}")
+    if mode & 0o077:
+        raise RanktableError(f"{path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
+    if status.st_uid not in owners:
+        raise RanktableError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()} who runs this: {cure}")

@@ -118,6 +118,26 @@ def test_a_second_gen_keeps_the_secret(tmp_path: Path) -> None:
     assert len(bytes.fromhex(secret)) == 32
 
 
+def test_gen_keeps_its_tables_where_the_secret_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(GEN)
+    before = (tmp_path / f"global_ranktable_{IP}.json").read_text()
+    secret = tmp_path / "cluster_secret"
+    secret.chmod(0o644)
+    capsys.readouterr()
+
+    assert main([*GEN, "--ports", "8088,8089"]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "ranktable: cluster_secret has mode 0644, others must not reach it: chmod 600 cluster_secret\n"
+    )
+    assert (tmp_path / f"global_ranktable_{IP}.json").read_text() == before
+    assert main([*GEN, "--no-api-server"]) == 0
+
+
 @pytest.mark.parametrize("tool", [main, guide.main], ids=["ranktable", "pd_ranktable_tools"])
 def test_the_empty_list_of_an_unset_variable_is_status_2_and_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tool: Callable[[list[str]], int]

@@ -1,5 +1,6 @@
 """`ranktable merge`, from what is typed to files, their owner, words and exit status."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def _two_hosts() -> list[str]:
+    main(["gen", "--prefill-server-list", "0", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
+    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
+    return ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+
+
 def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["gen", "--prefill-server-list", "0,1", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
     main(["gen", "--decode-server-list", "0,1", "--ip", "10.0.0.2", "--device-type", "cpu"])
@@ -34,9 +41,7 @@ def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: py
 
 def test_merge_gives_table_and_secret_to_their_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
-    main(["gen", "--prefill-server-list", "0", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
-    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
-    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+    files = _two_hosts()
 
     assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole", "--owner", str(uid)]) == 0
 
@@ -52,15 +57,52 @@ def test_merge_gives_table_and_secret_to_their_owner(tmp_path: Path, capsys: pyt
 def test_merge_writes_nothing_beside_a_secret_it_cannot_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["gen", "--prefill-server-list", "0", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
-    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
     (tmp_path / "whole" / "cluster_secret").mkdir(parents=True)
-    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+    files = _two_hosts()
 
     assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]) == 2
 
     assert _files(tmp_path / "whole") == ["cluster_secret"]
-    assert f"it belongs to uid {os.getuid()}, and this process is uid {os.geteuid()}" in capsys.readouterr().err
+    assert "whole/cluster_secret cannot be read: Is a directory; move it away for a new one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("uid", ["-1", "99999999999"])
+def test_merge_writes_nothing_for_an_owner_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], uid: str
+) -> None:
+    files = _two_hosts()
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole", f"--owner={uid}"]) == 2
+
+    assert not (tmp_path / "whole").exists()
+    assert capsys.readouterr().err == f"ranktable: --owner is {uid}; must be a uid from 0 to 4294967294\n"
+
+
+def test_merge_writes_nothing_where_files_cannot_be_given_to_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_allowed(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    files = _two_hosts()
+    monkeypatch.setattr("ranktable_tools.secret.os.chown", not_allowed)
+
+    assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole", "--owner", "1000"]) == 2
+
+    assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_second_merge_keeps_the_secret_that_the_first_gave_away(tmp_path: Path) -> None:
+    files = _two_hosts()
+    merge = ["merge", "--global-ranktable-list", *files, "--save-dir", "whole"]
+    assert main([*merge, "--owner", "1000"]) == 0
+    secret = (tmp_path / "whole" / "cluster_secret").read_text()
+
+    assert main([*merge, "--owner", "1000"]) == 0
+    assert main(merge) == 2
+
+    assert (tmp_path / "whole" / "cluster_secret").read_text() == secret
 
 
 def test_merging_two_schedulers_fails_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,20 @@
 """The cluster secret beside the table."""
 
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.secret import ensure_secret, give
+from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
 from tests.ranktable_tools.stranger import as_a_stranger
+from wire.errors import ConfigError
+from wire.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
+
+GOOD = b"s" * MIN_SECRET_BYTES
 
 
 def test_a_new_secret_is_private_and_random(tmp_path: Path) -> None:
@@ -23,11 +29,55 @@ def test_a_new_secret_is_private_and_random(tmp_path: Path) -> None:
 
 
 def test_an_existing_secret_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "cluster_secret").write_text("mine")
+    _write(tmp_path)
 
     path, is_new = ensure_secret(tmp_path)
 
-    assert (path.read_text(), is_new) == ("mine", False)
+    assert (path.read_bytes(), is_new) == (GOOD, False)
+
+
+@pytest.mark.parametrize("size", [0, 5, MIN_SECRET_BYTES - 1, MAX_SECRET_BYTES + 1])
+def test_a_secret_of_a_size_that_the_start_refuses_is_refused_in_the_same_words(tmp_path: Path, size: int) -> None:
+    _both_refuse(_write(tmp_path, b"s" * size))
+
+
+@pytest.mark.parametrize("size", [MIN_SECRET_BYTES, MAX_SECRET_BYTES])
+def test_a_secret_of_a_size_that_the_start_takes_is_kept(tmp_path: Path, size: int) -> None:
+    path = _write(tmp_path, b"s" * size + b"\n")
+
+    assert check_secret(tmp_path)
+    assert len(read_secret(path).value) == size
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o601])
+def test_a_secret_others_can_reach_is_refused_in_the_words_of_the_start(tmp_path: Path, mode: int) -> None:
+    _both_refuse(_write(tmp_path, mode=mode))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_refused_in_the_words_of_the_start(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "cluster_secret"
+    make(path)
+
+    _both_refuse(path)
+
+
+@pytest.mark.parametrize(("size", "mode"), [(5, 0o600), (MIN_SECRET_BYTES, 0o644)])
+def test_a_link_is_judged_by_the_file_it_leads_to(tmp_path: Path, size: int, mode: int) -> None:
+    (tmp_path / "far").mkdir()
+    path = tmp_path / "cluster_secret"
+    path.symlink_to(_write(tmp_path / "far", b"s" * size, mode))
+
+    _both_refuse(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_secret_of_another_user_is_refused_as_at_the_start_unless_it_is_for_that_user(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    os.chown(path, 1000, -1)
+
+    _both_refuse(path)
+    assert check_secret(tmp_path, 1000)
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
@@ -37,29 +87,20 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
         ensure_secret(tmp_path / "file")
 
 
-def test_an_unreadable_secret_names_path_owner_and_uid(tmp_path: Path) -> None:
-    (tmp_path / "cluster_secret").mkdir()
+def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    owner = path.stat().st_uid
 
-    with pytest.raises(RanktableError) as caught:
-        ensure_secret(tmp_path)
+    with as_a_stranger(path):
+        uid = os.geteuid()
+        with pytest.raises(RanktableError) as caught:
+            ensure_secret(tmp_path)
 
     assert str(caught.value) == (
-        f"{tmp_path}/cluster_secret: cannot be read: Is a directory; it belongs to uid {os.getuid()}, and this process "
-        f"is uid {os.geteuid()}: run as that user, or as root with --owner UID"
+        f"{path} cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid {uid}: "
+        "run as that user, or move it away for a new one"
     )
-
-
-def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "cluster_secret"
-    path.write_text("mine")
-
-    with (
-        as_a_stranger(tmp_path / "cluster_secret"),
-        pytest.raises(RanktableError, match="cannot be read: Permission denied; it belongs"),
-    ):
-        ensure_secret(tmp_path)
-
-    assert path.read_text() == "mine"
+    assert path.read_bytes() == GOOD
 
 
 def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:
@@ -72,9 +113,42 @@ def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("uid", [-1, 2**40])
+@pytest.mark.parametrize("uid", [-1, 2**32 - 1, 2**40])
 def test_a_uid_that_cannot_be_is_refused(tmp_path: Path, uid: int) -> None:
-    path, _ = ensure_secret(tmp_path)
+    with pytest.raises(RanktableError) as caught:
+        check_owner(tmp_path, uid)
 
-    with pytest.raises(RanktableError, match=f"{uid}"):
-        give(path, uid)
+    assert str(caught.value) == f"--owner is {uid}; must be a uid from 0 to 4294967294"
+
+
+def test_a_uid_that_files_cannot_be_given_to_is_refused_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_allowed(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("ranktable_tools.secret.os.chown", not_allowed)
+
+    with pytest.raises(RanktableError) as caught:
+        check_owner(tmp_path / "new" / "folder", 1000)
+
+    assert str(caught.value) == (
+        f"--owner is 1000: files in {tmp_path} cannot be given to that uid: Operation not permitted; "
+        f"this process is uid {os.geteuid()}: run as root, or as that user"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def _write(folder: Path, secret: bytes = GOOD, mode: int = 0o600) -> Path:
+    path = folder / "cluster_secret"
+    path.write_bytes(secret)
+    path.chmod(mode)
+    return path
+
+
+def _both_refuse(path: Path) -> None:
+    with pytest.raises(ConfigError) as at_start:
+        read_secret(path)
+    with pytest.raises(RanktableError) as here:
+        check_secret(path.parent)
+    assert str(here.value).startswith(str(at_start.value).removeprefix("the cluster secret: "))
