@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pdserve.run_folder import default_cache_dir
+from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
+from wire.model_identity import read_json
 from wire.options import EngineOptions
 
 
@@ -31,6 +33,23 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str]) -> Engi
     folder = ensure_converted(file, default_cache_dir(environ), _progress)
     names = (*options.served_model_name, options.model)
     return replace(options, model=str(folder), served_model_name=names, quantization=None)
+
+
+def check_model(options: EngineOptions) -> None:
+    """Raise ConfigError, with path and numbers, for a folder that scheduler or instances would refuse at their start.
+
+    The length is left to the instances where dynamic scaling stretches it, and to a fake engine, which has any.
+    """
+    read_model_files(options.model, options.max_model_len)
+    path = Path(options.model) / "config.json"
+    config = read_json(path)
+    text = config | config.get("text_config", {})
+    own, asked = text.get("max_position_embeddings"), options.max_model_len
+    if asked is None or not isinstance(own, int) or options.engine == "fake":
+        return
+    grows = any("dynamic" in str(text.get(name)) for name in ("rope_scaling", "rope_parameters"))
+    if asked > own and not grows:
+        raise ConfigError(f"--max-model-len {asked} is above the {own} of {path}: give at most that, or leave it out")
 
 
 def _check_quantization(options: EngineOptions) -> None:

@@ -12,6 +12,7 @@ from pdserve.background import in_background
 from pdserve.client import Client
 from pdserve.journal import Journal
 from pdserve.membership import Membership
+from pdserve.model_flags import check_model
 from pdserve.ports import require_free
 from pdserve.processes import POLL_S, Watched, stop
 from pdserve.readiness import wait_ready
@@ -29,6 +30,7 @@ _CLOSE_S = 5.0  # the scheduler's own, after its requests
 def main(argv: Sequence[str]) -> int:
     """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process is given up."""
     request = parse(argv)
+    check_model(request.engine)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
     interrupts.take()

@@ -6,6 +6,8 @@ import pytest
 
 from pdserve import cli, run_folder
 from pdserve.engine_flags import check_engine_flags
+from pdserve.model_flags import check_model
+from pdserve.ports import free_ports
 from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
 WRONG = [
@@ -33,6 +35,51 @@ def test_a_wrong_flag_ends_the_command_where_it_was_typed(
     assert line.startswith(f"pdserve {command}: ")
     assert words in line
     assert run_folder.RunFolder(tmp_path).read() is None
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "words"),
+    [
+        (None, (), "/model/config.json is missing"),
+        ("{", (), "/model/config.json cannot be read as JSON"),
+        ('{"max_position_embeddings": 64}', ("--max-model-len", "65"), "--max-model-len 65 is above the 64 of "),
+        ('{"text_config": {"max_position_embeddings": 64}}', ("--max-model-len", "65"), "is above the 64 of "),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_up_before_anything_starts(
+    config: str | None, flags: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path / "run"))
+    (tmp_path / "model").mkdir()
+    if config is not None:
+        (tmp_path / "model" / "config.json").write_text(config)
+
+    assert cli.main(["up", "--port", str(free_ports(1)[0]), "--model", str(tmp_path / "model"), *flags]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_there_ends_up_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path / "run"))
+
+    assert cli.main(["up", "--port", str(free_ports(1)[0]), "--model", "/no/model"]) == 2
+
+    assert capsys.readouterr().err == "pdserve up: --model /no/model is not a folder\n"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rope", ['"rope_scaling"', '"rope_parameters"'])
+def test_a_length_that_positions_scaled_or_a_fake_may_have_is_left_to_the_instances(rope: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": 64, {rope}: {{"rope_type": "dynamic"}}}}')
+    check_model(EngineOptions(model=str(tmp_path), max_model_len=65))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    check_model(EngineOptions(model=str(tmp_path), max_model_len=65, engine="fake"))
+    check_model(EngineOptions(model=str(tmp_path), max_model_len=64))
 
 
 TP_2 = ("--tensor-parallel-size", "2")
