@@ -52,7 +52,7 @@ def words(
             if serves:
                 theirs += _foreign(entry, known)
         elif entry.flag not in elsewhere:
-            raise ConfigError(f"{entry.place}: unknown key {entry.key!r}{_near(entry, (*known, *elsewhere))}")
+            raise ConfigError(f"{entry.place}: unknown key {entry.key!r}{_advice(entry, (*known, *elsewhere))}")
     return FileWords((*argv, *theirs), frozenset(fields))
 
 
@@ -145,5 +145,11 @@ def _foreign(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, .
     return typed
 
 
-def _near(entry: Entry, known: Sequence[str]) -> str:
-    return nearest(entry.flag, known).replace("--", "")
+def _advice(entry: Entry, known: Sequence[str]) -> str:
+    """Say what to write instead of a key that is none; what is a flag and no key is never proposed."""
+    positive = "--" + entry.flag.removeprefix("--no-")
+    if entry.flag[2:] in _NEVER:
+        return ": it is for a command line alone"
+    if entry.flag in known and positive in known:
+        return f": write `{positive[2:]}: false`"
+    return nearest(entry.flag, [flag for flag in known if _may_be_key(flag)]).replace("--", "")
