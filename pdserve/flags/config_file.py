@@ -4,6 +4,7 @@ Events of the YAML parser are read and nothing is constructed, so that no tag, a
 than it shows: all three are refused.
 """
 
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from wire.errors import ConfigError
 
 MAX_BYTES = 64 * 2**10
+_OWN_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _SCALAR_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool"))
 _TRUE, _FALSE, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("", "~", "null")
 
@@ -59,6 +61,7 @@ def read(path: str) -> tuple[Entry, ...]:
 
 def _text(path: str) -> str:
     try:
+        _refuse_what_may_hang(path)
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -69,6 +72,13 @@ def _text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not UTF-8: byte {error.start}") from error
+
+
+def _refuse_what_may_hang(path: str) -> None:
+    """Raise ConfigError for a pipe or a device, whose open waits for a writer; a shell's <(...) has one."""
+    mode = Path(path).stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path.startswith(_OWN_PIPES)):
+        raise ConfigError(f"--config {path} is no regular file: name a YAML file, or /dev/stdin for a pipe")
 
 
 class _Reader:

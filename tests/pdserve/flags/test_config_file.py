@@ -1,5 +1,6 @@
 """--config is one flat mapping with a line for each key, and nothing else."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_anything_else_is_refused_with_its_line(file: Path, text: str, words: st
 
     with pytest.raises(ConfigError, match=words):
         read(str(file))
+
+
+def test_a_pipe_nobody_writes_to_is_refused_and_a_shells_own_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    out, into = os.pipe()
+    os.write(into, b"port: 1\n")
+    os.close(into)
+
+    with pytest.raises(ConfigError, match=rf"--config {tmp_path}/pipe is no regular file: name a YAML file"):
+        read(str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read(str(tmp_path))
+    assert [entry.key for entry in read(f"/dev/fd/{out}")] == ["port"]
+    os.close(out)
 
 
 def test_an_alias_bomb_ends_at_its_first_nesting(file: Path) -> None:
