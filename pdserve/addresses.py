@@ -35,7 +35,7 @@ def check_kv_address(kv_ip: str | None, trust: Trust, own: Callable[[], tuple[st
         return
     if not is_address(kv_ip):
         raise ConfigError(f"--kv-ip {kv_ip!r} is no address of a host, as 10.0.1.18")
-    addresses = (*own(), "127.0.0.1", "::1")
+    addresses = tuple(dict.fromkeys((*own(), "127.0.0.1", "::1")))
     if kv_ip not in addresses:
         raise ConfigError(f"--kv-ip {kv_ip} is no address of this machine: it has {', '.join(addresses)}")
     trust.check_address(kv_ip)

@@ -39,6 +39,11 @@ def test_kv_ip_is_an_address_of_this_machine_that_peers_take() -> None:
         check_kv_address("10.0.1.18", TABLE, lambda: ("10.0.1.18",))
 
 
+def test_each_address_of_this_machine_is_named_once() -> None:
+    with pytest.raises(ConfigError, match=r"it has 127.0.0.1, 10.0.0.18, ::1$"):
+        check_kv_address("10.0.9.9", TABLE, lambda: ("127.0.0.1", "10.0.0.18", "::1"))
+
+
 def test_the_variables_of_the_collectives_follow_the_address() -> None:
     assert network_variables("10.0.1.18", "npu", {}, _interfaces) == {
         "GLOO_SOCKET_IFNAME": "eth1", "HCCL_IF_IP": "10.0.1.18", "HCCL_SOCKET_IFNAME": "=eth1",
