@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +15,9 @@ from ranktable_tools.owner import whose
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_DEPTH = 32
+_MAX_DIGITS = 640  # what Python converts under any of its settings
+# Pipes that are named for this process, as a shell's <(...) is: somebody writes to them.
+_OWN_PIPE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+")
 # A string, closed or not, so that a bracket in one does not count; else one bracket.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
@@ -26,7 +31,10 @@ def parse_json(text: str, path: str) -> object:
     """Return the JSON value of a text; `path` names it in the RanktableError of one that is none."""
     _check_depth(path, text)
     try:
-        return _plain(json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant), "", path)
+        value = json.loads(
+            text, object_pairs_hook=_Pairs, parse_int=partial(_whole_number, path), parse_constant=_refuse_constant
+        )
+        return _plain(value, "", path)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         if re.match(r"//|/\*|#", text[error.pos : error.pos + 2]):
@@ -62,6 +70,7 @@ class _Pairs(list[tuple[str, object]]):
 
 def _read_text(path: str) -> str:
     try:
+        _refuse_what_may_hang(path)
         with open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -75,6 +84,14 @@ def _read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         message = f"{path}: not JSON: byte {error.start} is not UTF-8"
         raise RanktableError(message, code="not-json") from error
+
+
+def _refuse_what_may_hang(path: str) -> None:
+    """Raise RanktableError for a pipe or a device: its open or read waits until somebody writes."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _OWN_PIPE.fullmatch(path)):
+        message = f"{path}: is no regular file; name a file, or /dev/stdin for a pipe"
+        raise RanktableError(message, code="unreadable")
 
 
 def _check_depth(path: str, text: str) -> None:
@@ -103,6 +120,14 @@ def _plain(value: object, place: str, path: str) -> object:
     if isinstance(value, list):
         return [_plain(member, f"{place}[{index}]", path) for index, member in enumerate(value)]
     return value
+
+
+def _whole_number(path: str, text: str) -> int:
+    digits = len(text.lstrip("-"))
+    if digits > _MAX_DIGITS:
+        message = f"{path}: a number of {digits} digits; at most {_MAX_DIGITS} are read, no ranktable has more"
+        raise RanktableError(message, code="too-large")
+    return int(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:

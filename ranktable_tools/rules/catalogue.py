@@ -13,7 +13,7 @@ TABLE_RULES: tuple[Rule, ...] = (*DEVICE_RULES, *SERVER_RULES, *HCCL_RULES)
 
 READING_RULES: Mapping[str, str] = {
     "unreadable": "the file can be read",
-    "too-large": "the file is at most 16 MiB",
+    "too-large": "the file is at most 16 MiB, a number in it 640 digits",
     "not-json": "the file is JSON",
     "json-comment": "JSON has no comments",
     "too-deep": "lists and objects are at most 32 deep",

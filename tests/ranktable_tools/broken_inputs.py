@@ -84,6 +84,7 @@ FILES = (
     _lint("a comment", "json-comment", '{"version": "1.0", // the version\n "status": "completed"}'),
     _lint("a key stands twice", "duplicate-key", '{"server_list": [{"server_id": "a", "server_id": "b"}]}'),
     _lint("lists in lists in lists", "too-deep", "[" * 40 + "]" * 40),
+    _lint("a number of 5,000 digits", "too-large", "1" * 5_000),
     _lint("a file of 17 MB", "too-large", " " * 17_000_000 + "{}"),
     _lint("another JSON file", "unknown-dialect", {"name": "pdserve"}),
     _lint("a list instead of an object", "wrong-type", []),

@@ -45,6 +45,34 @@ def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
     assert reason in _message(save("t.json", text))
 
 
+@pytest.mark.parametrize(("number", "digits"), [("1" * 5_000, 5_000), ("-" + "1" * 641, 641)])
+def test_a_number_longer_than_python_reads_is_refused_in_our_words(save: Save, number: str, digits: int) -> None:
+    path = save("t.json", f'{{"version": {number}}}')
+
+    assert _message(path) == f"{path}: a number of {digits} digits; at most 640 are read, no ranktable has more"
+
+
+def test_a_number_as_long_as_is_read_is_read(save: Save) -> None:
+    assert read_json(save("t.json", "-" + "1" * 640)) == -int("1" * 640)
+
+
+def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    os.mkfifo(path)
+
+    assert _message(str(path)) == f"{path}: is no regular file; name a file, or /dev/stdin for a pipe"
+
+
+def test_what_a_pipe_of_this_process_brings_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"a": 1}')
+    os.close(writer)
+    try:
+        assert read_json(f"/dev/fd/{reader}") == {"a": 1}
+    finally:
+        os.close(reader)
+
+
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(b'{"a": "\xff"}')
