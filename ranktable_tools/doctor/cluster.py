@@ -47,7 +47,7 @@ def check_model(case: Case) -> Verdict:
     if isinstance(told, Verdict):
         return told
     instances = told["instances"]
-    refusals = [fail(one["error"], "give every host the same cluster_secret") for one in instances if one["refused"]]
+    refusals = [_refusal(one["error"]) for one in instances if one["refused"]]
     answered = [one for one in instances if not one["error"]]
     if not answered:
         return combined(refusals, "") if refusals else not_here("no instance answers", "start them")
@@ -125,6 +125,12 @@ def _object_with(key: str, text: str) -> dict[str, Any] | None:
 def _python_path(known: str | None) -> str:
     clone = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join([clone, known] if known else [clone])
+
+
+def _refusal(words: str) -> Verdict:
+    if "secret" in words:
+        return fail(words, "give every host the same cluster_secret")
+    return fail(words, "look which server listens there: server_port and NODE_PORTS name the instances' ports")
 
 
 def _pair(link: dict[str, Any]) -> str:

@@ -24,7 +24,10 @@ def check_ip_forward(case: Case) -> Verdict:
     value = (case.machine.text(_FORWARD) or "").strip()
     if value == "1":
         return ok("net.ipv4.ip_forward is 1")
-    if case.machine.tool("docker") is None and not case.machine.in_container:
-        return not_here(f"net.ipv4.ip_forward is {value or 'not told'}; without containers nobody needs it")
+    words = f"net.ipv4.ip_forward is {value or 'not told'}"
+    if case.machine.in_container:
+        return not_here(f"{words}; this is a container, the host's counts")
+    if case.machine.tool("docker") is None:
+        return not_here(f"{words}; without containers nobody needs it")
     step = "sysctl -w net.ipv4.ip_forward=1, and the same line in /etc/sysctl.conf (not needed with --net=host)"
-    return warn(f"net.ipv4.ip_forward is {value or 'not told'}", step)
+    return warn(words, step)

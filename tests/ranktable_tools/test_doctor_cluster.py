@@ -119,6 +119,17 @@ def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
 
     assert (verdict.result, verdict.words) == ("fail", "cluster secrets differ: a, b")
+    assert verdict.next_step == "give every host the same cluster_secret"
+
+
+def test_a_server_that_is_no_instance_has_nothing_to_do_with_the_secret(tmp_path: Path) -> None:
+    words = "127.0.0.1:8088: Received http2 header with status: 404"
+    told = {"instances": [_instance(error=words, refused=True)], "differences": []}
+
+    verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
+
+    assert (verdict.result, verdict.words) == ("fail", words)
+    assert verdict.next_step == "look which server listens there: server_port and NODE_PORTS name the instances' ports"
 
 
 def test_before_the_start_there_is_no_model_to_compare(tmp_path: Path) -> None:

@@ -52,3 +52,17 @@ def test_ip_forward_is_1_or_to_be_set_where_docker_is(tmp_path: Path) -> None:
     assert (off.result, off.words) == ("warn", "net.ipv4.ip_forward is 0")
     assert off.next_step.startswith("sysctl -w net.ipv4.ip_forward=1")
     assert (on.result, on.words) == ("ok", "net.ipv4.ip_forward is 1")
+
+
+def test_in_a_container_ip_forward_is_the_hosts_affair(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.file("/run/.containerenv", "")
+    bench.file(FORWARD, "0\n")
+    bench.tool("docker", DOCKER)
+
+    verdict = check_ip_forward(bench.case())
+
+    assert (verdict.result, verdict.words) == (
+        "not here",
+        "net.ipv4.ip_forward is 0; this is a container, the host's counts",
+    )
