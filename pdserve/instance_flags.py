@@ -50,11 +50,6 @@ def typed_over_file(argv: Sequence[str], environ: Mapping[str, str]) -> Typed:
     return Typed(from_namespace(EngineOptions, namespace), tuple(notices))
 
 
-def parse(argv: Sequence[str]) -> EngineOptions:
-    """Return the engine options of a command line; the scheduler's flags may stand in it too. Raises ConfigError."""
-    return typed_over_file(argv, {}).options
-
-
 def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None) -> InstanceLaunch:
     """Return the config of the instance `plan` found this process to be. Raises ConfigError."""
     check_step_tokens(options)

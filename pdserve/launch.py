@@ -107,11 +107,13 @@ def _launch(argv: Sequence[str]) -> int:
 
 
 def _help() -> int:
-    from pdserve import instance_flags
+    from scheduler import config
 
     print(USAGE)
     print(f"  --config FILE  {CONFIG_HELP}\n  vLLM's engine and server flags are taken too: docs/flags.md\n")
-    instance_flags.parse(["--help"])
+    parser = config.parser()
+    parser.prog, parser.usage, parser.description = "start_servers.sh", "start_servers.sh [flags]", None
+    parser.print_help()
     return 0
 
 

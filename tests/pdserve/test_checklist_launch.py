@@ -138,3 +138,12 @@ def test_a8_114_quantization_is_what_the_checkpoint_has(start: Start) -> None:
     said = start("prefill", "--quantization=awq")
 
     assert "--quantization awq" in said
+
+
+def test_help_is_start_servers_and_not_the_schedulers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--help"]) == 0
+
+    said = capsys.readouterr().out
+    assert "usage: start_servers.sh [flags]\n" in said
+    assert "The front door" not in said
+    assert "--tensor-parallel-size" in said

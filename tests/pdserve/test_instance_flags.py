@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.instance_flags import check_tensor_parallel, launch, parse
+from pdserve.instance_flags import check_tensor_parallel, launch, typed_over_file
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from wire.errors import ConfigError
+from wire.options import EngineOptions
 from wire.types import Role
+
+
+def parse(argv: list[str]) -> EngineOptions:
+    return typed_over_file(argv, {}).options
 
 
 @pytest.fixture
