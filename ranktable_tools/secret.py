@@ -67,7 +67,9 @@ def check_owner(directory: Path, owner: int) -> None:
             os.chown(file.fileno(), owner, -1)
     except OSError as error:
         words = f"--owner is {owner}: files in {nearest} cannot be given to that uid: {error.strerror}"
-        raise RanktableError(f"{words}; this process is uid {os.geteuid()}: run as root, or as that user") from error
+        raise RanktableError(
+            f"{words}; this process is uid {os.geteuid()}: that takes CAP_CHOWN, or run as that user"
+        ) from error
 
 
 def give(path: Path, owner: int) -> None:

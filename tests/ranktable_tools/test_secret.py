@@ -134,7 +134,7 @@ def test_a_uid_that_files_cannot_be_given_to_is_refused_and_nothing_is_left(
 
     assert str(caught.value) == (
         f"--owner is 1000: files in {tmp_path} cannot be given to that uid: Operation not permitted; "
-        f"this process is uid {os.geteuid()}: run as root, or as that user"
+        f"this process is uid {os.geteuid()}: that takes CAP_CHOWN, or run as that user"
     )
     assert list(tmp_path.iterdir()) == []
 
