@@ -60,7 +60,8 @@ def plan_pool(tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int
     if num_blocks < needed:
         raise ConfigError(
             f"{budget_bytes} bytes of KV memory are {max(0, num_blocks)} blocks of {block_size} tokens "
-            f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}"
+            f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}: "
+            f"raise --kv-cache-memory to {needed * block_bytes + len(tensors) * (ALIGNMENT - 1)} or more"
         )
     return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len)
 

@@ -31,6 +31,17 @@ def test_the_pool_fills_the_budget_and_stays_inside(budget: int, block_size: int
     assert budget - layout.total_bytes < layout.token_bytes * block_size + len(tensors) * 4096
 
 
+def test_too_small_a_pool_is_refused_with_the_flag_and_the_least_that_does() -> None:
+    words = r"1000 bytes of KV memory are 0 blocks .*: raise --kv-cache-memory to \d+ or more$"
+    with pytest.raises(ConfigError, match=words) as refused:
+        plan_pool(_tensors(), budget_bytes=1000, block_size=16, max_model_len=4096)
+
+    least = int(str(refused.value).split()[-3])
+    assert plan_pool(_tensors(), budget_bytes=least, block_size=16, max_model_len=4096).num_blocks == 1
+    with pytest.raises(ConfigError):
+        plan_pool(_tensors(), budget_bytes=least - 1, block_size=16, max_model_len=4096)
+
+
 def test_the_longest_sequence_is_the_lesser_limit() -> None:
     plan = plan_pool(_tensors(), budget_bytes=_GIB, block_size=16, max_model_len=100)
 
