@@ -97,7 +97,7 @@ def _check_counts(options: UpOptions) -> None:
     if options.prefill < 1 or options.decode < 1:
         raise ConfigError(f"{typed}: at least one of each")
     if not options.ray and total > _MOST_HERE:
-        words = f"{total} instances, and one machine takes at most {_MOST_HERE}: give less, or --ray for several"
+        words = f"{total} instances, and one machine takes at most {_MOST_HERE}: give fewer, or --ray for several"
         raise ConfigError(f"{typed}: {words}")
 
 
