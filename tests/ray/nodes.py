@@ -30,16 +30,21 @@ class RayNodes:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
+        (self._folder / "ray").mkdir()  # Ray's test cluster writes its address there, into a folder it takes as given
         self._log = (self._folder / "nodes.log").open("w")
         tool = self._folder / "hccn_tool"  # each card of these hosts has an address
         tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')
         tool.chmod(0o755)
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(self._folder)], text=True,
-            env={**os.environ, **LOOPBACK, "HCCN_TOOL_PATH": str(tool)},
+            env={**os.environ, **LOOPBACK, "HCCN_TOOL_PATH": str(tool), "RAY_TMPDIR": str(self._folder)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
-        self.address = self._line()
+        try:
+            self.address = self._line()
+        except AssertionError:
+            self.close()
+            raise
 
     def add(self, **arguments: Any) -> str:
         """Add a node; return its id."""
