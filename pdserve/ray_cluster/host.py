@@ -83,8 +83,8 @@ class InstanceHost:
         status = self._child.exit_status  # before its log is read: then all it said is there
         with self._log.open("rb") as file:
             file.seek(look.offset)
-            data = file.read(_MOST_BYTES)
-            more = bool(file.read(1))
+            data = file.read(_MOST_BYTES + 1)  # at once: what is said meanwhile is no part of it
+        data, more = data[:_MOST_BYTES], len(data) > _MOST_BYTES
         if status is None and not more:
             data = data[: data.rfind(b"\n") + 1]
         text = data.decode(errors="replace")
