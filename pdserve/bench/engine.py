@@ -3,11 +3,11 @@
 Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
 round; a figure is the median of the rounds, a ratio that of the medians. The rate of decoding takes the prefill's time
 off the whole run's: the difference of two long times, which means little on a disturbed machine, and nothing (null, in
-the table `disturbed`) where the prefill alone took longer. So
-`median_full_step_ms` times each step that decodes the whole batch and nothing else. `fraction` is the floor's time
-over the time taken: a step reads the weights and the batch's KV once and multiplies, at the speeds measured here
-before and after the rest (the better of both), whichever takes longer. Rows `Python a step` follow where native
-kernels run the model (python_time.py). JSON lines, then the table as Markdown.
+the table `disturbed`) where the prefill alone took longer. So `median_full_step_ms` times each step that decodes the
+whole batch and nothing else. `fraction` is the floor's time over the time taken: a step reads the weights and the
+batch's KV once and multiplies, at the speeds measured here before and after the rest (the better of both), whichever
+takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
+table as Markdown.
 """
 
 import argparse

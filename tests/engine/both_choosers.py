@@ -10,7 +10,7 @@ from engine.native_chooser import NativeChooser
 from engine.sampler import Sampled, TorchChooser
 from engine.step import SampleRow
 from native.cache import NoNative
-from native.engine_library import build_engine
+from native.engine_library import Threads, build_engine
 
 
 @functools.cache
@@ -20,9 +20,14 @@ def native_chooser() -> NativeChooser | None:
         library = build_engine()
     except NoNative:
         return None
-    functions = declare(library)
+    return chooser_of(library.threads(1))
+
+
+def chooser_of(threads: Threads) -> NativeChooser:
+    """Return the native one over any tensor, on these threads."""
+    functions = declare(threads.library)
     return NativeChooser(
-        functions.best, functions.draw, library.threads(1), lambda one: (one.data_ptr(), *one.shape, one.stride(0))
+        functions.best, functions.draw, threads, lambda one: (one.data_ptr(), *one.shape, one.stride(0))
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.fused_structs import declare
 from engine.native_chooser import NativeChooser
 from engine.sampler import TorchChooser
 from engine.step import SampleRow
-from native.engine_library import ISAS, Threads
+from native.engine_library import ISAS
+from tests.engine.both_choosers import chooser_of
 from tests.native.built import threads_with
 from wire.types import SamplingParams
 
@@ -25,13 +25,6 @@ _TEMPERATURES = (1e-30, 0.01, 0.7, 1.0, 5.0, 1e30)
 def chooser(request: pytest.FixtureRequest) -> Iterator[NativeChooser]:
     with threads_with(*request.param) as threads:
         yield chooser_of(threads)
-
-
-def chooser_of(threads: Threads) -> NativeChooser:
-    functions = declare(threads.library)
-    return NativeChooser(
-        functions.best, functions.draw, threads, lambda one: (one.data_ptr(), *one.shape, one.stride(0))
-    )
 
 
 def row(number: int, **params: float) -> SampleRow:
