@@ -11,7 +11,7 @@ from scheduler.api.prompts import read_messages
 from scheduler.api.refusals import refuse_chat_fields
 from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import read_sampling, read_text_options
-from scheduler.api.schemas import ChatBody
+from scheduler.api.generation_body import ChatBody
 from scheduler.front import Front
 from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest

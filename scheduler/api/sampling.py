@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 
 from scheduler.api.prompts import check_token_ids
-from scheduler.api.schemas import GenerationBody
+from scheduler.api.generation_body import GenerationBody
 from scheduler.config import SchedulerOptions
 from scheduler.pieces import TextOptions
 from scheduler.tokens import Tokens
