@@ -7,11 +7,11 @@ from starlette.requests import Request
 
 from scheduler.api.body import read_json
 from scheduler.api.generation import Ended, Generation
+from scheduler.api.generation_body import ChatBody
 from scheduler.api.prompts import read_messages
 from scheduler.api.refusals import refuse_chat_fields
 from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import read_sampling, read_text_options
-from scheduler.api.generation_body import ChatBody
 from scheduler.front import Front
 from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest

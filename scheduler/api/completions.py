@@ -8,11 +8,11 @@ from starlette.requests import Request
 
 from scheduler.api.body import read_json
 from scheduler.api.generation import Ended, Generation
+from scheduler.api.generation_body import CompletionBody
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.refusals import refuse_completion_fields
 from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import draw_seed, read_sampling, read_text_options
-from scheduler.api.generation_body import CompletionBody
 from scheduler.front import Front
 from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest

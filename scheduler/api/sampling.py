@@ -3,8 +3,8 @@
 import secrets
 from collections.abc import Sequence
 
-from scheduler.api.prompts import check_token_ids
 from scheduler.api.generation_body import GenerationBody
+from scheduler.api.prompts import check_token_ids
 from scheduler.config import SchedulerOptions
 from scheduler.pieces import TextOptions
 from scheduler.tokens import Tokens
