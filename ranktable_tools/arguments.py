@@ -1,14 +1,17 @@
 """Parse command lines so that a wrong one is a RanktableError in one line, not a page of usage."""
 
 import argparse
-from typing import NoReturn
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations whose errors are RanktableErrors."""
+    """An ArgumentParser without abbreviations whose errors are RanktableErrors, with the flag most like an unknown one."""
 
     def __init__(self, *, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -19,9 +22,24 @@ class OneLineParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Parse, but look for an unknown flag first: a slip is often why another flag seems to be missing."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            self._refuse_unknown(words)
+        return super().parse_known_args(words, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong with the command line."""
         raise RanktableError(f"{message} (see {self.prog} --help)")
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        known = self._option_string_actions
+        for word in words[: words.index("--") if "--" in words else None]:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and " " not in flag and flag not in known:
+                near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
+                self.error(f"unknown flag {flag}" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def add_command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:

@@ -146,7 +146,7 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
         (["--dir", "/d", "--name", "-x"], "--name"),
         (["--dir", "/d", "--name", "a b"], "--name 'a b': docker takes letters"),
         (["--dir", "/d", "--shm-size", "0"], "--shm-size '0': write a number"),
-        (["--dir", "/d", "--shm", "1g"], "unrecognized arguments: --shm 1g"),
+        (["--dir", "/d", "--shm", "1g"], "unknown flag --shm: did you mean --shm-size? (see docker_run.sh --help)"),
     ],
 )
 def test_wrong_values_are_one_line(capsys: Capture, words: list[str], said: str) -> None:
@@ -247,3 +247,22 @@ def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Captu
     said = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
 
     assert f"{flag} '' has no value, as a variable that is not set gives it: give one" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "near"),
+    [
+        (docker_run, ["prefill", "--imag", "i", "--dir", "/d"], "--image"),
+        (docker_run, ["prefill", "--image=i", "--dir=/d", "--local_tables=x"], "--local-table"),
+        (build_image, ["--base-imag=i", "--image-name=n"], "--base-image"),
+        (build_image, ["--base-image=i", "--image-name=n", "--with-torchvision"], "--with-torchvision-npu"),
+    ],
+)
+def test_a_slip_in_a_flag_is_answered_with_the_nearest_one(
+    script: ModuleType, typed: list[str], near: str, capsys: Capture
+) -> None:
+    assert script.main(typed) == 2
+
+    said = capsys.readouterr().err
+    assert f": did you mean {near}?" in said
+    assert said.count("\n") == 1

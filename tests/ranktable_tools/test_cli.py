@@ -160,7 +160,7 @@ def test_the_empty_list_of_an_unset_variable_is_status_2_and_no_file(
         (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
         (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU is in one instance alone"),
         (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),
-        (["--prefil-server-list", "1"], "unrecognized arguments: --prefil-server-list 1"),
+        (["--prefil-server-list", "1"], "unknown flag --prefil-server-list: did you mean --prefill-server-list?"),
     ],
 )
 def test_bad_input_is_one_line_status_2_and_no_file(
