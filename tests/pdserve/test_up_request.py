@@ -48,6 +48,18 @@ def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("--ray",), "100000 instances, and one machine takes at most 64: give fewer, or --address of a Ray cluster"),
+        (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, and one cluster takes at most 1024: give fewer"),
+    ],
+)
+def test_under_ray_too_there_is_a_limit(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--prefill 99999 --decode 1: {words}"):
+        parse((*flags, "--prefill", "99999", "--model", "/m"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
         (("--address", "10.0.0.18:6379"), "is that of a Ray cluster: give --ray too"),
         (("--ray", "--address", "ray://10.0.0.18:10001"), "Ray's client protocol is not taken"),
         (("--ray", "--ray-strategy", "near"), "invalid choice: 'near'"),
