@@ -288,7 +288,8 @@ def test_use_openai_is_one_unless_zero(environ: dict[str, str], value: str | Non
 def test_another_use_openai_is_refused(environ: dict[str, str], value: str) -> None:
     message = _refusal({**environ, "USE_OPENAI": value})
 
-    assert message == f'USE_OPENAI is "{value}": must be 1 (OpenAI service, the default) or 0 (vLLM service)'
+    words = "must be 1 (the OpenAI API, the default); 0 (the /generate service) is not supported yet"
+    assert message == f'USE_OPENAI is "{value}": {words}'
 
 
 def test_the_digest_ignores_ports_formatting_and_spellings_of_localhost(
