@@ -11,7 +11,7 @@ from ranktable_tools.errors import RanktableError
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations whose errors are RanktableErrors, with the flag nearest to a wrong one."""
+    """An ArgumentParser without abbreviations whose errors are RanktableErrors, with the flag nearest to a slip."""
 
     def __init__(self, *, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
