@@ -18,6 +18,7 @@ class GenerationRequest:
     `params.seed` and `params.max_tokens` are set; `seeds`, where given, are one for each prompt instead. Limits in
     seconds: to the first token, and without progress. `poolings`, where given, are one for each prompt: nothing is
     generated then, each prompt is answered by one Vector. `cache_salt` is whose KV it may share: the tenant's.
+    `tenant` is whose share of the cluster it takes, the name of an API key or empty; a lower `priority` runs earlier.
     """
 
     request_id: str
@@ -29,6 +30,8 @@ class GenerationRequest:
     seeds: tuple[int, ...] = ()
     poolings: tuple[Pooling, ...] = ()
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""
 
     def params_of(self, prompt: int) -> SamplingParams:
         """Return the parameters that prompt `prompt` runs with."""
