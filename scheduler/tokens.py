@@ -6,11 +6,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from scheduler.chat_options import ChatOptions
 from scheduler.model_files import ModelFiles
 from scheduler.templates import TemplateRenderer
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
 _SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work
+_AS_USUAL = ChatOptions()
 
 
 class Tokens:
@@ -43,23 +45,29 @@ class Tokens:
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, add_special_tokens: bool
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL
     ) -> tuple[int, ...]:
-        """Return the ids of a conversation in the model's template. Raises InvalidRequest, PromptTooLong."""
-        if self.files.chat_template is None:
+        """Return the ids of a conversation in its template. Raises InvalidRequest, PromptTooLong, Overloaded."""
+        text = await self.render_chat(messages, options)
+        return await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
+        """Return the text of a conversation in its template. Raises InvalidRequest, Overloaded."""
+        template = self.files.chat_template if options.template is None else options.template
+        if template is None:
             raise InvalidRequest(
                 "the model has no chat template: start the scheduler with --chat-template, or use /v1/completions",
                 "messages",
             )
         context = {
             **self.files.special_tokens,
+            **options.template_kwargs,
             "messages": list(messages),
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "tools": options.tools,
+            "documents": list(options.documents) or None,
+            "add_generation_prompt": options.add_generation_prompt,
         }
-        text = await self._renderer.render(self.files.chat_template, context)
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        return await self._renderer.render(template, context)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids without a token have none."""

@@ -12,6 +12,7 @@ from scheduler.api.prompts import read_messages
 from scheduler.api.refusals import refuse_chat_fields
 from scheduler.api.request_ids import new_id
 from scheduler.api.sampling import read_sampling, read_text_options
+from scheduler.chat_options import ChatOptions
 from scheduler.front import Front
 from scheduler.pieces import Piece
 from scheduler.request import GenerationRequest
@@ -32,8 +33,7 @@ async def prepare(front: Front, body: ChatBody) -> Generation:
     options, tokens = front.config.options, front.tokens
     prompt = await tokens.encode_chat(
         read_messages(body.messages),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        add_special_tokens=bool(body.add_special_tokens),
+        ChatOptions(body.add_generation_prompt is not False, bool(body.add_special_tokens)),
     )
     if not prompt:
         raise InvalidRequest("the chat template made an empty prompt of the messages", "messages")
