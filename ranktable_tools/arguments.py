@@ -22,7 +22,9 @@ class OneLineParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Parse, but look for an unknown flag first: a slip is often why another flag seems to be missing."""
         words = list(sys.argv[1:] if args is None else args)
         if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):

@@ -1,17 +1,15 @@
-"""Every broken input we know, as data: what is broken, the rule that finds it, the files, and the command line."""
+"""Every broken table we know, as data: what is broken, the rule that finds it, the files, and the command line."""
 
 import copy
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from tests.docs.broken_input import Broken
 from tests.ranktable_tools.documents import (
     A,
     B,
     C,
     Document,
-    device,
     group,
     grouped,
     hccl,
@@ -28,22 +26,7 @@ from tests.ranktable_tools.documents import (
 LINT = ("lint", "t.json")
 
 
-@dataclass(frozen=True)
-class Broken:
-    """One broken input. `rule` is the code that lint prints, None for what other commands refuse."""
-
-    what: str
-    rule: str | None
-    files: Mapping[str, Document | list[object] | str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = LINT
-
-    def text(self, name: str) -> str:
-        """The text of one of its files."""
-        document = self.files[name]
-        return document if isinstance(document, str) else json.dumps(document)
-
-
-def _with(document: Document, path: str, value: object) -> Document:
+def with_value(document: Document, path: str, value: object) -> Document:
     """Set what stands at a path like `server_group_list.1.group_id`; `...` takes it out."""
     changed = copy.deepcopy(document)
     *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
@@ -63,7 +46,7 @@ def _lint(what: str, rule: str, document: Document | list[object] | str, *flags:
 
 def _changed(base: Callable[[], Document]) -> Callable[..., Broken]:
     def row(what: str, rule: str, path: str, value: object, *flags: str) -> Broken:
-        return _lint(what, rule, _with(base(), path, value), *flags)
+        return _lint(what, rule, with_value(base(), path, value), *flags)
 
     return row
 
@@ -73,9 +56,7 @@ _mindie, _vllm = _changed(mindie), _changed(vllm_ascend)
 _G1 = "server_group_list.1.server_list.0"
 _G2 = "server_group_list.2.server_list.0"
 _ONE_HOST = modelarts(prefill=[server(A, 0)], decode=[server(A, 1)])
-_LOOPBACK = _with(modelarts(), "server_group_list.0.server_list.0.server_ip", "localhost")
-_GEN = ("gen", "--ip", A, "--device-type", "cpu")
-_SHARED = ("--prefill-server-list=0", "--decode-server-list=0", "--share-devices")
+_LOOPBACK = with_value(modelarts(), "server_group_list.0.server_list.0.server_ip", "localhost")
 
 FILES = (
     Broken("the file is not there", "unreadable", {}, ("lint", "gone.json")),
@@ -144,14 +125,18 @@ CLUSTERS = (
     _lint(
         "a scheduler with a device",
         "scheduler-device",
-        _with(modelarts(), "server_group_list.0", group(0, server(A, 1))),
+        with_value(modelarts(), "server_group_list.0", group(0, server(A, 1))),
         "--dialect",
         "modelarts",
     ),
     _lint(
-        "an instance without devices", "no-device", _with(modelarts(), f"{_G1}.device", ...), "--dialect", "modelarts"
+        "an instance without devices",
+        "no-device",
+        with_value(modelarts(), f"{_G1}.device", ...),
+        "--dialect",
+        "modelarts",
     ),
-    _lint("ranks with a gap", "rank-id", _with(modelarts(), f"{_G1}.device.1.rank_id", "2")),
+    _lint("ranks with a gap", "rank-id", with_value(modelarts(), f"{_G1}.device.1.rank_id", "2")),
     _lint("ranks that begin with 1", "rank-id", modelarts(prefill=[server(A, 4, 5, first_rank=1)])),
     _lint(
         "one device in a prefill and a decode instance",
@@ -204,7 +189,7 @@ OTHER_DIALECTS = (
     _lint(
         "HCCL: no device address between two hosts",
         "no-device-ip",
-        _with(hccl(), "server_list.1.device.0.device_ip", ...),
+        with_value(hccl(), "server_list.1.device.0.device_ip", ...),
     ),
     _pods("HCCL 1.2: no super_device_id", "no-super-device", "server_list.0.device.0.super_device_id", ...),
     _pods(
@@ -255,7 +240,7 @@ SEVERAL_FILES = (
     Broken(
         "a local table whose device_ip is another",
         "not-in-global",
-        {"g.json": modelarts(), "l.json": _with(local(), "server_list.0.device.0.device_ip", "198.51.100.99")},
+        {"g.json": modelarts(), "l.json": with_value(local(), "server_list.0.device.0.device_ip", "198.51.100.99")},
         ("lint", "g.json", "l.json"),
     ),
     Broken(
@@ -293,97 +278,11 @@ SEVERAL_FILES = (
     ),
 )
 
-_PART_A = grouped(group(0, server(A)), group(1, server(A, 4, 5)))
-_PART_B = grouped(group(2, server(B, 6, 7)))
-_MERGE = ("merge", "--global-ranktable-list", "a.json", "b.json")
-_JOIN = ("merge-local", "--local-ranktable-list", "a.json", "b.json")
-
-COMMANDS = (
-    Broken("gen: nothing to generate", None, {}, _GEN),
-    Broken("gen: a device in both lists", None, {}, (*_GEN, "--prefill-server-list=4,5", "--decode-server-list=5,6")),
-    Broken("gen: one GPU in two instances that no port tells apart", None, {}, (*_GEN, *_SHARED)),
-    Broken("gen: an NPU in two instances", None, {}, ("gen", "--ip", A, "--device-type=npu", *_SHARED)),
-    Broken("gen: two files of one name", None, {}, (*_GEN, "--prefill-server-list", "1,23", "12,3")),
-    Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),
-    Broken("gen: an empty list", None, {}, (*_GEN, "--prefill-server-list", "", "--decode-server-list=5")),
-    Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),
-    Broken("merge: one table", None, {"a.json": _PART_A}, _MERGE[:3]),
-    Broken("merge: one table twice", None, {"a.json": _PART_A}, (*_MERGE[:3], "a.json")),
-    Broken("merge: two schedulers", None, {"a.json": _PART_A, "b.json": modelarts()}, _MERGE),
-    Broken("merge: no scheduler", None, {"a.json": grouped(group(1, server(A, 4))), "b.json": _PART_B}, _MERGE),
-    Broken("merge: no decode instance", None, {"a.json": _PART_A, "b.json": grouped(group(1, server(B, 6)))}, _MERGE),
-    Broken(
-        "merge: one device in two files", None, {"a.json": _PART_A, "b.json": grouped(group(2, server(A, 5)))}, _MERGE
-    ),
-    Broken(
-        "merge: an input would be written over",
-        None,
-        {"global_ranktable_merge.json": _PART_A, "b.json": _PART_B},
-        ("merge", "--global-ranktable-list", "global_ranktable_merge.json", "b.json"),
-    ),
-    Broken("merge-local: one table", None, {"a.json": local()}, _JOIN[:3]),
-    Broken("merge-local: a global table", None, {"a.json": local(), "b.json": modelarts()}, _JOIN),
-    Broken("merge-local: the scheduler's table", None, {"a.json": local(), "b.json": local(server(A))}, _JOIN),
-    Broken(
-        "merge-local: one device in two files",
-        None,
-        {"a.json": local(), "b.json": local(server(B, 7))},
-        _JOIN,
-    ),
-    Broken(
-        "convert: to a dialect that is only read",
-        None,
-        {"t.json": modelarts()},
-        ("convert", "t.json", "--to", "mindie"),
-    ),
-    Broken("convert: to an unknown dialect", None, {"t.json": modelarts()}, ("convert", "t.json", "--to", "yaml")),
-    Broken("convert: prefill is not named", None, {"t.json": kubeinfer()}, ("convert", "t.json", "--to", "modelarts")),
-    Broken(
-        "convert: an instance over two servers",
-        None,
-        {"t.json": kubeinfer()},
-        ("convert", "t.json", "--to", "modelarts", "--num-prefill", "2"),
-    ),
-    Broken(
-        "convert: several instances to HCCL", None, {"t.json": modelarts()}, ("convert", "t.json", "--to", "hccl-1.0")
-    ),
-    Broken(
-        "convert: an instance that is not there",
-        None,
-        {"t.json": modelarts()},
-        ("convert", "t.json", "--to", "hccl-1.0", "--instance", "decode-1"),
-    ),
-    Broken(
-        "convert: no super pods to write",
-        None,
-        {"t.json": modelarts()},
-        ("convert", "t.json", "--to", "hccl-1.2", "--instance", "prefill-0"),
-    ),
-    Broken(
-        "convert: two files of one name",
-        None,
-        {
-            "t.json": modelarts(
-                prefill=[server(A, 1, 2)], decode=[_with(server(A, 1), "device.0", device("12", "198.51.100.99", 0))]
-            )
-        },
-        ("convert", "t.json", "--to", "modelarts", "--save-dir", "out"),
-    ),
-    Broken("show: a table with a mistake", None, {"t.json": _with(modelarts(), "version", "9")}, ("show", "t.json")),
-    Broken(
-        "diff: a global and a local table",
-        None,
-        {"g.json": modelarts(), "l.json": local()},
-        ("diff", "g.json", "l.json"),
-    ),
-)
-
 SECTIONS: Mapping[str, tuple[Broken, ...]] = {
-    "Files": FILES,
-    "The table as a whole": HEADS,
-    "Single values": VALUES,
-    "Devices, ports and sizes": CLUSTERS,
-    "Other dialects": OTHER_DIALECTS,
-    "Several files": SEVERAL_FILES,
-    "Other commands": COMMANDS,
+    "Tables: files": FILES,
+    "Tables: the table as a whole": HEADS,
+    "Tables: single values": VALUES,
+    "Tables: devices, ports and sizes": CLUSTERS,
+    "Tables: other dialects": OTHER_DIALECTS,
+    "Tables: several files": SEVERAL_FILES,
 }

@@ -1,0 +1,17 @@
+"""Every broken input of every package, by the heading it stands under in docs/broken-inputs.md."""
+
+from collections.abc import Mapping
+
+from tests.deploy import broken_commands as deploy
+from tests.docs.broken_input import Broken
+from tests.pdserve import broken_config as config
+from tests.ranktable_tools import broken_commands as commands
+from tests.ranktable_tools import broken_inputs as tables
+
+PARTS: tuple[Mapping[str, tuple[Broken, ...]], ...] = (
+    tables.SECTIONS,
+    commands.SECTIONS,
+    config.SECTIONS,
+    deploy.SECTIONS,
+)
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {title: inputs for part in PARTS for title, inputs in part.items()}

@@ -1,0 +1,89 @@
+"""Write what the tests know of broken inputs into docs: a page of all of them, and the rules in both languages."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ranktable_tools.rules.catalogue import ACROSS_RULES, KEY_RULES, READING_RULES, TABLE_RULES
+from tests.docs.broken_input import Broken, answer
+from tests.docs.broken_inputs import SECTIONS
+from tests.ranktable_tools.rules_in_chinese import RULES_IN_CHINESE
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BEGIN = "<!-- Made by scripts/broken-inputs from the tests' broken inputs; do not edit. -->"
+END = "<!-- End of what scripts/broken-inputs made. -->"
+_NOTES = ("no-local", *KEY_RULES)
+_HEAD = """\
+# Broken inputs
+
+What each says, as `scripts/broken-inputs` runs it: the message, and the exit status. Nothing is written then. A code in
+brackets is that of a [rule](ranktable.md#rules). TIME stands for the time of day.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that each page should have."""
+    english, chinese = DOCS / "ranktable.md", DOCS / "ranktable.zh-CN.md"
+    return {
+        DOCS / "broken-inputs.md": "\n".join((BEGIN, "", _HEAD, *_tables())),
+        english: _put(english.read_text(), _rules()),
+        chinese: _put(chinese.read_text(), _chinese_rules()),
+    }
+
+
+def _put(document: str, lines: Iterator[str]) -> str:
+    """Return the document with the lines between its marks."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    made = "\n".join(lines)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+def _tables() -> Iterator[str]:
+    for title, inputs in SECTIONS.items():
+        yield f"## {title}\n"
+        yield "| what is broken | what is said | status |"
+        yield "|---|---|---|"
+        for broken in inputs:
+            told = answer(broken)
+            yield f"| {broken.what} | {_cell(told.said)} | {told.status} |"
+        yield ""
+
+
+def _rules() -> Iterator[str]:
+    yield "## Rules\n"
+    yield "| code | the rule | breaking it is |"
+    yield "|---|---|---|"
+    for code, says, is_note in rules():
+        yield f"| `{code}` | {says} | {'a note' if is_note else 'an error'} |"
+
+
+def _chinese_rules() -> Iterator[str]:
+    yield "## 规则\n"
+    yield "| 代码 | 规则 | 违反时 | 提示示例 |"
+    yield "|---|---|---|---|"
+    for code, _, is_note in rules():
+        said = answer(_example(code)).said
+        line = next(line for line in said.splitlines() if f"[{code}]" in line)
+        yield f"| `{code}` | {RULES_IN_CHINESE[code]} | {'说明' if is_note else '错误'} | {_cell(line)} |"
+
+
+def rules() -> Iterator[tuple[str, str, bool]]:
+    """Yield code and sentence of each rule, and whether breaking it is a note."""
+    for code, says in (*READING_RULES.items(), *KEY_RULES.items(), *ACROSS_RULES.items()):
+        yield code, says, code in _NOTES
+    for rule in TABLE_RULES:
+        yield rule.code, rule.says, rule.severity == "note"
+
+
+def _example(code: str) -> Broken:
+    return next(broken for inputs in SECTIONS.values() for broken in inputs if broken.rule == code)
+
+
+def _cell(said: str) -> str:
+    lines = said.replace("|", "\\|").splitlines()
+    return "<br>".join(f"`` {line} ``" if "`" in line else f"`{line}`" for line in lines)
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)

@@ -1,0 +1,41 @@
+"""Every broken input is refused in words with status 2, every rule has one, and the docs list them all."""
+
+import pytest
+
+from tests.docs.broken_input import Broken, answer
+from tests.docs.broken_inputs import PARTS, SECTIONS
+from tests.docs.broken_table import BEGIN, pages, rules
+from tests.ranktable_tools.rules_in_chinese import RULES_IN_CHINESE
+
+INPUTS = [pytest.param(one, id=f"{title}: {one.what}") for title, inputs in SECTIONS.items() for one in inputs]
+CODES = [code for code, _, _ in rules()]
+
+
+@pytest.mark.parametrize("broken", INPUTS)
+def test_a_broken_input_is_told_with_status_2_and_nothing_is_written(broken: Broken) -> None:
+    told = answer(broken)
+
+    assert (told.status, told.new) == (2, ())
+    if broken.rule is None:
+        assert broken.command.begins in told.said[: len(broken.command.begins) + len("TIME-ERROR: ")]
+        assert len(told.said.splitlines()) == 1
+    else:
+        assert f"[{broken.rule}]" in told.said
+        assert "note: " not in told.said
+
+
+def test_every_rule_has_a_broken_input_and_words_in_chinese() -> None:
+    found = {one.rule for inputs in SECTIONS.values() for one in inputs} - {None}
+
+    assert found == set(CODES)
+    assert list(RULES_IN_CHINESE) == CODES
+
+
+def test_no_two_packages_have_a_heading_in_common() -> None:
+    assert sum(map(len, PARTS)) == len(SECTIONS)
+
+
+def test_the_pages_list_them_as_they_are_answered_today() -> None:
+    for path, text in pages().items():
+        assert BEGIN in text
+        assert path.read_text() == text, f"{path.name}: run scripts/broken-inputs"

@@ -1,0 +1,99 @@
+"""Every input that a command on tables other than lint refuses, as data."""
+
+from collections.abc import Mapping
+
+from tests.docs.broken_input import Broken
+from tests.ranktable_tools.broken_inputs import with_value
+from tests.ranktable_tools.documents import A, B, device, group, grouped, kubeinfer, local, modelarts, server
+
+_GEN = ("gen", "--ip", A, "--device-type", "cpu")
+_SHARED = ("--prefill-server-list=0", "--decode-server-list=0", "--share-devices")
+_PART_A = grouped(group(0, server(A)), group(1, server(A, 4, 5)))
+_PART_B = grouped(group(2, server(B, 6, 7)))
+_MERGE = ("merge", "--global-ranktable-list", "a.json", "b.json")
+_JOIN = ("merge-local", "--local-ranktable-list", "a.json", "b.json")
+
+COMMANDS = (
+    Broken("gen: nothing to generate", None, {}, _GEN),
+    Broken("gen: a device in both lists", None, {}, (*_GEN, "--prefill-server-list=4,5", "--decode-server-list=5,6")),
+    Broken("gen: one GPU in two instances that no port tells apart", None, {}, (*_GEN, *_SHARED)),
+    Broken("gen: an NPU in two instances", None, {}, ("gen", "--ip", A, "--device-type=npu", *_SHARED)),
+    Broken("gen: two files of one name", None, {}, (*_GEN, "--prefill-server-list", "1,23", "12,3")),
+    Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),
+    Broken("gen: an empty list", None, {}, (*_GEN, "--prefill-server-list", "", "--decode-server-list=5")),
+    Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),
+    Broken("merge: one table", None, {"a.json": _PART_A}, _MERGE[:3]),
+    Broken("merge: one table twice", None, {"a.json": _PART_A}, (*_MERGE[:3], "a.json")),
+    Broken("merge: two schedulers", None, {"a.json": _PART_A, "b.json": modelarts()}, _MERGE),
+    Broken("merge: no scheduler", None, {"a.json": grouped(group(1, server(A, 4))), "b.json": _PART_B}, _MERGE),
+    Broken("merge: no decode instance", None, {"a.json": _PART_A, "b.json": grouped(group(1, server(B, 6)))}, _MERGE),
+    Broken(
+        "merge: one device in two files", None, {"a.json": _PART_A, "b.json": grouped(group(2, server(A, 5)))}, _MERGE
+    ),
+    Broken(
+        "merge: an input would be written over",
+        None,
+        {"global_ranktable_merge.json": _PART_A, "b.json": _PART_B},
+        ("merge", "--global-ranktable-list", "global_ranktable_merge.json", "b.json"),
+    ),
+    Broken("merge-local: one table", None, {"a.json": local()}, _JOIN[:3]),
+    Broken("merge-local: a global table", None, {"a.json": local(), "b.json": modelarts()}, _JOIN),
+    Broken("merge-local: the scheduler's table", None, {"a.json": local(), "b.json": local(server(A))}, _JOIN),
+    Broken(
+        "merge-local: one device in two files",
+        None,
+        {"a.json": local(), "b.json": local(server(B, 7))},
+        _JOIN,
+    ),
+    Broken(
+        "convert: to a dialect that is only read",
+        None,
+        {"t.json": modelarts()},
+        ("convert", "t.json", "--to", "mindie"),
+    ),
+    Broken("convert: to an unknown dialect", None, {"t.json": modelarts()}, ("convert", "t.json", "--to", "yaml")),
+    Broken("convert: prefill is not named", None, {"t.json": kubeinfer()}, ("convert", "t.json", "--to", "modelarts")),
+    Broken(
+        "convert: an instance over two servers",
+        None,
+        {"t.json": kubeinfer()},
+        ("convert", "t.json", "--to", "modelarts", "--num-prefill", "2"),
+    ),
+    Broken(
+        "convert: several instances to HCCL", None, {"t.json": modelarts()}, ("convert", "t.json", "--to", "hccl-1.0")
+    ),
+    Broken(
+        "convert: an instance that is not there",
+        None,
+        {"t.json": modelarts()},
+        ("convert", "t.json", "--to", "hccl-1.0", "--instance", "decode-1"),
+    ),
+    Broken(
+        "convert: no super pods to write",
+        None,
+        {"t.json": modelarts()},
+        ("convert", "t.json", "--to", "hccl-1.2", "--instance", "prefill-0"),
+    ),
+    Broken(
+        "convert: two files of one name",
+        None,
+        {
+            "t.json": modelarts(
+                prefill=[server(A, 1, 2)],
+                decode=[with_value(server(A, 1), "device.0", device("12", "198.51.100.99", 0))],
+            )
+        },
+        ("convert", "t.json", "--to", "modelarts", "--save-dir", "out"),
+    ),
+    Broken(
+        "show: a table with a mistake", None, {"t.json": with_value(modelarts(), "version", "9")}, ("show", "t.json")
+    ),
+    Broken(
+        "diff: a global and a local table",
+        None,
+        {"g.json": modelarts(), "l.json": local()},
+        ("diff", "g.json", "l.json"),
+    ),
+)
+
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`ranktable`": COMMANDS}
