@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.guide_lines import BUILD, GEN, MERGE, PORTS, start
+
 CLONE = Path(__file__).resolve().parent.parent.parent
 LINKS = CLONE / "deploy" / "link_guide_paths"
 
-# As the guide prints them, each in the folder that the lines before it lead to. Only what stands in ${} or is masked
-# there is filled in.
-GUIDE_LINES = [
-    "python ${LLM_TOOLS_PATH}/PD_separate/pd_ranktable_tools.py --mode gen --prefill-server-list 4,5 "
-    "--decode-server-list 6,7 --api-server --save-dir ./save_dir",
-    "python ${LLM_TOOLS_PATH}/PD_separate/pd_ranktable_tools.py --mode merge --global-ranktable-list "
-    "./ranktable/global_ranktable_10.0.0.18.json ./ranktable/global_ranktable_10.0.0.19.json --save-dir ./save_dir",
-]
-START = "sh AscendCloud-LLM/llm_tools/PD_separate/start_servers.sh --model=m --tensor-parallel-size=2 --port=8088"
-BUILD = (
-    "cd ./AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/ && "
-    "sh build_image.sh --base-image=${base_image} --image-name=${image_name}"
-)
 # Stands for Python in the shell scripts: finds every module and tells what it was started with.
 RECORDER = """#!/bin/sh
 case "$1$2" in -c* | -P-c) exit 0 ;; esac
@@ -59,14 +48,13 @@ def recorder(tmp_path: Path) -> str:
 
 def test_a8_the_guides_ranktable_lines_run_as_printed(folder: Path, tmp_path: Path) -> None:
     environ = {"LLM_TOOLS_PATH": "AscendCloud/AscendCloud-LLM/llm_tools"}
-    gen, merge = GUIDE_LINES
     parts = (("18", "--prefill-server-list 4,5 --api-server"), ("19", "--decode-server-list 6,7"))
 
-    generated = _sh(gen, folder, tmp_path, **environ)
+    generated = _sh(GEN, folder, tmp_path, **environ)
     for last, lists in parts:
         tool = f"python ${{LLM_TOOLS_PATH}}/PD_separate/pd_ranktable_tools.py --mode gen --ip 10.0.0.{last}"
         _sh(f"{tool} {lists} --save-dir ranktable", folder, tmp_path, **environ)
-    merged = _sh(merge, folder, tmp_path, **environ)
+    merged = _sh(MERGE, folder, tmp_path, **environ)
 
     assert (generated.returncode, merged.returncode) == (0, 0), generated.stderr + merged.stderr
     assert len(list((folder / "save_dir").glob("local_ranktable_*.json"))) == 3
@@ -74,10 +62,16 @@ def test_a8_the_guides_ranktable_lines_run_as_printed(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("below", [".", "AscendCloud"])
-def test_a8_the_guides_start_line_runs_as_printed(folder: Path, tmp_path: Path, recorder: str, below: str) -> None:
-    done = _sh(START, folder / below, tmp_path, PDSERVE_PYTHON=recorder)
+@pytest.mark.parametrize("end", PORTS)
+def test_a8_the_guides_start_line_runs_as_printed(
+    folder: Path, tmp_path: Path, recorder: str, below: str, end: str
+) -> None:
+    done = _sh(start(end), folder / below, tmp_path, PDSERVE_PYTHON=recorder, model="/models/m")
 
-    assert done.stdout == "-P -m pdserve.launch --model=m --tensor-parallel-size=2 --port=8088\n"
+    assert done.stdout == (
+        "-P -m pdserve.launch --model=/models/m --tensor-parallel-size=2 --max-model-len=4096 --max-num-seqs=256 "
+        f"--max-num-batched-tokens=4096 --host=0.0.0.0 --port={PORTS[end]} --served-model-name model-name\n"
+    )
 
 
 def test_a8_119_the_guides_build_line_runs_as_printed(folder: Path, tmp_path: Path, recorder: str) -> None:
