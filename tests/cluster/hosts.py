@@ -87,10 +87,10 @@ class Namespace:
 
 
 class Network:
-    """Hosts by name at 10.0.0.11, .12, ..., each plugged into one switch. No host has a route to anywhere else."""
+    """Hosts by name at 10.0.0.<first>, the next, ..., on one switch. No host has a route to anywhere else."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.address_by_name = {name: f"10.0.0.{number}" for number, name in enumerate(names, start=11)}
+    def __init__(self, names: Sequence[str], first: int = 11) -> None:
+        self.address_by_name = {name: f"10.0.0.{number}" for number, name in enumerate(names, start=first)}
         self.hosts: dict[str, Namespace] = {}
         self._ends = ExitStack()
 
