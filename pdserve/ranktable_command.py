@@ -46,11 +46,11 @@ def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
         return list(rest), {}
     known = parsers[command]._option_string_actions
     entries = read(path)
-    named = _named(rest, known)
+    typed_fields = named(rest, known)
 
     def is_open(entry: "Entry") -> bool:
         action = known.get(entry.flag)
-        return action is None or action.dest not in named
+        return action is None or action.dest not in typed_fields
 
     said = words([entry for entry in entries if is_open(entry)], known, {}, serves=False, joins=False).argv
     end = rest.index("--") if "--" in rest else len(rest)
@@ -58,7 +58,7 @@ def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
     return [*rest[:end], *said, *rest[end:]], variables
 
 
-def _named(typed: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
+def named(typed: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
     """Return the fields that a command line names."""
     flags = (word.partition("=")[0] for word in typed)
     return frozenset(known[flag].dest for flag in flags if flag in known)

@@ -17,6 +17,8 @@ Write this host's tables, or make one global table of several hosts' ones.
   python pd_ranktable_tools.py --mode gen --prefill-server-list 4,5 --decode-server-list 6,7 --api-server
   python pd_ranktable_tools.py --mode merge --global-ranktable-list A.json B.json --save-dir ./save_dir
   python pd_ranktable_tools.py --mode merge-local --local-ranktable-list A.json B.json --save-dir ./save_dir
+With PyYAML installed, from a file that other commands take too:
+  python pd_ranktable_tools.py --mode gen --config cluster.yaml
 """
 _FLAGS = {
     "gen": ("api_server", "prefill_server_list", "decode_server_list", "ip", "device_type", "device_ip_from"),
@@ -28,16 +30,27 @@ _FLAGS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, or 2 for bad input."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = command_parser().parse_args(argv)
         _refuse_flags_of_other_modes(arguments)
         _run(arguments)
     except RanktableError as error:
-        print(f"{_timestamp()}-ERROR: {error}", file=sys.stderr)
-        return 2
+        return refuse(str(error))
     return 0
 
 
-def _parser() -> OneLineParser:
+def refuse(words: str) -> int:
+    """Tell what is wrong with the input, as the guide's tool does; return the exit status."""
+    print(f"{_timestamp()}-ERROR: {words}", file=sys.stderr)
+    return 2
+
+
+def fields_of_other_modes(mode: str) -> frozenset[str]:
+    """Return the fields that are for another mode than this; all others are for every mode."""
+    return frozenset(name for other, names in _FLAGS.items() if other != mode for name in names)
+
+
+def command_parser() -> OneLineParser:
+    """Return the parser of the command line, for those who want to know its flags too."""
     parser = OneLineParser(prog="pd_ranktable_tools", description=_EXAMPLES)
     parser.add_argument("--mode", choices=tuple(_FLAGS), default="gen", help="what to do (default: gen)")
     add_device_lists(parser)

@@ -6,6 +6,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
-    from ranktable_tools.guide import main
+    from pdserve.guide_command import main
 
     raise SystemExit(main())

@@ -59,13 +59,15 @@ def words(
 def cluster_flags() -> frozenset[str]:
     """Return the flags that a cluster's commands have: engine, front door, `up`, where it is, and the tables' tools."""
     from ranktable_tools.cli import command_parsers
+    from ranktable_tools.guide import command_parser
 
     declared = (
         "--" + field.name.replace("_", "-")
         for options in (EngineOptions, SchedulerOptions, UpOptions)
         for field in dataclasses.fields(options)
     )
-    tools = (flag for parser in command_parsers().values() for flag in parser._option_string_actions)
+    parsers = (*command_parsers().values(), command_parser())
+    tools = (flag for parser in parsers for flag in parser._option_string_actions)
     return frozenset((*declared, *_WHERE, *(flag for flag in tools if _may_be_key(flag))))
 
 

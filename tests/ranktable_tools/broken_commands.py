@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from tests.docs.broken_input import Broken
+from ranktable_tools import guide
+from tests.docs.broken_input import Broken, Command
 from tests.ranktable_tools.broken_inputs import with_value
 from tests.ranktable_tools.documents import A, B, device, group, grouped, kubeinfer, local, modelarts, server
 
@@ -96,4 +97,21 @@ COMMANDS = (
     ),
 )
 
-SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`ranktable`": COMMANDS}
+_GUIDE = Command(guide.main, "-ERROR: ")
+
+
+def _guides(what: str, *words: str) -> Broken:
+    return Broken(what, None, {"a.json": _PART_A, "b.json": _PART_B}, words, _GUIDE)
+
+
+GUIDE = (
+    _guides("gen: nothing to generate", "--mode", "gen", "--ip", A, "--device-type=cpu"),
+    _guides("gen: a table to merge", "--mode", "gen", "--global-ranktable-list", "a.json", "b.json"),
+    _guides("gen: a slip in a flag", "--mode", "gen", "--prefil-server-list", "4,5"),
+    _guides("merge: no table", "--mode", "merge"),
+    _guides("merge: one table", "--mode", "merge", "--global-ranktable-list", "a.json"),
+    _guides("merge: --api-server", "--mode=merge", "--global-ranktable-list", "a.json", "b.json", "--api-server"),
+    _guides("merge-local: one table", "--mode", "merge-local", "--local-ranktable-list", "a.json"),
+)
+
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`ranktable`": COMMANDS, "`pd_ranktable_tools.py`": GUIDE}

@@ -1,0 +1,61 @@
+"""The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool itself knows no YAML, and nothing of ours."""
+
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from ranktable_tools import guide
+
+if TYPE_CHECKING:
+    from pdserve.flags.config_file import Entry
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if not any(word.partition("=")[0] == "--config" for word in typed):
+        return guide.main(typed)
+    from wire.errors import ConfigError
+
+    try:
+        plain = with_file(typed)
+    except ModuleNotFoundError as error:
+        name = f"--config needs the Python package {error.name}, which is not here"
+        return guide.refuse(f"{name}: install pdserve (scripts/install), or give the flags")
+    except ConfigError as error:
+        return guide.refuse(str(error))
+    return guide.main(plain)
+
+
+def with_file(typed: Sequence[str]) -> list[str]:
+    """Return the command line with the flags of its --config; what is typed wins.
+
+    What the file says to another mode is passed over, so that one file is for all. Raises ConfigError.
+    """
+    from pdserve.flags.config_file import read
+    from pdserve.flags.from_file import words
+    from pdserve.flags.parser import take_config
+    from pdserve.ranktable_command import named
+
+    path, rest = take_config(typed)
+    assert path is not None, "the caller saw the flag"
+    known = guide.command_parser()._option_string_actions
+    entries = read(path)
+    closed = named(rest, known) | guide.fields_of_other_modes(_mode(rest, entries))
+    said = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
+    return [*rest, *words(said, known, {}, serves=False, joins=False).argv]
+
+
+def _mode(typed: Sequence[str], entries: "Sequence[Entry]") -> str:
+    """Return the mode that will be run: what is typed, else what the file says, else the tool's default."""
+    spelled = [entry.values[0].text for entry in entries if entry.flag == "--mode"]
+    for word, after in zip_longest(typed, typed[1:], fillvalue=""):
+        flag, is_inline, value = word.partition("=")
+        if flag == "--mode":
+            spelled = [value if is_inline else after]
+    return spelled[0] if spelled else "gen"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
