@@ -1,0 +1,43 @@
+"""CPU time of a process to the nanosecond, and the round trips of pings to it."""
+
+import http.client
+import time
+from pathlib import Path
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds that the process's living threads have run, by the kernel's scheduler."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            total += int((task / "schedstat").read_text().split()[0])
+        except FileNotFoundError:
+            continue  # the thread has ended meanwhile
+    return total / 1e9
+
+
+def idle_cpu(pid: int, seconds: float) -> float:
+    """Return the CPU seconds the process uses in one second while nobody asks it anything."""
+    before = cpu_s(pid)
+    time.sleep(seconds)
+    return (cpu_s(pid) - before) / seconds
+
+
+class Pings:
+    """Asks GET /health over and over on one kept connection; the longest waits are the event loop's lag."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.round_trips_s: list[float] = []
+
+    def ping(self) -> None:
+        """Ask once and note how long it took."""
+        began = time.perf_counter()
+        self._connection.request("GET", "/health")
+        self._connection.getresponse().read()
+        self.round_trips_s.append(time.perf_counter() - began)
+
+    def p99_ms(self) -> float:
+        """Return the 99th percentile of the round trips."""
+        ordered = sorted(self.round_trips_s)
+        return 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

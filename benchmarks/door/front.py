@@ -1,0 +1,52 @@
+"""The scheduler process of `benchmarks/frontdoor.py`: the real one, over instances at given ports.
+
+python benchmarks/door/front.py --prefill PORT --decode PORT [--profile FILE] [flags of the scheduler]
+"""
+
+import argparse
+import asyncio
+import cProfile
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
+from scheduler.compatibility import ExpectedInstance
+from scheduler.config import SchedulerConfig, parse
+from scheduler.process import Cluster, serve_cluster
+from telemetry import logs
+from wire.grpc_connection import GrpcConnection
+
+
+def main() -> None:
+    """Serve until SIGTERM; with --profile, write where the event loop's time went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prefill", required=True, type=int)
+    parser.add_argument("--decode", required=True, type=int)
+    parser.add_argument("--profile", help="write cProfile's figures to this file")
+    args, flags = parser.parse_known_args()
+    config = parse(flags)
+    logs.configure(config.engine.log_level)
+    ports = (args.prefill, args.decode)
+    expected = tuple(
+        ExpectedInstance(index, f"{role}-0", role, f"{HOST}:{port}", HOST, DEVICE_IDS[role])
+        for index, (role, port) in enumerate(zip(ROLES, ports, strict=True))
+    )
+    if args.profile is None:
+        run(config, expected)
+        return
+    profile = cProfile.Profile()
+    try:
+        profile.runcall(run, config, expected)
+    finally:
+        profile.dump_stats(args.profile)
+
+
+def run(config: SchedulerConfig, expected: tuple[ExpectedInstance, ...]) -> None:
+    """Serve as the scheduler's own process does."""
+    asyncio.run(serve_cluster(config, Cluster(expected, GrpcConnection)))
+
+
+if __name__ == "__main__":
+    main()

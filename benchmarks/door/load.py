@@ -1,0 +1,137 @@
+"""A cheap client for `benchmarks/frontdoor.py`, in a process of its own: raw sockets, no parser, kept connections.
+
+Each JSON line on standard input is one run, {"port", "path", "model", "concurrency", "requests", "prompt_words",
+"max_tokens", "stream", "api_key"}; the answer has its wall time, SSE events, statuses other than 200 and first bytes.
+"""
+
+import json
+import random
+import selectors
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.kv.control import serve_stdin
+
+WORDS = (
+    "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but "
+    "not what all were we when your can said there use an each which she do how their if will up other about out many"
+)  # one token each in any English vocabulary
+RUN_S = 120.0
+_EVENT = b"data: {"
+
+
+class Call:
+    """One connection that sends request after request and notes what comes."""
+
+    def __init__(self, port: int, run: "Run") -> None:
+        self._run = run
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=RUN_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self) -> None:
+        """Send the next request."""
+        self._head, self._tail, self._left, self._chunked = b"", b"", 0, False
+        self._is_answered = False
+        self._sent_at = time.perf_counter()
+        self.socket.sendall(self._run.request())
+
+    def receive(self) -> bool:
+        """Take what is there; return whether the answer is whole."""
+        content = self.socket.recv(262_144)
+        if not content:
+            raise ConnectionError(f"the server closed the connection: {self._head[:200]!r}")
+        if not self._is_answered:
+            self._is_answered = True
+            self._run.first_bytes_s.append(time.perf_counter() - self._sent_at)
+            return self._begin(content)
+        return self._go_on(content)
+
+    def _begin(self, content: bytes) -> bool:
+        head, found, rest = content.partition(b"\r\n\r\n")
+        assert found, f"half a head: {content[:200]!r}"
+        self._head = head.lower()
+        if b" 200 " not in head.split(b"\r\n", 1)[0]:
+            self._run.failures.append(content[:300].decode(errors="replace"))
+        self._chunked = b"transfer-encoding: chunked" in self._head
+        if not self._chunked:
+            self._left = int(self._head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        return self._go_on(rest)
+
+    def _go_on(self, content: bytes) -> bool:
+        if not self._chunked:
+            self._left -= len(content)
+            return self._left <= 0
+        seen = self._tail + content
+        self._run.num_events += seen.count(_EVENT)
+        self._tail = seen[-(len(_EVENT) - 1) :]
+        return seen.endswith(b"\r\n0\r\n\r\n") or seen == b"0\r\n\r\n"
+
+
+class Run:
+    """What is sent, how often, and what came of it."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        self.first_bytes_s: list[float] = []
+        self.failures: list[str] = []
+        self.num_events = 0
+        self._rng = random.Random(told.get("seed", 1))
+
+    def request(self) -> bytes:
+        """Return the bytes of one request, its prompt unlike the others."""
+        told = self.told
+        prompt = " " + " ".join(self._rng.choices(WORDS.split(), k=told["prompt_words"]))
+        body = {
+            "model": told["model"], "prompt": prompt, "max_tokens": told["max_tokens"], "stream": told["stream"],
+            "temperature": 0, "ignore_eos": True,
+        }  # fmt: skip
+        content = json.dumps(body).encode()
+        key = f"Authorization: Bearer {told['api_key']}\r\n" if told.get("api_key") else ""
+        head = (
+            f"POST {told['path']} HTTP/1.1\r\nHost: 127.0.0.1\r\n{key}"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        return head.encode() + content
+
+
+def run(told: dict[str, Any]) -> dict[str, Any]:
+    """Make all requests, so many at once, and return the figures. Raises TimeoutError after two minutes."""
+    made, left = Run(told), int(told["requests"])
+    calls = [Call(told["port"], made) for _ in range(min(told["concurrency"], left))]
+    began = time.perf_counter()
+    with selectors.DefaultSelector() as selector:
+        for call in calls:
+            selector.register(call.socket, selectors.EVENT_READ, call)
+            call.send()
+            left -= 1
+        busy = len(calls)
+        while busy:
+            if time.perf_counter() - began > RUN_S:
+                raise TimeoutError(f"{busy} requests are not answered after {RUN_S:g} s")
+            for key, _ in selector.select(1.0):
+                if not key.data.receive():
+                    continue
+                if left:
+                    left -= 1
+                    key.data.send()
+                else:
+                    busy -= 1
+    for call in calls:
+        call.socket.close()
+    return {
+        "seconds": time.perf_counter() - began,
+        "events": made.num_events,
+        "failures": len(made.failures),
+        "failure": made.failures[0] if made.failures else "",
+        "first_byte_ms": 1000 * statistics.median(made.first_bytes_s),
+    }
+
+
+if __name__ == "__main__":
+    serve_stdin(run)

@@ -1,0 +1,94 @@
+"""Start the servers that `benchmarks/frontdoor.py` measures, each with the fake workers it needs, and end them."""
+
+import http.client
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.hop import end, free_ports
+from benchmarks.kv.control import ROOT, Child
+
+START_S = 120
+_DOOR = ROOT / "benchmarks" / "door"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server under measurement: where it listens, its process, and the workers behind it (None: its own engine)."""
+
+    name: str
+    port: int
+    pid: int
+    model: str
+    workers: Child | None = None
+
+    def pace(self, step_s: float) -> None:
+        """Let the workers behind it take so long for a step."""
+        if self.workers is not None:
+            self.workers.ask(step_s=step_s)
+
+
+def start_ours(stack: ExitStack, model: str, flags: Sequence[str], profile: str | None) -> Server:
+    """Start our scheduler over two fake instances."""
+    workers = _child(stack, "instances")
+    (port,) = free_ports(1)
+    command = [sys.executable, str(_DOOR / "front.py"), "--model", model, "--port", str(port)]
+    command += ["--prefill", str(workers.told["prefill"]), "--decode", str(workers.told["decode"])]
+    command += ["--log-level", "WARNING", *(["--profile", profile] if profile else []), *flags]
+    return Server("pdserve", port, _ready(stack, command, port, "/ready"), model, workers)
+
+
+def start_router(stack: ExitStack, program: str) -> Server:
+    """Start vllm-router over two fake HTTP workers, a prefill and a decode one."""
+    workers = _child(stack, "http_workers")
+    port, metrics = free_ports(2)
+    prefill, decode = (f"http://127.0.0.1:{workers.told[name]}" for name in ("prefill", "decode"))
+    command = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    command += ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode, "--policy", "round_robin"]
+    command += ["--log-level", "error", "--max-concurrent-requests", "2048"]
+    return Server("vllm-router", port, _ready(stack, command, port, "/health"), "fake", workers)
+
+
+def start_vllm(stack: ExitStack, program: str, model: str) -> Server:
+    """Start vLLM's API server, its engine in a process of its own, over a model with one tiny layer."""
+    (port,) = free_ports(1)
+    command = [program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy"]
+    command += ["--max-model-len", "8192", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
+    command += ["--max-num-seqs", "256", "--enforce-eager"]
+    return Server("vLLM API server", port, _ready(stack, command, port, "/health"), model)
+
+
+def _child(stack: ExitStack, name: str) -> Child:
+    child = Child([sys.executable, str(_DOOR / f"{name}.py")])
+    stack.callback(child.close)
+    return child
+
+
+def _start(stack: ExitStack, command: Sequence[str]) -> tuple["subprocess.Popen[bytes]", Path]:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="frontdoor-"))
+    log = Path(folder, "log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(list(command), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    stack.callback(end, process)
+    return process, log
+
+
+def _ready(stack: ExitStack, command: Sequence[str], port: int, path: str) -> int:
+    """Start a server and return its process id once `path` answers 200."""
+    process, log = _start(stack, command)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return process.pid
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"{command[0]} was not ready within {START_S} s:\n{log.read_text(errors='replace')[-2000:]}")

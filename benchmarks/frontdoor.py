@@ -1,0 +1,171 @@
+"""What the front door costs: CPU of the scheduler process alone, in front of instances that only count.
+
+    python benchmarks/frontdoor.py                                          ours
+    python benchmarks/frontdoor.py --router BIN/vllm-router --vllm BIN/vllm   and its peers in the same run
+    python benchmarks/frontdoor.py --profile /tmp/front.prof --only stream-256
+
+The real scheduler process listens on a real port over two fake instances (gRPC, one process); a client of raw sockets
+asks it from a third. CPU is that of all threads of the measured process, by the kernel's scheduler, less what it uses
+while idle. Every stream carries one event a token, detokenised by the server; every prompt is text.
+
+    request    64 in / 1 out (prefill ends it) and 64 in / 2 out (crosses to decode), not streamed, at 1 and 256 at once
+    token      256 tokens a stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
+    first byte of an idle server's stream, median of 50, the instances at their quickest
+    lag        p99 of the round trips of GET /health on one kept connection while 64 prompts of 4,000 words arrive
+
+The peers: `vllm-router` in P/D mode over fake HTTP workers (it does not tokenise), and vLLM's API server, whose engine
+runs in a process of its own, with a random model (it paces itself, so its wall times say nothing here).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.door.cpu import Pings, cpu_s, idle_cpu
+from benchmarks.door.servers import Server, start_ours, start_router, start_vllm
+from benchmarks.hop import command_output
+from benchmarks.kv.control import ROOT, Child
+
+IDLE_S = 1.0
+GOALS = {"request_us": 1200.0, "token_us": 50.0, "first_byte_ms": 3.0, "lag_p99_ms": 20.0}
+CASES = ("request-1", "request-256", "stream-1", "stream-256", "first-byte", "lag")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure ours and the peers that are named; print a JSON line for each figure and a table."""
+    args = parse(arguments)
+    model = args.model or command_output("model", "path")
+    with ExitStack() as stack:
+        load = Child([sys.executable, str(ROOT / "benchmarks" / "door" / "load.py")])
+        stack.callback(load.close)
+        servers = [start_ours(stack, model, args.flag, args.profile)]
+        if args.router:
+            servers.append(start_router(stack, args.router))
+        if args.vllm:
+            servers.append(start_vllm(stack, args.vllm, args.vllm_model or model))
+        rows = [row for server in servers for row in measure(server, load, args)]
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    print_table(rows)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the requests (default: 1)")
+    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
+    parser.add_argument("--profile", help="file for cProfile's figures of ours; CPU figures are then too high")
+    parser.add_argument("--router", help="path of vllm-router")
+    parser.add_argument("--vllm", help="path of vllm")
+    parser.add_argument("--vllm-model", help="folder of its model (default: --model)")
+    return parser.parse_args(arguments)
+
+
+def measure(server: Server, load: Child, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each case; the first requests warm up and are not counted."""
+    ask(server, load, requests=20, max_tokens=4, stream=True)
+    idle = idle_cpu(server.pid, IDLE_S)
+    yield {"server": server.name, "figure": "idle_cpu_percent", "value": round(100 * idle, 2)}
+    for case in args.only:
+        name, _, at_once = case.partition("-")
+        if name in ("request", "stream"):
+            measured = requests if name == "request" else streams
+            rows = measured(server, load, int(at_once), idle, args.scale)
+        elif server.workers is None:
+            continue  # its own engine's pace would be measured
+        else:
+            rows = first_byte(server, load) if name == "first" else lag(server, load)
+        yield from ({"server": server.name, **row} for row in rows)
+
+
+def requests(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
+    """Yield the CPU of one request, of 1 and of 2 tokens."""
+    server.pace(0.005 if at_once == 1 else 0.02)
+    count = int((150 if at_once == 1 else 3000) * scale)
+    for out in (1, 2):
+        before = cpu_s(server.pid)
+        told = ask(server, load, concurrency=at_once, requests=count, max_tokens=out, stream=False)
+        used = cpu_s(server.pid) - before - idle * told["seconds"]
+        figure = f"request 64 in / {out} out, {at_once} at once"
+        yield row(figure, "request_us", 1e6 * used / count, per_s=round(count / told["seconds"]))
+
+
+def streams(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
+    """Yield the CPU of one streamed token."""
+    server.pace(0.005 if at_once == 1 else 0.05)
+    count, tokens = at_once * (3 if at_once == 1 else 1), int(256 * scale)
+    before = cpu_s(server.pid)
+    told = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
+    used = cpu_s(server.pid) - before - idle * told["seconds"]
+    num_tokens = count * tokens
+    figure = f"streamed token, {at_once} streams"
+    more = {"events_a_token": round(told["events"] / num_tokens, 3), "per_s": round(num_tokens / told["seconds"])}
+    yield row(figure, "token_us", 1e6 * used / num_tokens, **more)
+
+
+def first_byte(server: Server, load: Child) -> Iterator[dict[str, Any]]:
+    """Yield the median time to the first byte of a stream."""
+    server.pace(0.0)
+    told = ask(server, load, requests=50, max_tokens=2, stream=True)
+    yield row("first byte of one stream", "first_byte_ms", told["first_byte_ms"])
+
+
+def lag(server: Server, load: Child) -> Iterator[dict[str, Any]]:
+    """Yield how late the event loop answers while long prompts come in, three times over."""
+    server.pace(0.01)
+    pings = Pings(server.port)
+    asking = threading.Thread(
+        target=ask, args=(server, load),
+        kwargs={"concurrency": 64, "requests": 192, "prompt_words": 4000, "max_tokens": 1, "stream": False},
+    )  # fmt: skip
+    asking.start()
+    while asking.is_alive():
+        pings.ping()
+    yield row("lag p99, 64 prompts of 4,000", "lag_p99_ms", pings.p99_ms(), pings=len(pings.round_trips_s))
+
+
+def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
+    """Let the client make one run; every answer has to be a 200."""
+    run = {"port": server.port, "path": "/v1/completions", "model": server.model, "concurrency": 1, "prompt_words": 64}
+    told = load.ask(**{**run, **changes})
+    if told["failures"]:
+        raise SystemExit(f"{server.name}: {told['failures']} requests failed, the first with {told['failure']}")
+    return told
+
+
+def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:
+    """Return one figure beside its goal."""
+    return {"figure": figure, "kind": kind, "value": round(value, 2), "goal": GOALS[kind], **more}
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print one line a figure and one column a server."""
+    servers = list(dict.fromkeys(row["server"] for row in rows))
+    print(f"\n| figure | goal | {' | '.join(servers)} |\n|---|---|{'---|' * len(servers)}")
+    for figure in dict.fromkeys(row["figure"] for row in rows):
+        found = {row["server"]: row for row in rows if row["figure"] == figure}
+        cells = [f"{found[name]['value']:,}" if name in found else "-" for name in servers]
+        goal = next(iter(found.values())).get("goal", "-")
+        print(f"| {figure} | {goal} | {' | '.join(cells)} |")
+    print(f"\n{cpu_name()}, {len(os.sched_getaffinity(0))} cores; microseconds of CPU, milliseconds of time")
+
+
+def cpu_name() -> str:
+    """Return what the kernel calls this machine's processor."""
+    told = subprocess.run(["cat", "/proc/cpuinfo"], capture_output=True, text=True, check=True).stdout
+    return next((line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), "?")
+
+
+if __name__ == "__main__":
+    main()
