@@ -9,47 +9,79 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from scheduler.api import docs_page, openapi
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
+from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
 from scheduler.api.models import list_models, retrieve_model
+from scheduler.api.ops import load, own_version, ping, version
+from scheduler.api.route import TEXT, Route
 from scheduler.api.sse import ClientGone
+from scheduler.config import SchedulerOptions
 from scheduler.front import Front
 from wire.errors import PdserveError
 
-Endpoint = Callable[[Front, Request], Awaitable[ASGIApp]]
+_STREAMED = ("application/json", "text/event-stream")
 
-ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("GET", "/v1/models", list_models),
-    ("GET", "/v1/models/{name:path}", retrieve_model),
-    ("POST", "/v1/completions", create_completion),
-    ("POST", "/v1/chat/completions", create_chat_completion),
-    ("GET", "/health", health),
-    ("GET", "/ready", ready),
-    ("GET", "/metrics", metrics),
+OPENAI_ROUTES: tuple[Route, ...] = (
+    Route("GET", "/v1/models", list_models, "models", "The names that requests may use"),
+    Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "The card of one name"),
+    Route(
+        "POST", "/v1/completions", create_completion, "text", "Continue one or several prompts",
+        CompletionBody, TEXT, media_types=_STREAMED,
+    ),
+    Route(
+        "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
+        ChatBody, TEXT, media_types=_STREAMED,
+    ),
+)  # fmt: skip
+OPS_ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health", health, "operations", "Whether this process can work", says_no=True),
+    Route("GET", "/ready", ready, "operations", "Whether a request would be served now", says_no=True),
+    Route("GET POST", "/ping", ping, "operations", "The same as /health", says_no=True),
+    Route("GET", "/load", load, "operations", "How many requests are under way"),
+    Route("GET", "/version", version, "operations", "Which pdserve this is"),
+    Route("GET", "/metrics", metrics, "operations", "All figures, for Prometheus", media_types=("text/plain",)),
 )
 
 
 def build_app(front: Front) -> ASGIApp:
-    """Return the ASGI app that serves `front`. It has no documentation pages and no other routes."""
+    """Return the ASGI app that serves `front`: the routes that its options open, and their description."""
+    routes = open_routes(front.config.options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for method, path, endpoint in ROUTES:
-        app.add_route(path, _bound(endpoint, front), methods=[method])
+    for route in routes:
+        app.add_route(route.path, _bound(route, front), methods=route.methods.split())
     app.add_exception_handler(ClientGone, _pass_on)
     app.add_exception_handler(PdserveError, answer_error)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HttpError, answer_http_error)
     app.add_exception_handler(HTTPException, answer_http_error)
-    return Gate(app, front.metrics, {path: path for _, path, _ in ROUTES})
+    return Gate(app, front.metrics, {route.path: route.path for route in routes})
 
 
-def _bound(endpoint: Endpoint, front: Front) -> Callable[[Request], Awaitable[Response]]:
+def open_routes(options: SchedulerOptions) -> tuple[Route, ...]:
+    """Return what is served, the routes that describe it last."""
+    routes = tuple(route for route in (*OPENAI_ROUTES, *OPS_ROUTES) if route.is_open(options))
+    document = openapi.describe(routes, own_version())
+    describing = (
+        Route("GET", "/openapi.json", openapi.endpoint_of(document), "operations", "This API, as OpenAPI 3.1"),
+        Route(
+            "GET", "/docs", docs_page.endpoint_of(document), "operations", "This API, as a page",
+            flag="enable_docs", media_types=("text/html",),
+        ),
+    )  # fmt: skip
+    return (*routes, *(route for route in describing if route.is_open(options)))
+
+
+def _bound(route: Route, front: Front) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint's answer is any ASGI app: starlette only calls it."""
 
     async def serve(request: Request) -> Response:
-        return cast("Response", await endpoint(front, request))
+        route.check_model(front.tokens.files.kind)
+        return cast("Response", await route.endpoint(front, request))
 
     return serve
 

@@ -50,6 +50,9 @@ class SchedulerOptions:
     max_prompts: int = flag(64, "most prompts of one request", parse=int)
     max_stop_strings: int = flag(4, "most stop strings of one request", parse=int)
     max_stop_chars: int = flag(256, "longest stop string", parse=int)
+    max_inputs: int = flag(2048, "most texts of one request for vectors or scores", parse=int)
+    enable_docs: bool = flag(False, "serve /docs, the API as a page")
+    enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +103,5 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
         raise ConfigError("USE_OPENAI=0 (the /generate service) is not supported yet: set USE_OPENAI=1")
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if isinstance(value, (int, float)) and not value > 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not value > 0:
             raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: more than 0")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scheduler.model_kind import ModelKind, kind_of
 from wire.errors import ConfigError
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -24,6 +25,7 @@ class ModelFiles:
     add_bos_token: bool | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    kind: ModelKind = ModelKind.TEXT
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -48,6 +50,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         add_bos_token=tokenizer_config.get("add_bos_token"),
         special_tokens=special,
         chat_template=_given_template(chat_template) if chat_template else _own_template(path, tokenizer_config),
+        kind=kind_of(config),
     )
 
 

@@ -1,0 +1,109 @@
+"""GET /openapi.json: the open routes and their bodies as OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from scheduler.api.errors import json_response
+from scheduler.api.route import Endpoint, Route
+from scheduler.front import Front
+
+_SCHEMA = "#/components/schemas/"
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "path of the field that is wrong"},
+                "code": {"type": "integer", "description": "the HTTP status"},
+            },
+        }
+    },
+}
+
+
+def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
+    """Return the document that describes `routes`."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operations = {method.lower(): _operation(route, method) for method in route.methods.split()}
+        paths.setdefault(_path(route), {}).update(operations)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "pdserve", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": {**_body_schemas(routes), "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def endpoint_of(document: dict[str, Any]) -> Endpoint:
+    """Return the endpoint that answers with `document`."""
+
+    async def openapi(front: Front, _: Request) -> ASGIApp:
+        response: Response = json_response(document)
+        return response
+
+    return openapi
+
+
+def _operation(route: Route, method: str) -> dict[str, Any]:
+    answer = {"content": {kind: {"schema": {"type": _schema_type(kind)}} for kind in route.media_types}}
+    error = {"description": "refused or failed", "content": {"application/json": {"schema": _ref("Error")}}}
+    told: dict[str, Any] = {
+        "operationId": _operation_id(route, method),
+        "tags": [route.tag],
+        "summary": route.summary,
+        "responses": {"200": {"description": "answered", **answer}, "default": error},
+    }
+    if route.says_no:
+        told["responses"]["503"] = {"description": "no", **answer}
+    if names := _parameters(route.path):
+        told["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None:
+        schema = {"schema": _ref(route.body.__name__)}
+        told["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    return told
+
+
+def _body_schemas(routes: Sequence[Route]) -> dict[str, Any]:
+    bodies = dict.fromkeys(route.body for route in routes if route.body is not None)
+    _, made = models_json_schema([(body, "validation") for body in bodies], ref_template=_SCHEMA + "{model}")
+    schemas: dict[str, Any] = made.get("$defs", {})
+    return schemas
+
+
+def _path(route: Route) -> str:
+    return re.sub(r"{(\w+):path}", r"{\1}", route.path)
+
+
+def _parameters(path: str) -> list[str]:
+    return re.findall(r"{(\w+)", path)
+
+
+def _operation_id(route: Route, method: str) -> str:
+    words = re.sub(r"\W+", "_", _path(route)).strip("_")
+    return f"{method.lower()}_{words}"
+
+
+def _schema_type(media_type: str) -> str:
+    return "object" if media_type == "application/json" else "string"
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _SCHEMA + name}

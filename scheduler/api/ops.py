@@ -1,0 +1,33 @@
+"""GET /version, /load and /ping: what operators' tools ask."""
+
+import importlib.metadata
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.api.errors import json_response
+from scheduler.api.health import health
+from scheduler.front import Front
+
+
+def own_version() -> str:
+    """Return the version of the installed distribution, `unknown` in a tree that is not installed."""
+    try:
+        return importlib.metadata.version("pdserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+async def version(front: Front, _: Request) -> Response:
+    """Return which pdserve this is."""
+    return json_response({"version": own_version()})
+
+
+async def load(front: Front, _: Request) -> Response:
+    """Return how many requests for text, vectors or scores are under way here."""
+    return json_response({"server_load": front.drain.active})
+
+
+async def ping(front: Front, request: Request) -> Response:
+    """Answer as /health does."""
+    return await health(front, request)

@@ -1,0 +1,76 @@
+"""GET /openapi.json and /docs: what they say is what is served."""
+
+from html.parser import HTMLParser
+from typing import Any
+
+import openapi_spec_validator
+import pytest
+
+from scheduler.app import open_routes
+from scheduler.config import SchedulerOptions
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_description_is_valid_and_names_every_open_route(serve: Any) -> None:
+    async with serve(enable_docs=True) as served:
+        document = (await served.client.get("/openapi.json")).json()
+
+    openapi_spec_validator.validate(document)
+    told = {(method, path) for path, operations in document["paths"].items() for method in operations}
+    described = {"/openapi.json", "/docs"}
+    assert told == {
+        (method.lower(), route.path.replace(":path", ""))
+        for route in open_routes(SchedulerOptions(enable_docs=True))
+        for method in route.methods.split()
+        if route.path not in described
+    }
+
+
+async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
+    async with serve() as served:
+        document = (await served.client.get("/openapi.json")).json()
+
+    operation = document["paths"]["/v1/completions"]["post"]
+    assert operation["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/CompletionBody"
+    }
+    body = document["components"]["schemas"]["CompletionBody"]
+    assert body["required"] == ["model"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in body["properties"]["temperature"]["anyOf"]
+
+
+async def test_docs_are_served_by_flag_alone(serve: Any) -> None:
+    async with serve() as served:
+        assert (await served.client.get("/docs")).status_code == 404
+
+
+async def test_docs_are_one_page_that_loads_nothing(serve: Any) -> None:
+    async with serve(enable_docs=True) as served:
+        response = await served.client.get("/docs")
+        document = (await served.client.get("/openapi.json")).json()
+
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    page = _Page(response.text)
+    assert page.loads == []
+    assert {path for path in document["paths"] if path not in page.text} == set()
+    assert "max_completion_tokens" in page.text
+
+
+class _Page(HTMLParser):
+    """The text of a page, and what it would load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.loads: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        if tag in ("script", "link", "img", "iframe") or "src" in names:
+            self.loads.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
