@@ -11,6 +11,7 @@ from types import FrameType
 from pdserve.background import in_background
 from pdserve.client import Client
 from pdserve.journal import Journal
+from pdserve.kv_room import check_kv_room
 from pdserve.membership import Membership
 from pdserve.model_flags import check_model
 from pdserve.ports import require_free
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process is given up."""
     request = parse(argv)
     check_model(request.engine)
+    check_kv_room(request.engine, request.options.prefill + request.options.decode, is_here=not request.options.ray)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
     interrupts.take()

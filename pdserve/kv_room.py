@@ -1,0 +1,65 @@
+"""Whether --kv-cache-memory can be: told before anything starts, where config.json alone tells the KV of a token."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.host_memory import available_bytes
+from engine.memory_plan import plan_pool
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout, Rank
+from wire.model_identity import read_json, stored_tensors
+from wire.options import EngineOptions
+
+_HEADS_KEY: Final[Mapping[str, str]] = {
+    "llama": "num_key_value_heads", "mistral": "num_key_value_heads", "qwen2": "num_key_value_heads",
+    "qwen3": "num_key_value_heads", "opt": "num_attention_heads",
+}  # fmt: skip
+"""Models each of whose layers keeps a key and a value of every head, by the key that counts the heads."""
+_STORED: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) -> None:
+    """Raise ConfigError, with both numbers, where the pool asked for holds no sequence or is more than is free.
+
+    `is_here`: all are on this machine. A model whose KV shows only once it is loaded is left to the instances.
+    """
+    asked = options.kv_cache_memory
+    if asked is None or options.engine == "fake":
+        return
+    config = read_json(Path(options.model) / "config.json")
+    tensors = kv_tensors(config, _dtype(options), options.tensor_parallel_size or 1)
+    if tensors:
+        length = options.max_model_len or config.get("max_position_embeddings") or options.block_size
+        plan_pool(tensors, budget_bytes=asked, block_size=options.block_size, max_model_len=length)
+    if is_here and asked * num_instances > (free := available_bytes()):
+        raise ConfigError(
+            f"--kv-cache-memory {asked} bytes in each of {num_instances} instances are {asked * num_instances} bytes: "
+            f"must be at most the {free} free"
+        )
+
+
+def kv_tensors(config: Mapping[str, Any], dtype: str, num_ranks: int) -> tuple[KvTensor, ...]:
+    """Return what all ranks of an instance keep of a token; none where config.json does not tell it."""
+    try:
+        heads, layers = config[_HEADS_KEY[config["model_type"]]], config["num_hidden_layers"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        if config["model_type"] == "qwen3":
+            head_dim = config["head_dim"]  # its default is a number of its own
+        one = [KvTensor(layer, name, heads, head_dim, dtype) for layer in range(layers) for name in ("k", "v")]
+        ranks = [Rank(number, num_ranks) for number in range(num_ranks)]
+        layouts = [PoolLayout(one, num_blocks=1, block_size=1, rank=rank) for rank in ranks]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return ()
+    return tuple(tensor for layout in layouts for tensor in layout.tensors)
+
+
+def _dtype(options: EngineOptions) -> str:
+    """Return the dtype of the KV; of those that `auto` may choose, by the kernels that are there, the smaller."""
+    try:
+        stored = (_STORED.get(tensor.dtype) for tensor in stored_tensors(Path(options.model)))
+        own = next((dtype for dtype in stored if dtype is not None), "float32")
+    except ConfigError:  # weights of another form: they become safetensors when an instance starts
+        own = "bfloat16"
+    return choose_dtype(options.dtype, own, cpu_flags=read_cpu_flags(), is_native=True).name
