@@ -7,6 +7,7 @@ from ranktable_tools.document import Check, Fault
 from ranktable_tools.ports import parse_port
 
 MAX_SERVER_ID = 64
+PORT_ADVICE = 'must be a port from "1" to "65535"'
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -35,7 +36,7 @@ def short_identity(text: str) -> Fault | None:
 
 def port(text: str) -> Fault | None:
     """Want a port number."""
-    return Fault("bad-port", 'must be a port from "1" to "65535"') if parse_port(text) is None else None
+    return Fault("bad-port", PORT_ADVICE) if parse_port(text) is None else None
 
 
 def number(text: str) -> Fault | None:

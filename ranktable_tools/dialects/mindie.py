@@ -13,13 +13,15 @@ from ranktable_tools.dialects.hccl import MAX_SUPER_DEVICE_ID
 from ranktable_tools.dialects.kubeinfer import check_num_prefill, role_of
 from ranktable_tools.dialects.structure import groups, has_mindie_keys, holds_devices, servers
 from ranktable_tools.dialects.super_pods import read_super_pods
-from ranktable_tools.document import Fault, Node
-from ranktable_tools.fields import completed, number_up_to
+from ranktable_tools.document import MAX_ELEMENTS, Fault, Node
+from ranktable_tools.fields import PORT_ADVICE, completed, number_up_to
+from ranktable_tools.ports import parse_port
 from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
 
 MAX_GROUPS = 98
 MAX_COORDINATORS = 2
 _MAX_DEVICE_ID = 2048
+_PORTS = ("predict_port", "mgmt_port", "metric_port", "inter_comm_port")
 _FORM = Form(
     server_keys=("pod_name", "host_ip", "container_ip"),
     device_keys=("device_logical_id", "super_device_id"),
@@ -39,6 +41,7 @@ def _read(root: Node, options: ReadOptions) -> Reading:
     for number, node in enumerate(_groups(root)):
         group_id = node.text("group_id", number_up_to(MAX_GROUPS - 1))
         placed = read_servers(node, _FORM)
+        _check_ports(node)
         if group_id == "0":
             schedulers += placed
         elif group_id == "1":
@@ -71,6 +74,17 @@ def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServe
     if all(sorted(of_server, key=int) == [str(rank) for rank in range(len(of_server))] for of_server in ranks):
         return [[server] for server in placed]
     return [placed]
+
+
+def _check_ports(node: Node) -> None:
+    """Check the ports that MindIE's servers may have; nobody here listens on them, so they are not kept."""
+    listed = node.value.get("server_list") if isinstance(node.value, dict) else None
+    for number, server in enumerate(listed[:MAX_ELEMENTS] if isinstance(listed, list) else ()):
+        for key in _PORTS if isinstance(server, dict) else ():
+            value = server.get(key, "1")
+            if isinstance(value, bool) or parse_port(str(value)) is None:
+                place = f"{node.place}.server_list[{number}].{key}"
+                Node(value, place, node.problems).refuse("bad-port", PORT_ADVICE)
 
 
 def _check_first_groups(node: Node, number: int, group_id: str | None) -> None:

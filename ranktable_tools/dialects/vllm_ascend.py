@@ -9,7 +9,7 @@ from itertools import groupby
 
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_device
-from ranktable_tools.document import Fault, Node
+from ranktable_tools.document import Fault, Node, shown
 from ranktable_tools.fields import address, completed, identity, number
 from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
 from ranktable_tools.tables import Device, InstanceRole, Server
@@ -32,15 +32,16 @@ def _read(root: Node, options: ReadOptions) -> Reading:
     root.text("version", lambda text: None if text in ("1.0", "1.2") else Fault("bad-version", 'must be "1.2"'))
     root.text("status", completed)
     instances: list[PlacedInstance] = []
+    cluster_ids: dict[str, str] = {}
     for role in _ROLES:
-        entries = _read_entries(root, f"{role}_device_list")
+        entries = _read_entries(root, f"{role}_device_list", cluster_ids)
         for chunk in _cut(root, f"{role}_device_list", entries, options.devices_per_instance):
             instances.append(_instance(role, chunk))
     _check_server_count(root, instances)
     return Reading("vllm-ascend", "cluster", (), tuple(instances), _notes(options, instances))
 
 
-def _read_entries(root: Node, key: str) -> list[_Entry]:
+def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_Entry]:
     nodes = root.elements(key)
     if nodes is not None and not nodes:
         Node([], key, root.problems).refuse("empty-list", "must hold a device")
@@ -48,11 +49,23 @@ def _read_entries(root: Node, key: str) -> list[_Entry]:
     for node in nodes or []:
         server_id = node.text("server_id", address)
         super_pod_id = node.optional_text("super_pod_id", identity)
-        node.optional_text("cluster_id", number)
+        _check_cluster_id(node, cluster_ids)
         device = read_device(node, _FORM, rank_id="0")
         if server_id is not None and device is not None:
             entries.append(_Entry(server_id, super_pod_id, device, node.place))
     return entries
+
+
+def _check_cluster_id(node: Node, place_by_id: dict[str, str]) -> None:
+    """Want another cluster_id than those read before: a link names its two ends by them."""
+    cluster_id = node.optional_text("cluster_id", number)
+    if cluster_id is None:
+        return
+    here = f"{node.place}.cluster_id"
+    first = place_by_id.setdefault(cluster_id, here)
+    if first != here:
+        found, advice = f"is {shown(cluster_id)}, which {first} is already", "give each device its own, counted from 1"
+        Node(cluster_id, here, node.problems).report("cluster-id-twice", found, advice)
 
 
 def _cut(root: Node, key: str, entries: Sequence[_Entry], size: int | None) -> list[list[_Entry]]:

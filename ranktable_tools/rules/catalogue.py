@@ -44,6 +44,7 @@ READING_RULES: Mapping[str, str] = {
     "super-pod-twice": "a server is in one super pod",
     "num-prefill": "--num-prefill leaves a decode instance",
     "devices-per-instance": "--devices-per-instance divides the number of devices",
+    "cluster-id-twice": "vllm-ascend: each device has a cluster_id of its own",
 }
 """Code and sentence of the rules kept while a file is read; they are all errors."""
 

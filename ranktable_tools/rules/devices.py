@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from ranktable_tools.addresses import HostComparer
+from ranktable_tools.addresses import HostComparer, canonical, is_address
 from ranktable_tools.document import Problem, shown
 from ranktable_tools.reading import Reading
 from ranktable_tools.rules.clashes import Claim, clashes
@@ -81,6 +81,19 @@ def _device_ip_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem
                 yield Problem("device-ip-twice", f"{place}.device_ip", address, found, advice)
 
 
+def _device_names(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+    """Want addresses: the device network has no names. Where a device has its host's, the table may name the host."""
+    for placed in reading.instance_servers:
+        own = canonical(placed.server.server_ip) if reading.dialect == "modelarts" else None
+        for place, device in placed.placed_devices:
+            named = {"device_ip": device.device_ip, "backup_device_ip": device.backup_device_ip}
+            for key, text in named.items():
+                if text is not None and not is_address(text) and (key != "device_ip" or canonical(text) != own):
+                    found = f"is {shown(text)}, a host name"
+                    advice = "write the device's address in numbers"
+                    yield Problem("device-name", f"{place}.{key}", text, found, advice)
+
+
 def _mixed_families(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         first: tuple[int, str] | None = None
@@ -112,6 +125,11 @@ DEVICE_RULES = (
     Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
     Rule("device-twice", "a device of a host is in one instance, once", _device_twice),
     Rule("same-entry", "instances that share all their devices differ in server_port", _twins),
+    Rule(
+        "device-name",
+        "a device's address is in numbers; a host name is taken only where it is its entry's own server_ip (CPU, GPU)",
+        _device_names,
+    ),
     Rule("device-ip-twice", "no two devices have one address, unless it is their host's own", _device_ip_twice),
     Rule("device-ip-family", "the device addresses of an instance are of one IP family", _mixed_families),
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ranktable_tools.addresses import HostComparer, canonical
+from ranktable_tools.addresses import HostComparer, canonical, is_address
 from ranktable_tools.dialects.mindie import MAX_COORDINATORS
 from ranktable_tools.document import Problem, shown
 from ranktable_tools.reading import Reading
@@ -52,7 +52,7 @@ def _loopback_device(reading: Reading, options: RuleOptions) -> Iterator[Problem
         if _is_loopback(placed.server.server_ip):
             continue
         for place, device in placed.placed_devices:
-            if device.device_ip is not None and _is_loopback(device.device_ip):
+            if device.device_ip is not None and _is_loopback(device.device_ip) and is_address(device.device_ip):
                 found = f"is {shown(device.device_ip)} on {placed.server.server_ip}"
                 advice = "write the device's own address, or the host's where it has none"
                 yield Problem("loopback-device", f"{place}.device_ip", device.device_ip, found, advice)

@@ -107,6 +107,8 @@ VALUES = (
     _guide("a masked address, as in the guide", "masked-address", f"{_G1}.server_ip", "10.**.**.18"),
     _guide("a masked device address", "masked-address", f"{_G1}.device.0.device_ip", "10.**.**.22"),
     _guide("no address", "bad-address", f"{_G1}.device.0.device_ip", "10.0.0.999"),
+    _guide("a host name for a device", "device-name", f"{_G1}.device.0.device_ip", "npu4.example"),
+    _guide("localhost for a device of another host", "device-name", f"{_G1}.device.0.device_ip", "localhost"),
     _guide("an address to listen on", "listen-address", f"{_G1}.server_ip", "0.0.0.0"),
     _guide("no port", "bad-port", f"{_G1}.server_port", "80888"),
     _guide("a device_id that is a number", "wrong-type", f"{_G1}.device.0.device_id", 4),
@@ -191,6 +193,13 @@ OTHER_DIALECTS = (
         "no-device-ip",
         with_value(hccl(), "server_list.1.device.0.device_ip", ...),
     ),
+    _hccl("HCCL: a host name for a device", "device-name", "server_list.0.device.0.device_ip", "npu0.example"),
+    _pods(
+        "HCCL 1.2: a host name for a device's second address",
+        "device-name",
+        "server_list.0.device.0.backup_device_ip",
+        "npu0.example",
+    ),
     _pods("HCCL 1.2: no super_device_id", "no-super-device", "server_list.0.device.0.super_device_id", ...),
     _pods(
         "HCCL 1.2: a super_device_id twice", "super-device-twice", "server_list.1.device.0.super_device_id", "113246208"
@@ -216,6 +225,8 @@ OTHER_DIALECTS = (
         },
     ),
     _mindie("MindIE: three coordinators", "scheduler-count", "server_group_list.0", group(0, *map(server, (A, B, C)))),
+    _mindie("MindIE: no port", "bad-port", "server_group_list.2.server_list.0.predict_port", "99999"),
+    _mindie("MindIE: no port, as a number", "bad-port", "server_group_list.0.server_list.1.mgmt_port", 0),
     _mindie(
         "MindIE: a device_id past 2048", "number-range", "server_group_list.3.server_list.0.device.0.device_id", "2049"
     ),
@@ -231,6 +242,12 @@ OTHER_DIALECTS = (
         vllm_ascend(),
         "--devices-per-instance",
         "3",
+    ),
+    _vllm(
+        "vllm-ascend: one cluster_id for prefill and decode",
+        "cluster-id-twice",
+        "decode_device_list.0.cluster_id",
+        "1",
     ),
     _vllm("vllm-ascend: a false server_count", "server-count", "server_count", "2"),
     _vllm("vllm-ascend: an empty list", "empty-list", "decode_device_list", []),

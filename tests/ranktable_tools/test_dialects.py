@@ -10,6 +10,7 @@ from ranktable_tools.any_file import open_table, read_table
 from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.dialects.registry import DIALECTS, detect, named
 from ranktable_tools.errors import RanktableError
+from ranktable_tools.lint import LintOptions, lint
 from ranktable_tools.tables import Device, Server, Table, TableInstance
 from tests.ranktable_tools.documents import (
     SAMPLES,
@@ -17,6 +18,7 @@ from tests.ranktable_tools.documents import (
     B,
     C,
     Document,
+    device,
     group,
     grouped,
     hccl,
@@ -248,3 +250,13 @@ def test_a_super_pod_may_be_named_by_words(save: Save) -> None:
     document["super_pod_list"] = [pod("pod-a", A, B)]
 
     assert _read(save, document).instances[0].servers[0].super_pod_id == "pod-a"
+
+
+def test_a_device_may_have_its_hosts_name_in_the_guides_table_alone(save: Save) -> None:
+    """As `ranktable gen --ip node-1.example` writes it where devices have no address of their own."""
+    entry = {**server("node-1.example", 4), "device": [device("4", "node-1.example", 0)]}
+
+    guides = lint([save("g.json", modelarts(prefill=[entry]))], LintOptions())
+    others = lint([save("h.json", hccl(entry))], LintOptions())
+
+    assert (guides, [finding.code for finding in others]) == ([], ["device-name"])
