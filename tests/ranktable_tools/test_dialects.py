@@ -256,7 +256,7 @@ def test_a_device_may_have_its_hosts_name_in_the_guides_table_alone(save: Save) 
     """As `ranktable gen --ip node-1.example` writes it where devices have no address of their own."""
     entry = {**server("node-1.example", 4), "device": [device("4", "node-1.example", 0)]}
 
-    guides = lint([save("g.json", modelarts(prefill=[entry]))], LintOptions())
+    guides = lint([save("g.json", modelarts(prefill=[entry], decode=[server(B, 6)]))], LintOptions())
     others = lint([save("h.json", hccl(entry))], LintOptions())
 
     assert (guides, [finding.code for finding in others]) == ([], ["device-name"])
