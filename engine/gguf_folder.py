@@ -5,18 +5,15 @@ folder with one .gguf --digest--> <cache>/gguf/<file's name>-<digest>/  config.j
 The digest is of the file's size and of pieces spread over it, so the same file has the same folder name on every host.
 """
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engine.file_digest import file_digest
 from engine.model_cache import make_once
 from wire.errors import ConfigError
 
-_PIECES = 64
-_PIECE_BYTES = 64 * 1024
-_DIGEST_DIGITS = 12
 _CONVERT_TIMEOUT_S = 1200.0
 _REFUSED = 3  # exit status of a conversion that says why in its last line
 
@@ -38,7 +35,7 @@ def find_gguf(path: Path) -> Path | None:
 
 def converted_path(file: Path, cache_dir: Path) -> Path:
     """Return the folder where the model of `file` lies once it is made."""
-    return cache_dir / "gguf" / f"{file.stem}-{_digest(file)}"
+    return cache_dir / "gguf" / f"{file.stem}-{file_digest(file)}"
 
 
 def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:
@@ -68,16 +65,6 @@ def _convert(file: Path, target: Path) -> None:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise ConfigError(last if done.returncode == _REFUSED else f"{file} cannot be converted: {last}")
-
-
-def _digest(file: Path) -> str:
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as stream:
-        for piece in range(_PIECES):
-            stream.seek(max(0, size - _PIECE_BYTES) * piece // (_PIECES - 1))
-            digest.update(stream.read(_PIECE_BYTES))
-    return digest.hexdigest()[:_DIGEST_DIGITS]
 
 
 def main(argv: Sequence[str]) -> int:

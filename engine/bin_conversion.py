@@ -1,0 +1,117 @@
+"""pytorch_model.bin -> safetensors: the one place that reads a pickle, with weights_only, in a process of its own.
+
+torch's weights_only reader makes tensors and plain containers; what else a file names is refused, and never called.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.bin_files import BinFiles, check_archive
+from wire.errors import ConfigError
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_GLOBAL = re.compile(r"Unsupported (?:global|class|operand)[^:]*: (?:GLOBAL )?(\S+)|GLOBAL (\S+)")
+_REASON = re.compile(r"WeightsUnpickler error: (.+)")
+
+
+def convert_bin(bins: BinFiles, target: Path, *, tied: bool) -> None:
+    """Write the tensors of `bins` into folder `target`, a safetensors file for each file.
+
+    `tied`: the config lets the output layer share the embeddings, so a head that is the embeddings is left out.
+    Raises ConfigError, naming the file, for anything but plain tensors in it.
+    """
+    weight_map: dict[str, str] = {}
+    total, count = 0, len(bins.files)
+    for number, file in enumerate(bins.files, start=1):
+        name = "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+        tensors = _tensors(file, tied=tied)
+        _check_names(file, tensors, weight_map, bins.names_by_file.get(file.name, frozenset()) - _left_out(tied))
+        save_file(tensors, target / name, metadata={"format": "pt"})
+        (target / name).chmod(0o644)  # the library makes it private, unlike the other files
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if count > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _tensors(file: Path, *, tied: bool) -> dict[str, torch.Tensor]:
+    """Return what `file` holds, each tensor with memory of its own, as safetensors need it."""
+    check_archive(file)
+    state = _load(file)
+    if not isinstance(state, Mapping) or not state:
+        raise ConfigError(f"{file} holds {type(state).__name__}, not named tensors")
+    strange = next((name for name, value in state.items() if not _is_plain(name, value)), None)
+    if strange is not None:
+        raise ConfigError(f"{file}: {strange!r} is {_what(strange, state[strange])}, not a plain tensor")
+    kept = {name: tensor for name, tensor in state.items() if not (tied and _is_embeddings(name, state))}
+    seen: set[int] = set()
+    return {name: _own(tensor.detach(), seen) for name, tensor in kept.items()}
+
+
+def _load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        text = str(error)
+        found = _GLOBAL.search(text)
+        if found:
+            raise ConfigError(
+                f"{file} names {found[1] or found[2]}, which is no tensor: a pickle can run code, so it is refused "
+                "(nothing of it was run); get the model as safetensors"
+            ) from error
+        reason = _REASON.search(text)
+        words = (reason[1] if reason else text.splitlines()[0] if text else type(error).__name__)[:300]
+        raise ConfigError(f"{file} cannot be read as tensors alone: {words}") from error
+
+
+def _is_plain(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+        return False
+    return value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu"
+
+
+def _what(name: object, value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"a {value.layout} tensor" if isinstance(name, str) else f"the name (a {type(name).__name__}) of a tensor"
+
+
+def _is_embeddings(name: str, state: Mapping[str, torch.Tensor]) -> bool:
+    """Tell whether the tensor is an output layer, stored a second time under a name of its own."""
+    if name not in _HEADS:
+        return False
+    head = state[name]
+    alike = (other for key, other in state.items() if key not in _HEADS and "embed" in key and _alike(head, other))
+    return any(torch.equal(head, other) for other in alike)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
+    """Return the tensor in one piece; a copy where it is a part of other memory, or shares it with one in `seen`."""
+    storage = tensor.untyped_storage()
+    is_whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
+    seen.add(storage.data_ptr())
+    return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _left_out(tied: bool) -> frozenset[str]:
+    return frozenset(_HEADS) if tied else frozenset()
+
+
+def _check_names(file: Path, names: Collection[str], before: Mapping[str, str], wanted: Collection[str]) -> None:
+    missing = sorted(set(wanted) - set(names))
+    if missing:
+        raise ConfigError(f"{file} has no tensor {missing[0]}, which the index says is in it")
+    twice = sorted(set(names) & before.keys())
+    if twice:
+        raise ConfigError(f"{file} has the tensor {twice[0]}, and an earlier file has it too")

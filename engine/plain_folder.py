@@ -1,0 +1,164 @@
+"""A model folder without safetensors or tokenizer.json: turned once into one that has them, in the cache.
+
+pytorch_model*.bin     --bin_conversion-->  *.safetensors
+vocab.json, merges.txt --vocab_tokenizer--> tokenizer.json
+config.json and its like are copied; safetensors that are there are linked to; code is left behind.
+
+A process of its own does it, so that what it reads and imports stays out of ours.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.bin_files import BIN_INDEX, find_bin_files
+from engine.file_digest import DIGEST_DIGITS, file_digest
+from engine.model_cache import make_once
+from wire.errors import ConfigError
+from wire.model_identity import read_json
+
+_FORMAT = "1"  # of what is made: another one is made anew
+_COPIED = (".json", ".jinja", ".txt", ".model")
+_GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
+_GPT2_MODELS = ("gpt2", "opt")
+_WEIGHTS, _TOKENIZER = "weights", "tokenizer"
+_CONVERT_TIMEOUT_S = 3600.0
+_REFUSED = 3  # exit status of a conversion that says why in its last line
+
+
+def ensure_plain(
+    folder: Path, cache_dir: Path, progress: Callable[[str], None], *, name: str, weights: bool = True
+) -> Path:
+    """Return `folder`, or where it lacks something the folder `<cache>/checkpoints/<name>-<digest>` made of it.
+
+    `weights`: whether they are needed; a scheduler reads none. Raises ConfigError for pickles that are refused.
+    """
+    parts = lacking(folder, weights=weights)
+    if not parts:
+        return folder
+    target = cache_dir / "checkpoints" / f"{name}-{_digest(folder, parts)}"
+
+    def make(staging: Path) -> Path:
+        progress(f"{_told(folder, parts)} (once, into {target})")
+        _convert(folder, staging / target.name, parts)
+        return staging / target.name
+
+    return make_once(target, make, progress)
+
+
+def lacking(folder: Path, *, weights: bool) -> tuple[str, ...]:
+    """Return what is to be made for `folder`. Raises ConfigError."""
+    if not folder.is_dir():
+        return ()
+    bins = find_bin_files(folder) if weights else None
+    found = ((_WEIGHTS, bins is not None), (_TOKENIZER, _has_vocab_alone(folder)))
+    return tuple(part for part, is_lacking in found if is_lacking)
+
+
+def _has_vocab_alone(folder: Path) -> bool:
+    """Tell whether the tokenizer is GPT-2's and has no tokenizer.json."""
+    if (folder / "tokenizer.json").is_file():
+        return False
+    if not all((folder / name).is_file() for name in ("vocab.json", "merges.txt", "config.json")):
+        return False
+    settings = folder / "tokenizer_config.json"
+    named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+    return named in _GPT2 if named else read_json(folder / "config.json").get("model_type") in _GPT2_MODELS
+
+
+def _told(folder: Path, parts: Sequence[str]) -> str:
+    if _WEIGHTS not in parts:
+        return f"making tokenizer.json for {folder}"
+    bins = find_bin_files(folder)
+    assert bins is not None, "its weights are what is lacking"
+    size = sum(file.stat().st_size for file in bins.files)
+    return f"converting {folder} to safetensors: {len(bins.files)} .bin, {size / 1e6:,.0f} MB"
+
+
+def _digest(folder: Path, parts: Sequence[str]) -> str:
+    """Of all that goes into the made folder, and of what is made: the same on every host."""
+    digest = hashlib.sha256(json.dumps([_FORMAT, *parts]).encode())
+    for file in _copied(folder):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)} {len(content)} ".encode() + content)
+    bins = find_bin_files(folder) if _WEIGHTS in parts else None
+    for file in bins.files if bins else _linked(folder):
+        digest.update(f"{file.name} {file_digest(file)}".encode())
+    return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+def _copied(folder: Path) -> list[Path]:
+    """Return the small files, also those of a vector model's stages (1_Pooling/config.json); no index of weights."""
+    found = [file for file in folder.iterdir() if file.suffix in _COPIED and file.name != BIN_INDEX]
+    return sorted(file for file in (*found, *folder.glob("[0-9]_*/config.json")) if file.is_file())
+
+
+def _linked(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _convert(folder: Path, target: Path, parts: Sequence[str]) -> None:
+    command = [sys.executable, "-P", "-m", "engine.plain_folder", str(folder.resolve()), str(target), *parts]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=_CONVERT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"converting {folder} took longer than {_CONVERT_TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(last if done.returncode == _REFUSED else f"{folder} cannot be converted: {last}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make TARGET of FOLDER with PARTS; a refusal is the last line of stderr."""
+    folder, target, parts = Path(argv[0]), Path(argv[1]), argv[2:]
+    try:
+        _make(folder, target, parts)
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{folder}: converting needs {error.name}: pip install 'pdserve[engine]'\n")
+        return _REFUSED
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+    return 0
+
+
+def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
+    target.mkdir()
+    for file in _copied(folder):
+        copy = target / file.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    if _TOKENIZER in parts:
+        from engine.vocab_tokenizer import write_tokenizer
+
+        write_tokenizer(folder, target)
+    if _WEIGHTS in parts:
+        _write_weights(folder, target)
+        return
+    for file in _linked(folder):
+        (target / file.name).symlink_to(file.resolve())
+
+
+def _write_weights(folder: Path, target: Path) -> None:
+    from transformers import AutoConfig
+
+    from engine.bin_conversion import convert_bin
+
+    bins = find_bin_files(folder)
+    assert bins is not None, "it was asked for"
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
+    except (OSError, ValueError, KeyError, TypeError):
+        tied = False  # whatever is wrong with it is told at the start; a head stored twice is right in any case
+    convert_bin(bins, target, tied=tied)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

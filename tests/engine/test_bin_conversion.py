@@ -1,0 +1,214 @@
+"""pytorch_model.bin: what of it is converted, and what is refused, in words and without running anything of it."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.bin_conversion import convert_bin
+from engine.bin_files import BIN_INDEX, BIN_NAME, find_bin_files
+from tests.engine.bin_models import Marking, save_bin
+from wire.errors import ConfigError
+from wire.model_identity import weight_files
+
+EMBEDDINGS = "model.embed_tokens.weight"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def convert(source: Path, state: Any, *, tied: bool = False, shards: int = 1) -> dict[str, torch.Tensor]:
+    """Return what is in the safetensors files that are made of `state`."""
+    save_bin(source, state, shards=shards)
+    bins = find_bin_files(source)
+    assert bins is not None
+    target = source.parent / "target"
+    target.mkdir()
+    convert_bin(bins, target, tied=tied)
+    return {name: tensor for file in weight_files(target) for name, tensor in load_file(file).items()}
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_tensors_keep_names_dtypes_and_values(source: Path, shards: int) -> None:
+    state = {f"layer.{dtype}": rows(4, 3).to(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+    made = convert(source, state, shards=shards)
+
+    assert made.keys() == state.keys()
+    assert all(torch.equal(made[name], tensor) and made[name].dtype == tensor.dtype for name, tensor in state.items())
+    assert len(list((source.parent / "target").glob("*.safetensors"))) == shards
+
+
+def test_views_transposes_and_shared_memory_become_tensors_of_their_own(source: Path) -> None:
+    whole = rows(6, 4)
+    state = {"part": whole[2:4], "turned": whole.t(), "one": whole, "same": whole, "scalar": torch.tensor(2.5)}
+
+    made = convert(source, state)
+
+    assert all(torch.equal(made[name], tensor) for name, tensor in state.items())
+
+
+def test_parameters_are_tensors(source: Path) -> None:
+    made = convert(source, {"w": torch.nn.Parameter(rows(2, 2))})
+
+    assert torch.equal(made["w"], rows(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("tied", "head", "kept"),
+    [(True, rows(5, 2), False), (True, rows(5, 2) + 1, True), (False, rows(5, 2), True)],
+    ids=["tied", "tied by config alone", "equal by chance"],
+)
+def test_a_head_that_is_the_embeddings_is_left_out_where_the_config_ties_them(
+    source: Path, tied: bool, head: torch.Tensor, kept: bool
+) -> None:
+    made = convert(source, {EMBEDDINGS: rows(5, 2), "lm_head.weight": head}, tied=tied)
+
+    assert ("lm_head.weight" in made) is kept
+
+
+def test_a_file_that_would_run_code_is_refused_and_runs_none(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    state = {"w": rows(2, 2), "extra": Marking(marker)}
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+
+    with pytest.raises(ConfigError, match=rf"{BIN_NAME} names .*which is no tensor: .*nothing of it was run"):
+        convert(source, state)
+
+    assert not marker.exists()
+    torch.load(source / BIN_NAME, weights_only=False)
+    assert marker.exists(), "without care it would have run"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"state_dict": {"w": rows(2, 2)}}, "'state_dict' is dict, not a plain tensor"),
+        ({"w": rows(2, 2), "epoch": 3}, "'epoch' is int, not a plain tensor"),
+        ({0: rows(2, 2)}, r"0 is the name \(a int\) of a tensor, not a plain tensor"),
+        ({"w": rows(2, 2).to_sparse()}, r"'w' is a torch\.sparse_coo tensor, not a plain tensor"),
+        ([rows(2, 2)], "holds list, not named tensors"),
+        ({}, "holds dict, not named tensors"),
+    ],
+    ids=["nested", "number", "name", "sparse", "list", "empty"],
+)
+def test_what_is_not_named_plain_tensors_is_refused(source: Path, state: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        convert(source, state)
+
+
+def pickled(file: Path) -> None:
+    file.write_bytes(pickle.dumps({"w": 1}))
+
+
+def old_format(file: Path) -> None:
+    torch.save({"w": rows(2, 2)}, file, _use_new_zipfile_serialization=False)
+
+
+def cut_short(file: Path) -> None:
+    torch.save({"w": rows(200, 200)}, file)
+    file.write_bytes(file.read_bytes()[:-5000])
+
+
+def packed(file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data.pkl", b"\0" * 1_000_000)
+
+
+def without_pickle(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("model/data/0", b"1234")
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (pickled, "no archive as torch.save writes them"),
+        (old_format, "no archive as torch.save writes them since 1.6"),
+        (cut_short, "no archive as torch.save writes them"),
+        (packed, "model/data.pkl in it is compressed"),
+        (without_pickle, r"not one pickle of at most \d+ bytes \(none\)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_other_files_of_that_name_are_refused(source: Path, write: Any, words: str) -> None:
+    write(source / BIN_NAME)
+    bins = find_bin_files(source)
+    assert bins is not None
+
+    with pytest.raises(ConfigError, match=words):
+        convert_bin(bins, source.parent, tied=False)
+
+
+def test_an_archive_that_says_more_than_it_has_is_refused(source: Path) -> None:
+    torch.save({"w": rows(20, 20)}, source / BIN_NAME)
+    raw = bytearray((source / BIN_NAME).read_bytes())
+    entry = raw.index(b"PK\x01\x02")  # the first of the central directory: 4 bytes of size at 24
+    raw[entry + 20 : entry + 28] = (2**30).to_bytes(4, "little") * 2
+    (source / BIN_NAME).write_bytes(raw)
+    bins = find_bin_files(source)
+    assert bins is not None
+
+    with pytest.raises(ConfigError, match="is said to be in it is more than its"):
+        convert_bin(bins, source.parent, tied=False)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "consolidated.00.pth", "training_args.bin", "weights.pkl"])
+def test_pickles_of_other_names_are_refused(source: Path, name: str) -> None:
+    pickled(source / name)
+
+    with pytest.raises(ConfigError, match=rf"has no safetensors, only {name}: of pickles only {BIN_NAME}"):
+        find_bin_files(source)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_folder_with_safetensors_needs_no_pickle(source: Path, name: str) -> None:
+    (source / name).touch()
+    pickled(source / BIN_NAME)
+
+    assert find_bin_files(source) is None
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "words"),
+    [
+        ({"w": "../pytorch_model.bin"}, r"names '\.\./pytorch_model\.bin', which is no \.bin file of the folder"),
+        ({"w": "code.py"}, r"names 'code\.py', which is no \.bin file"),
+        ({"w": "gone.bin"}, r"names files that are not there: gone\.bin"),
+        ({"w": 1}, "its weight_map is not tensors' names"),
+        ({}, "its weight_map is not tensors' names"),
+    ],
+)
+def test_a_broken_index_is_refused(source: Path, weight_map: dict[str, Any], words: str) -> None:
+    (source / BIN_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+    with pytest.raises(ConfigError, match=words):
+        find_bin_files(source)
+
+
+def test_the_index_and_the_files_must_agree(source: Path) -> None:
+    save_bin(source, {"a": rows(1, 1), "b": rows(1, 1)}, shards=2)
+    index = json.loads((source / BIN_INDEX).read_text())
+    index["weight_map"]["c"] = "pytorch_model-00002-of-00002.bin"
+    (source / BIN_INDEX).write_text(json.dumps(index))
+    bins = find_bin_files(source)
+    assert bins is not None
+
+    with pytest.raises(ConfigError, match=r"00002-of-00002\.bin has no tensor c, which the index says is in it"):
+        convert_bin(bins, source.parent, tied=False)

@@ -1,0 +1,214 @@
+"""Folders that lack safetensors or tokenizer.json: what is made of them, once, and that it is the same model."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.bin_files import BIN_NAME
+from engine.loader import load_model
+from engine.plain_folder import _make, ensure_plain, lacking
+from tests.engine.bin_models import make_bin_model, split_tokenizer
+from tests.engine.step_runner import generate
+from tests.engine.tiny_models import make_tiny_model
+from wire.errors import ConfigError
+from wire.model_identity import identify
+
+PROMPTS = [[2, 304, 81, 14, 298], [2, 33, 44, 55, 66, 77, 88]]
+TEXTS = ("hello, how are you?", "  two  spaces\n\n\ttab 12345 I've", "日本語 🎉 café", "a<|im_end|>b <|endoftext|>", "")
+
+
+@pytest.fixture(scope="module")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bin_model(tmp_path_factory.mktemp("opt"))
+
+
+def answers_of_transformers(folder: Path) -> list[list[int]]:
+    """Return what plain transformers answers greedily, reading the .bin by itself."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        made = network.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )
+        answers.append(made[0].tolist()[len(prompt) :])
+    return answers
+
+
+def put_code(folder: Path, marker: Path) -> None:
+    """Put code that writes `marker` into a model folder, and let config.json name it for everything."""
+    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: ...\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), "modeling_evil.Evil")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def silent(words: str) -> None:
+    pass
+
+
+def test_a_folder_that_has_everything_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "llama")
+
+    assert ensure_plain(folder, tmp_path / "cache", silent, name="llama") == folder
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "prefix"), [("opt", 1, None), ("opt", 2, "model."), ("llama", 3, None), ("qwen2", 1, None)]
+)
+def test_the_converted_model_answers_as_transformers_does_from_the_bin(
+    kind: str, shards: int, prefix: str | None, tmp_path: Path
+) -> None:
+    folder = make_bin_model(tmp_path / "source", kind, shards=shards, prefix=prefix)
+    expected = answers_of_transformers(folder)
+
+    _make(folder, tmp_path / "made", lacking(folder, weights=True))
+
+    model = load_model(tmp_path / "made", dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1).model
+    assert generate(model, PROMPTS, 12, chunk=4) == expected
+
+
+def test_the_tokenizer_made_of_two_files_is_that_of_transformers(opt: Path, tmp_path: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(opt)
+
+    made = ensure_plain(opt, tmp_path, silent, name="opt", weights=False)
+
+    ours = Tokenizer.from_file(str(made / "tokenizer.json"))
+    for text in TEXTS:
+        ids = ours.encode(text).ids
+        assert ids == theirs(text)["input_ids"]
+        assert ours.decode(ids[1:], skip_special_tokens=False) == text
+
+
+def test_a_scheduler_gets_the_tokenizer_without_the_weights(opt: Path, tmp_path: Path) -> None:
+    made = ensure_plain(opt, tmp_path, silent, name="opt", weights=False)
+
+    assert {file.name for file in made.iterdir()} == {
+        "config.json", "generation_config.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json",
+    }  # fmt: skip
+
+
+def test_safetensors_that_are_there_are_linked_to(tmp_path: Path) -> None:
+    folder = make_tiny_model("opt", tmp_path / "opt")
+    split_tokenizer(folder)
+
+    made = ensure_plain(folder, tmp_path / "cache", silent, name="opt")
+
+    assert (made / "model.safetensors").resolve() == folder / "model.safetensors"
+    assert identify(made, "opt").weights_digest == identify(folder, "opt").weights_digest
+
+
+def test_it_is_made_once_with_a_notice_and_without_the_code_beside_it(opt: Path, tmp_path: Path) -> None:
+    folder, marker, said = tmp_path / "with-code", tmp_path / "marker", list[str]()
+    shutil.copytree(opt, folder)
+    put_code(folder, marker)
+
+    made = ensure_plain(folder, tmp_path / "a", said.append, name="opt-125m")
+    again = ensure_plain(folder, tmp_path / "a", said.append, name="opt-125m")
+    load_model(made, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1)
+
+    assert (made, made.parent) == (again, tmp_path / "a" / "checkpoints")
+    assert len(said) == 1
+    assert said[0].startswith(f"converting {folder} to safetensors: 1 .bin, ")
+    assert {file.suffix for file in made.iterdir()} == {".json", ".txt", ".safetensors"}
+    assert not marker.exists()
+
+
+def test_it_is_the_same_model_on_every_host(opt: Path, tmp_path: Path) -> None:
+    for host in ("one", "other"):
+        _make(opt, tmp_path / host, lacking(opt, weights=True))
+
+    assert identify(tmp_path / "one", "m") == identify(tmp_path / "other", "m")
+
+
+def test_another_tokenizer_or_config_is_another_folder(opt: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(opt, tmp_path / "copy"))
+    before = ensure_plain(copy, tmp_path, silent, name="opt", weights=False)
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
+
+    after = ensure_plain(copy, tmp_path, silent, name="opt", weights=False)
+
+    assert after != before
+    assert Tokenizer.from_file(str(after / "tokenizer.json")).encode("a").ids[0] != 2
+
+
+def test_several_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    made: list[Path] = []
+
+    def make() -> None:
+        made.append(ensure_plain(opt, tmp_path, said.append, name="opt", weights=False))
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(set(made)) == 1
+    assert len(made) == 3
+    assert sum(words.startswith("making") for words in said) == 1
+
+
+HALF_WAY = """
+import sys, time
+from pathlib import Path
+from engine import plain_folder
+
+def stop(folder, target, parts):
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    print("half", flush=True)
+    time.sleep(600)
+
+plain_folder._convert = stop
+plain_folder.ensure_plain(Path(sys.argv[1]), Path(sys.argv[2]), lambda words: None, name="opt", weights=False)
+"""
+
+
+def test_one_killed_half_way_leaves_nothing_in_the_way(opt: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HALF_WAY, str(opt), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == "half\n"
+        maker.kill()
+    assert [file.is_dir() for file in (tmp_path / "checkpoints").iterdir() if not file.name.endswith("lock")] == [True]
+
+    made = ensure_plain(opt, tmp_path, silent, name="opt", weights=False)
+
+    assert (made / "tokenizer.json").is_file()
+    assert [file for file in made.parent.iterdir() if not file.name.endswith("lock")] == [made]
+
+
+def test_a_refusal_of_the_process_apart_is_told_in_its_words(opt: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "opt"}')
+    (folder / BIN_NAME).write_bytes(b"no archive")
+
+    with pytest.raises(ConfigError, match=rf"^{folder}/{BIN_NAME} is no archive as torch.save writes them"):
+        ensure_plain(folder, tmp_path / "cache", silent, name="bad")
+    assert [file.suffix for file in (tmp_path / "cache" / "checkpoints").iterdir()] != []
+    assert not any(file.is_dir() for file in (tmp_path / "cache" / "checkpoints").iterdir())
+
+
+def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    for name in ("config.json", "vocab.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((opt / name).read_bytes())
+    (folder / "merges.txt").write_text("#version: 0.2\na b\nabc\n")
+
+    with pytest.raises(ConfigError, match=r"merges\.txt, line 3: 'abc' is not a pair of pieces"):
+        ensure_plain(folder, tmp_path, silent, name="bad", weights=False)
