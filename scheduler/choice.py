@@ -16,6 +16,7 @@ class Choice:
         self, index: int, prompt: tuple[int, ...], tokens: Tokens, options: TextOptions, *, echo: str = ""
     ) -> None:
         self.finished = False
+        self.finish_reason: str | None = None
         self.num_tokens = 0
         self.last_token_s: float | None = None
         self.cumulative_logprob: float | None = 0.0
@@ -60,7 +61,7 @@ class Choice:
             self.cumulative_logprob += event.logprobs.logprob
 
     def _last(self, text: str, reason: str, stop: str | int | None) -> Piece:
-        self.finished = True
+        self.finished, self.finish_reason = True, reason
         return self._piece(text, reason, stop)
 
     def _piece(self, text: str, reason: str | None = None, stop: str | int | None = None) -> Piece:

@@ -9,6 +9,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.drain import Drain
 from scheduler.metrics import Metrics
 from scheduler.request import Dispatcher
+from scheduler.stream import Observer
 from scheduler.tokens import Tokens
 from wire.errors import UnknownModel
 
@@ -49,6 +50,11 @@ class Front:
     most_output: Callable[[int, int], int | None] = no_bound
     drain: Drain = field(default_factory=Drain)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def observer(self) -> Observer:
+        """Who hears how requests go."""
+        return self.metrics.figures
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModel unless clients may use `name`."""

@@ -103,7 +103,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         config,
         control.dispatch,
         tokens,
-        Metrics(control.view),
+        Metrics(control.view, model_name=config.engine.served_names()[0], max_model_len=files.max_model_len),
         readiness=lambda: report(control),
         health=cluster.health,
         most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from scheduler.request import GenerationRequest, PromptDone
+from scheduler.request import PromptDone
+from scheduler.request_done import RequestDone
 from telemetry.logs import EventLogger
 
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
@@ -10,28 +11,27 @@ _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 log = EventLogger("requests")
 
 
-def log_request(
-    request: GenerationRequest, served: Sequence[PromptDone], *,
-    ending: str, output_tokens: int, first_token_s: float | None, seconds: float,
-) -> None:  # fmt: skip
+def log_request(done: RequestDone) -> None:
     """Log a request that ended. Of several prompts, each stage's longest time; `-` where nothing is known."""
+    request, served = done.request, done.served
     stages = {f"{name}_ms": _longest_ms(name, served) for name in _STAGES}
     log.info(
         "request_done",
         request_id=request.request_id,
-        ending=ending,
-        path=_names(done.path for done in served),
-        prefill=_names(done.prefill_instance for done in served),
-        decode=_names(done.decode_instance for done in served),
+        ending=done.ending,
+        path=_names(one.path for one in served),
+        prefill=_names(one.prefill_instance for one in served),
+        decode=_names(one.decode_instance for one in served),
         prompts=len(request.prompts),
         n=request.params.n,
-        prompt_tokens=sum(map(len, request.prompts)),
-        output_tokens=output_tokens,
-        first_token_ms=_ms(first_token_s),
-        total_ms=_ms(seconds),
+        prompt_tokens=done.num_prompt_tokens,
+        output_tokens=done.num_output_tokens,
+        first_token_ms=_ms(done.first_token_s),
+        total_ms=_ms(done.seconds),
         **stages,
-        kv_bytes=sum(done.times.kv_bytes for done in served),
-        kv_bytes_early=sum(done.times.kv_bytes_early for done in served),
+        kv_bytes=sum(one.times.kv_bytes for one in served),
+        kv_bytes_early=sum(one.times.kv_bytes_early for one in served),
+        **({"error": done.error} if done.error else {}),
     )
 
 

@@ -18,6 +18,7 @@ from scheduler.request import (
     RunningRequest,
     Vector,
 )
+from scheduler.request_done import RequestDone
 from scheduler.request_log import log_request
 from scheduler.tokens import Tokens
 from wire.errors import Cancelled, InternalError, PdserveError
@@ -25,18 +26,22 @@ from wire.types import FinishReason, TokenLogprobs
 
 
 class Observer(Protocol):
-    """Hears how a request goes; times are the loop's clock. scheduler/metrics.py is one."""
+    """Hears how a request goes; times are the loop's clock. scheduler/figures.py is one."""
 
-    def token(self, started_s: float, previous_s: float | None, now_s: float, *, first: bool) -> None:
-        """A token came; `previous_s` is when the same choice's last one did, `first` the whole request's first."""
+    def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
+        """The request's first token came, `seconds` after its arrival; `token_came` follows."""
+        ...
+
+    def token_came(self, since_previous_s: float | None) -> None:
+        """A token came, so long after the same choice's last one; None for its first."""
         ...
 
     def prompt_done(self, done: PromptDone) -> None:
         """A prompt's hand-off is settled."""
         ...
 
-    def request_done(self, num_prompt_tokens: int, num_output_tokens: int, seconds: float, ending: str) -> None:
-        """The request ended: `finished`, `cancelled` or `failed`."""
+    def request_done(self, done: RequestDone) -> None:
+        """The request ended."""
         ...
 
 
@@ -64,6 +69,7 @@ class TextStream:
         self._chosen = [BestOf(n, count, first_index=at * n) for at in range(len(request.prompts))]
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in request.prompts]
         self._started_s = self._clock() if started_s is None else started_s
+        self._dispatched_s = 0.0
         self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
 
@@ -80,6 +86,7 @@ class TextStream:
     async def pieces(self, dispatcher: Dispatcher) -> AsyncGenerator[Piece, None]:
         """Run the request. Closing the generator cancels it everywhere. Raises a PdserveError if it failed."""
         with self._told_to_observer():
+            self._dispatched_s = self._clock() - self._started_s
             running = dispatcher.start(self._request)
             async with aclosing(cast("AsyncGenerator[PathEvent, None]", running.events())) as events:
                 try:
@@ -120,29 +127,37 @@ class TextStream:
         return [] if piece is None else self._chosen[event.prompt].add(event.sequence, piece)
 
     def _time_token(self, choice: Choice) -> None:
-        now = self._clock()
-        first = self._first_token_s is None
-        self._observer.token(self._started_s, choice.last_token_s, now, first=first)
-        choice.last_token_s = now
-        if first:
+        now, previous = self._clock(), choice.last_token_s
+        if self._first_token_s is None:
             self._first_token_s = now - self._started_s
+            self._observer.first_token_came(self._request, self._first_token_s)
+        self._observer.token_came(None if previous is None else now - previous)
+        choice.last_token_s = now
 
     @contextmanager
     def _told_to_observer(self) -> Iterator[None]:
-        ending = "failed"
+        ending, error = "failed", ""
         try:
             yield
             ending = "finished"
         except (asyncio.CancelledError, GeneratorExit, Cancelled):
             ending = "cancelled"
             raise
+        except Exception as failure:
+            error = type(failure).__name__
+            raise
         finally:
-            seconds, num_output_tokens = self._clock() - self._started_s, self.num_output_tokens
-            self._observer.request_done(self.num_prompt_tokens, num_output_tokens, seconds, ending)
-            log_request(
-                self._request, self.served, ending=ending, output_tokens=num_output_tokens,
-                first_token_s=self._first_token_s, seconds=seconds,
-            )  # fmt: skip
+            done = self._done(ending, error)
+            self._observer.request_done(done)
+            log_request(done)
+
+    def _done(self, ending: str, error: str) -> RequestDone:
+        last_token_s = max((choice.last_token_s or 0.0 for choice in self._choices), default=0.0) - self._started_s
+        return RequestDone(
+            self._request, tuple(self.served), ending, self._clock() - self._started_s, self._dispatched_s,
+            self._first_token_s, None if self._first_token_s is None else last_token_s, self.num_output_tokens,
+            tuple(choice.finish_reason for choice in self._choices if choice.finish_reason is not None), error,
+        )  # fmt: skip
 
     def _complete(self) -> bool:
         return all(choice.finished for choice in self._choices)

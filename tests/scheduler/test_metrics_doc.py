@@ -5,6 +5,7 @@ from pathlib import Path
 
 from scheduler.metrics import Metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
+from tests.scheduler.fake_cluster import describe
 from wire.types import LinkStatus, LoadSnapshot, Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -14,17 +15,23 @@ def _shown() -> set[tuple[str, str]]:
     """Return name and kind of all metrics of a scheduler with one instance and one link."""
     link = LinkStatus("d", "tcp", "up", 1, 1, 0, 0, 0.1, 1.0, ("shm: another host",))
     load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, links=(link,))
-    instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", None, load)
+    instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", describe(0, Role.PREFILL), load)
     view = ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0)
     text = Metrics(lambda: view).render().decode()
-    families = re.findall(r"^# TYPE pdserve_(\w+) (\w+)$", text, re.M)
-    named = ((name.removesuffix("_total") if kind == "counter" else name, kind) for name, kind in families)
-    return {(name, kind) for name, kind in named if not name.endswith("_created")}
+    families = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M)
+    return {(_written(name, kind), kind) for name, kind in families if not name.startswith("process_")}
+
+
+def _written(name: str, kind: str) -> str:
+    """Return how the page writes a name: without what all of its kind have, but for a name that is nobody's."""
+    if not name.startswith(("pdserve_", "vllm:")):
+        return name
+    return name.removeprefix("pdserve_").removesuffix("_total" if kind == "counter" else "")
 
 
 def test_the_page_is_what_the_scheduler_shows() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \| (gauge|counter|histogram) \|", PAGE.read_text(), re.M)
-    written = [(name, kind) for names, kind in rows for name in re.findall(r"`(\w+)`", names)]
+    written = [(name, kind) for names, kind in rows for name in re.findall(r"`([\w:]+)`", names)]
 
     assert len(written) == len(set(written))
     assert set(written) == _shown()

@@ -9,6 +9,7 @@ import pytest
 from scheduler.best_of import BestOf
 from scheduler.pieces import Piece, TextOptions
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored
+from scheduler.request_done import RequestDone
 from scheduler.stream import TextStream
 from scheduler.tokens import Tokens
 from tests.scheduler.virtual_time import virtual
@@ -18,11 +19,13 @@ from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 class Quiet:
     """An observer that hears nothing."""
 
-    def token(self, started_s: float, previous_s: float | None, now_s: float, *, first: bool) -> None: ...
+    def first_token_came(self, request: GenerationRequest, seconds: float) -> None: ...
+
+    def token_came(self, since_previous_s: float | None) -> None: ...
 
     def prompt_done(self, done: PromptDone) -> None: ...
 
-    def request_done(self, num_prompt_tokens: int, num_output_tokens: int, seconds: float, ending: str) -> None: ...
+    def request_done(self, done: RequestDone) -> None: ...
 
 
 class Scripted:

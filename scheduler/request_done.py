@@ -1,0 +1,50 @@
+"""What is known of a request once it has ended: for the metrics, the log and the traces."""
+
+from dataclasses import dataclass
+
+from scheduler.request import GenerationRequest, PromptDone
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """One request that ended. Times are seconds from its arrival, by the scheduler's own clock.
+
+    `ending` is finished, cancelled or failed; `error` the name of what failed it. `dispatched_s` is when it had been
+    read, rendered and tokenised; first and last token are None where there was none. `reasons` has the finish reason of
+    each sequence that ended by itself. `served` are the prompts whose hand-off is settled.
+    """
+
+    request: GenerationRequest
+    served: tuple[PromptDone, ...]
+    ending: str
+    seconds: float
+    dispatched_s: float = 0.0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_output_tokens: int = 0
+    reasons: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.request.prompts))
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited for a place; of several prompts the longest."""
+        return max((done.times.queue_s or 0.0 for done in self.served), default=0.0)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From its place to its first token."""
+        if self.first_token_s is None:
+            return None
+        return max(0.0, self.first_token_s - self.dispatched_s - self.queue_s)
+
+    @property
+    def decode_s(self) -> float | None:
+        """From its first token to its last."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return None
+        return self.last_token_s - self.first_token_s
