@@ -96,6 +96,13 @@ def add_save_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-dir", default=".", metavar="DIR", help="where the files go (default: here)")
 
 
+def add_owner(parser: argparse.ArgumentParser) -> None:
+    """Add the user that the files are for."""
+    parser.add_argument(
+        "--owner", type=int, metavar="UID", help="whose the files are to be: the user in the containers, mostly 1000"
+    )
+
+
 def add_ip(parser: argparse.ArgumentParser) -> None:
     """Add the way to overrule the address found."""
     parser.add_argument("--ip", help="this host's address (default: found without asking another host)")

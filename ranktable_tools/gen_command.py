@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from ranktable_tools.arguments import OneLineParser, add_command, add_device_lists, add_ip, add_save_dir
+from ranktable_tools.arguments import OneLineParser, add_command, add_device_lists, add_ip, add_owner, add_save_dir
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.devices.npu_addresses import SOURCES
 from ranktable_tools.next_steps import after_gen
-from ranktable_tools.secret import check_secret, ensure_secret
+from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
 from ranktable_tools.tables import whole
 
 
@@ -22,6 +22,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         help="the scheduler is on this host (default: when both lists are given)",
     )
     add_save_dir(parser)
+    add_owner(parser)
     add_ip(parser)
     parser.add_argument("--ports", metavar="P,P", help="write each instance's port into the table, prefill first")
     add_device_flags(parser)
@@ -43,23 +44,31 @@ def add_device_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _gen(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.save_dir)
     both = bool(arguments.prefill_server_list and arguments.decode_server_list)
-    wanted = arguments.api_server
-    with_scheduler = both if wanted is None else wanted
+    with_scheduler = both if arguments.api_server is None else arguments.api_server
+    if arguments.owner is not None:
+        check_owner(folder, arguments.owner)
     if both and with_scheduler:
-        check_secret(Path(arguments.save_dir))
-    generated = gen(
-        GenArguments(
-            arguments.prefill_server_list, arguments.decode_server_list, with_scheduler,
-            arguments.save_dir, arguments.ip, arguments.ports, arguments.device_type, arguments.device_ip_from,
-            arguments.share_devices,
-        ),
-        print,
-    )  # fmt: skip
-    if wanted is None and both:
+        check_secret(folder, arguments.owner, can_give=True)
+    generated = gen(_wanted(arguments, with_scheduler), print)
+    if arguments.api_server is None and both:
         print("Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out).")
+    written = [folder / name for name in (generated.global_name, *(local.file_name for local in generated.locals))]
     if whole(generated.part) is not None:
-        path, is_new = ensure_secret(Path(arguments.save_dir))
+        path, is_new = ensure_secret(folder, arguments.owner)
         print(f"Save {path}" if is_new else f"Keep {path}")
+        written.append(path)
+    if arguments.owner is not None:
+        for path in written:
+            give(path, arguments.owner)
+        print(f"All {len(written)} files belong to uid {arguments.owner}.")
     print("\n".join(after_gen(generated, arguments.save_dir)))
     return 0
+
+
+def _wanted(arguments: argparse.Namespace, with_scheduler: bool) -> GenArguments:
+    return GenArguments(
+        arguments.prefill_server_list, arguments.decode_server_list, with_scheduler, arguments.save_dir, arguments.ip,
+        arguments.ports, arguments.device_type, arguments.device_ip_from, arguments.share_devices,
+    )  # fmt: skip

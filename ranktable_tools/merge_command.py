@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ranktable_tools.arguments import OneLineParser, add_command, add_save_dir
+from ranktable_tools.arguments import OneLineParser, add_command, add_owner, add_save_dir
 from ranktable_tools.file_names import MERGED_GLOBAL
 from ranktable_tools.merge_files import merge_files, merge_local_files
 from ranktable_tools.next_steps import after_merge
@@ -22,9 +22,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         "--global-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order"
     )
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
-    parser.add_argument(
-        "--owner", type=int, metavar="UID", help="whose the files are to be: the user in the containers, mostly 1000"
-    )
+    add_owner(parser)
     add_save_dir(parser)
     parser.set_defaults(command=_merge)
     local = add_command(commands, "merge-local", "Join local tables to one instance over several servers.")

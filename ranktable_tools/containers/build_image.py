@@ -30,13 +30,14 @@ examples:
   build_image.sh --base-image=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12 --image-name=pdserve
   build_image.sh --base-image=python:3.12-slim-bookworm --image-name=pdserve:cpu
   build_image.sh --base-image=python:3.12-slim-bookworm --image-name=pdserve:cuda --device=cuda --print
+  build_image.sh --config cluster.yaml                  each flag is a key there; needs PyYAML
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return 2 for bad input. Else docker takes its place, or, with --print, 0."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = command_parser().parse_args(argv)
         clone = Path(__file__).resolve().parents[2]
         for flag, name in (("--base-image", arguments.base_image), ("--image-name", arguments.image_name)):
             if _IMAGE.fullmatch(name) is None:
@@ -83,7 +84,8 @@ def pinned_version(clone: Path, name: str) -> str:
     return found[0]
 
 
-def _parser() -> OneLineParser:
+def command_parser() -> OneLineParser:
+    """Return the parser of the command line, for those who want to know its flags too."""
     parser = OneLineParser(prog=_PROG, description="Build the inference image.", epilog=_EPILOG)
     parser.add_argument("--base-image", required=True, metavar="IMAGE", help="what the image is built on")
     parser.add_argument("--image-name", required=True, metavar="NAME", help="what it is to be called")

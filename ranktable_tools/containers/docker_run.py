@@ -39,6 +39,7 @@ examples:
   docker_run.sh prefill --local-table local_ranktable_10.0.0.18_45.json --image pdserve --dir /data
   docker_run.sh scheduler --image pdserve --dir /data --run
   docker_run.sh decode --global-table global_ranktable_merge.json --instance 1 --image pdserve --dir /data
+  docker_run.sh prefill --config cluster.yaml           each flag is a key there; needs PyYAML
 """
 
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     try:
-        arguments = _parser().parse_args(words[:cut])
+        arguments = command_parser().parse_args(words[:cut])
         _refuse_empty(arguments)
         line = _line(arguments, tuple(words[cut + 1 :]), os.environ)
         print(shell_text(line), flush=True)
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> OneLineParser:
+def command_parser() -> OneLineParser:
+    """Return the parser of the command line, for those who want to know its flags too."""
     parser = OneLineParser(prog=_PROG, description="Print (or run) the guide's docker run line.", epilog=_EPILOG)
     parser.add_argument("role", choices=_ROLES)
     parser.add_argument("--image", required=True, metavar="IMAGE", help="the inference image (build_image.sh)")

@@ -23,6 +23,7 @@ COMMANDS = (
     Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),
     Broken("gen: an empty list", None, {}, (*_GEN, "--prefill-server-list", "", "--decode-server-list=5")),
     Broken("gen: a masked address", None, {}, ("gen", "--ip", "10.**.**.18", "--api-server")),
+    Broken("gen: an owner that no user is", None, {}, (*_GEN, "--api-server", "--owner=-1")),
     Broken("merge: one table", None, {"a.json": _PART_A}, _MERGE[:3]),
     Broken("merge: one table twice", None, {"a.json": _PART_A}, (*_MERGE[:3], "a.json")),
     Broken("merge: two schedulers", None, {"a.json": _PART_A, "b.json": modelarts()}, _MERGE),
