@@ -58,15 +58,16 @@ def words(
 
 def cluster_flags() -> frozenset[str]:
     """Return the flags that a cluster's commands have: engine, front door, `up`, where it is, and the tables' tools."""
+    from ranktable_tools import guide
     from ranktable_tools.cli import command_parsers
-    from ranktable_tools.guide import command_parser
+    from ranktable_tools.containers import build_image, docker_run
 
     declared = (
         "--" + field.name.replace("_", "-")
         for options in (EngineOptions, SchedulerOptions, UpOptions)
         for field in dataclasses.fields(options)
     )
-    parsers = (*command_parsers().values(), command_parser())
+    parsers = (*command_parsers().values(), *(tool.command_parser() for tool in (guide, docker_run, build_image)))
     tools = (flag for parser in parsers for flag in parser._option_string_actions)
     return frozenset((*declared, *_WHERE, *(flag for flag in tools if _may_be_key(flag))))
 
@@ -91,15 +92,19 @@ def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
 
 def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str]:
     """Yield the words of one of the command's own flags. Raises ConfigError for a value that it cannot have."""
-    if action.nargs == 0:
+    if action.nargs == 0 or (action.nargs == "?" and not entry.is_list and entry.values[0].boolean is not None):
         yield from _switch(entry, action)
         return
-    if entry.is_list and action.nargs not in ("+", "*"):
+    repeats = isinstance(action, argparse._AppendAction) and action.nargs is None
+    if entry.is_list and action.nargs not in ("+", "*") and not repeats:
         raise ConfigError(f"{entry.place}: {entry.key} takes one value, not a list of {len(entry.values)}")
     row = find(entry.flag)
     texts = [row.spelled(value.text) if row is not None and row.spelled else value.text for value in entry.values]
     for text in texts:
         _check_value(entry, action, text)
+    if repeats:
+        yield from (f"{entry.flag}={text}" for text in texts)
+        return
     if not joins:
         yield from (entry.flag, *texts)
         return

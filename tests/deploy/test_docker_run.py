@@ -234,7 +234,9 @@ def test_a_table_that_is_wrong_is_named(tmp_path: Path, capsys: Capture) -> None
 @pytest.mark.parametrize("script", [docker_run, build_image])
 def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
     text = (SCRIPT.parents[1] / "docs" / page).read_text()
-    flags = [flag for action in script._parser()._actions for flag in action.option_strings if flag[2:] != "help"]
+    flags = [
+        flag for action in script.command_parser()._actions for flag in action.option_strings if flag[2:] != "help"
+    ]
 
     assert [flag for flag in flags if flag.startswith("--") and flag not in text] == []
 

@@ -77,7 +77,7 @@ def test_a8_the_guides_start_line_runs_as_printed(
 def test_a8_119_the_guides_build_line_runs_as_printed(folder: Path, tmp_path: Path, recorder: str) -> None:
     done = _sh(BUILD, folder, tmp_path, PDSERVE_PYTHON=recorder, base_image="cann:9", image_name="pd")
 
-    assert done.stdout == "-P -m ranktable_tools.containers.build_image --base-image=cann:9 --image-name=pd\n"
+    assert done.stdout == "-P -m pdserve.container_command build_image --base-image=cann:9 --image-name=pd\n"
 
 
 def test_a_second_run_changes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""deploy/docker_run.sh and deploy/build_image.sh with `--config cluster.yaml`: the tools themselves know no YAML."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from ranktable_tools.arguments import OneLineParser
+from ranktable_tools.containers import build_image, docker_run
+from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
+
+if TYPE_CHECKING:
+    from pdserve.flags.config_file import Entry
+
+_KINDS: Final[Mapping[str, str | None]] = {"npu": "ascend", "auto": None}
+"""What `device` says to the processes, as the kind of an image; None: found by build_image.sh itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool, and which of its fields a variable of the environment names too."""
+
+    name: str
+    main: Callable[[Sequence[str]], int]
+    parser: Callable[[], OneLineParser]
+    variables: Mapping[str, str]
+
+
+_TOOLS: Final[Mapping[str, _Tool]] = {
+    "docker_run": _Tool(
+        "docker_run.sh", docker_run.main, docker_run.command_parser,
+        {"global_table": GLOBAL_VARIABLE, "local_table": LOCAL_VARIABLE},
+    ),
+    "build_image": _Tool("build_image.sh", build_image.main, build_image.command_parser, {}),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `docker_run ...` or `build_image ...`; return the exit status, 2 for bad input."""
+    name, *typed = sys.argv[1:] if argv is None else argv
+    tool = _TOOLS[name]
+    before = typed[: typed.index("--")] if "--" in typed else typed
+    if not any(word.partition("=")[0] == "--config" for word in before):
+        return tool.main(typed)
+    try:
+        from wire.errors import ConfigError
+
+        try:
+            plain = with_file(name, typed, os.environ)
+        except ConfigError as error:
+            return _refuse(tool, str(error))
+    except ModuleNotFoundError as error:
+        missing = f"--config needs the Python package {error.name}, which is not here"
+        return _refuse(tool, f"{missing}: run scripts/install, or give the flags")
+    return tool.main(plain)
+
+
+def with_file(name: str, typed: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command line of a tool with the flags of its --config; what is typed or in the environment wins.
+
+    The scheduler's `global-rank-table` is the global table here too. Raises ConfigError.
+    """
+    from pdserve.flags.config_file import read
+    from pdserve.flags.from_file import words
+    from pdserve.flags.parser import take_config
+    from pdserve.ranktable_command import named
+
+    path, rest = take_config(typed)
+    assert path is not None, "the caller saw the flag"
+    tool = _TOOLS[name]
+    known = tool.parser()._option_string_actions
+    end = rest.index("--") if "--" in rest else len(rest)
+    closed = named(rest[:end], known) | {field for field, variable in tool.variables.items() if environ.get(variable)}
+    entries = [changed for entry in _alike(read(path), name) if (changed := _of_image(entry, name)) is not None]
+    said = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
+    return [*rest[:end], *words(said, known, {}, serves=False).argv, *rest[end:]]
+
+
+def _alike(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
+    """Return docker_run.sh's entries with the scheduler's key for its own, where that is not there."""
+    if name != "docker_run" or any(entry.flag == "--global-table" for entry in entries):
+        return entries
+    return [replace(one, key="global-table") if one.flag == "--global-rank-table" else one for one in entries]
+
+
+def _of_image(entry: "Entry", name: str) -> "Entry | None":
+    """Return `device`, as the processes take it, as the kind of an image; None where it is found."""
+    if name != "build_image" or entry.flag != "--device" or entry.values[0].text not in _KINDS:
+        return entry
+    kind = _KINDS[entry.values[0].text]
+    return None if kind is None else replace(entry, values=(replace(entry.values[0], text=kind),))
+
+
+def _refuse(tool: _Tool, words: str) -> int:
+    print(f"{tool.name}: {words}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
