@@ -34,6 +34,8 @@ class Choice:
 
     def push(self, event: NewToken) -> Piece | None:
         """Return what the event adds, None if nothing can be shown yet."""
+        if self._options.prompt_only:
+            return self._last("", "length", None)
         text = self._decode(event)
         stop: str | None = None
         if event.index >= self._options.min_tokens:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,19 @@ def parse_ports(text: str) -> tuple[int, ...]:
     return ports
 
 
+def parse_texts(text: str) -> tuple[str, ...]:
+    """Return the texts of `["*"]`, a JSON list, or of one text alone. Raises ConfigError."""
+    if not text.lstrip().startswith("["):
+        return (text,)
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text[:80]!r} is no JSON list of texts: {error}") from None
+    if not all(isinstance(one, str) for one in given):
+        raise ConfigError(f"{text[:80]!r} is no JSON list of texts")
+    return tuple(given)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """Flags of the scheduler alone."""
@@ -36,6 +50,25 @@ class SchedulerOptions:
     )  # fmt: skip
     use_openai: str = flag("1", "1: serve the OpenAI API (env USE_OPENAI)", env="USE_OPENAI")
     chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
+    api_key: tuple[str, ...] = flag(
+        (), "a key that clients have to show; may be given again (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this "
+        "host sees a command line: better the variable or --api-key-file",
+        secret=True,
+    )  # fmt: skip
+    api_key_file: str | None = flag(None, "file of keys, one a line, instead of the variables (default: none)")
+    protect_metrics: bool = flag(False, "ask for a key on /metrics too")
+    ssl_keyfile: str | None = flag(None, "PEM of the HTTP server's key: HTTPS (default: HTTP)")
+    ssl_certfile: str | None = flag(None, "PEM of its certificate and chain (default: none)")
+    ssl_ca_certs: str | None = flag(None, "PEM of the authorities of clients' certificates (default: none)")
+    ssl_cert_reqs: str = flag("0", "clients' certificates: 0 none, 1 optional, 2 required", choices=("0", "1", "2"))
+    allowed_origins: tuple[str, ...] = flag((), "origins whose pages may ask, as a JSON list: CORS", parse=parse_texts)
+    allowed_methods: tuple[str, ...] = flag(("*",), "methods they may use, as a JSON list", parse=parse_texts)
+    allowed_headers: tuple[str, ...] = flag(("*",), "headers they may send, as a JSON list", parse=parse_texts)
+    allow_credentials: bool = flag(False, "they may send cookies and the like; needs origins by name")
+    root_path: str = flag("", "prefix of paths that a proxy in front leaves on, as /llm (default: none)")
+    sse_keep_alive_interval: float | None = flag(
+        None, "seconds without an event after which a stream carries a comment (default: never)", parse=float
+    )
     startup_timeout: float = flag(600.0, "seconds to wait for the instances at start", parse=float)
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
     stall_timeout: float = flag(10.0, "seconds a request may go without progress", parse=float)
@@ -46,6 +79,17 @@ class SchedulerOptions:
     retry_share: float = flag(0.2, "most prompts being retried at once, as a share of active requests", parse=float)
     min_retries: int = flag(3, "retries always allowed in a minute, whatever their share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
+    generation_config: str = flag(
+        "vllm",
+        "values of fields that a request leaves out: vllm (temperature 1, top_p 1, ...), auto (the model's "
+        "generation_config.json), or a folder with one",
+    )
+    override_generation_config: str | None = flag(None, "JSON whose values win over --generation-config's")
+    response_role: str = flag("assistant", "who speaks in the answers of chats")
+    max_logprobs: int = flag(20, "most log probabilities at each position; -1: the whole vocabulary", parse=int)
+    return_tokens_as_token_ids: bool = flag(False, "name tokens in log probabilities by number, as token_id:42")
+    enable_prompt_tokens_details: bool = flag(False, "tell in usage how many prompt tokens were cached")
+    enable_force_include_usage: bool = flag(False, "end every stream with the token counts, asked or not")
     max_n: int = flag(16, "most choices of one prompt", parse=int)
     max_prompts: int = flag(64, "most prompts of one request", parse=int)
     max_stop_strings: int = flag(4, "most stop strings of one request", parse=int)
@@ -103,5 +147,8 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
         raise ConfigError("USE_OPENAI=0 (the /generate service) is not supported yet: set USE_OPENAI=1")
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not value > 0:
+        if field.name == "max_logprobs":
+            if value < -1:
+                raise ConfigError(f"--max-logprobs {value} is out of range: 0 or more, or -1 for the whole vocabulary")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not value > 0:
             raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: more than 0")

@@ -1,12 +1,13 @@
 """A dispatcher without a cluster: it plays a script, so that the HTTP surface can be tested alone."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored, RunningRequest
 from wire.errors import PdserveError
-from wire.types import FinishReason, StageTimes
+from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class _Playing:
         """Yield the script's events."""
         ending = "cancelled"
         try:
+            for scores in self._scores():
+                yield scores
             for played, event in enumerate(self._turns()):
                 await self._pause(played)
                 if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
@@ -98,8 +101,17 @@ class _Playing:
             for prompt in prompts
             for sequence in range(params.num_sequences)
         }
-        events = [event for key, line in lines.items() for event in _events(key, line, params.max_tokens)]
+        events = [event for key, line in lines.items() for event in _events(key, line, params)]
         return sorted(events, key=lambda event: event.index)
+
+    def _scores(self) -> list[PromptScored]:
+        count = self._request.params.prompt_logprobs
+        if count is None:
+            return []
+        return [
+            PromptScored(prompt, 0, (None, *(scores_of(token_id, count) for token_id in token_ids[1:])))
+            for prompt, token_ids in enumerate(self._request.prompts)
+        ]
 
     def _cut(self, event: NewToken) -> NewToken:
         """A stopped sequence says nothing more than that it ended."""
@@ -111,12 +123,21 @@ class _Playing:
         return NewToken(event.prompt, event.sequence, event.index, None, finish)
 
 
-def _events(key: tuple[int, int], line: Line, max_tokens: int) -> list[NewToken]:
+def scores_of(token_id: int, count: int) -> TokenLogprobs:
+    """Return what the script says of a token: its id's hundredth below zero, the likeliest those from id 1 on."""
+    best = tuple(range(1, count + 1))
+    return TokenLogprobs(-token_id / 100, token_id, best, tuple(-other / 100 for other in best))
+
+
+def _events(key: tuple[int, int], line: Line, params: SamplingParams) -> list[NewToken]:
+    max_tokens, count = params.max_tokens, params.logprobs
     ids = list(line.token_ids)
     if line.stop_token_id is not None:
         ids.append(line.stop_token_id)
     stops = line.stop_token_id is not None and len(ids) <= max_tokens
     ids = ids[:max_tokens]
-    *first, last = [NewToken(*key, index, token_id) for index, token_id in enumerate(ids)]
+    scores = [None if count is None else scores_of(token_id, count) for token_id in ids]
+    *first, last = [NewToken(*key, index, token_id, logprobs=scores[index]) for index, token_id in enumerate(ids)]
     finish = FinishReason.STOP if stops else FinishReason.LENGTH
-    return [*first, NewToken(*key, last.index, last.token_id, finish, line.stop_token_id if stops else None)]
+    stop_token_id = line.stop_token_id if stops else None
+    return [*first, dataclasses.replace(last, finish=finish, stop_token_id=stop_token_id)]

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.api.keys import Keys
 from scheduler.config import SchedulerConfig
 from scheduler.drain import Drain
+from scheduler.generation_defaults import GenerationDefaults
 from scheduler.metrics import Metrics
 from scheduler.request import Dispatcher
 from scheduler.stream import Observer
@@ -49,6 +51,8 @@ class Front:
     health: Callable[[], str | None] = always_healthy
     most_output: Callable[[int, int], int | None] = no_bound
     drain: Drain = field(default_factory=Drain)
+    keys: Keys = field(default_factory=Keys)
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

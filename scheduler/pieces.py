@@ -9,7 +9,8 @@ from scheduler.request import NewToken
 class TextOptions:
     """How output tokens become text. `silent_stop_ids` end a choice without being its stop_reason (EOS).
 
-    `echo`, where given, has the text of each prompt, which is put before each of its choices.
+    `echo`, where given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
+    is nothing else: the one token that is computed behind the prompt is neither told nor counted.
     """
 
     stops: tuple[str, ...] = ()
@@ -20,6 +21,7 @@ class TextOptions:
     silent_stop_ids: frozenset[int] = field(default_factory=frozenset)
     continues_prompt: bool = False
     echo: tuple[str, ...] = ()
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

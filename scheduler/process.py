@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import os
 import random
 import secrets
 from collections.abc import Callable, Coroutine
@@ -10,6 +11,7 @@ from typing import Any
 
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.launch_plan import LaunchPlan
+from scheduler.api.keys import read_keys
 from scheduler.app import build_app
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig
@@ -18,6 +20,8 @@ from scheduler.door import door_name, keep_door
 from scheduler.drain import Drain
 from scheduler.entries import Entries
 from scheduler.front import Front, ReadyReport, always_healthy
+from scheduler.generation_defaults import read_defaults
+from scheduler.https import read_https
 from scheduler.limits import ControlLimits
 from scheduler.link_probe import LinkProbe
 from scheduler.member import Connect
@@ -88,8 +92,9 @@ def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
 
 async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio.Event | None = None) -> None:
     """Serve `cluster` on the config's port until a signal or `stop`."""
-    bound = listen(config.engine.host, config.engine.port)
     options, stop = config.options, stop or asyncio.Event()
+    keys, https = read_keys(options, os.environ), read_https(options)
+    bound = listen(config.engine.host, config.engine.port)
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
     limits = ControlLimits(
         max_queued_requests=options.max_queued_requests,
@@ -108,9 +113,13 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         health=cluster.health,
         most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),
         drain=drain,
+        keys=keys,
+        defaults=read_defaults(config.engine.model, options.generation_config, options.override_generation_config),
     )
     log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
-    serving = serve(build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop)
+    serving = serve(
+        build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop, https=https
+    )
     try:
         await _until_first_ends(
             asyncio.create_task(serving),

@@ -73,6 +73,10 @@ class TextStream:
         self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
 
+    def prompt_ids(self, prompt: int) -> tuple[int, ...]:
+        """Return the token ids of prompt `prompt`."""
+        return self._request.prompts[prompt]
+
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""

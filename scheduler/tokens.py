@@ -8,7 +8,9 @@ from tokenizers import Tokenizer
 
 from scheduler.chat_options import ChatOptions
 from scheduler.model_files import ModelFiles
+from scheduler.pairs import encode_pair
 from scheduler.templates import TemplateRenderer
+from scheduler.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
 _SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work
@@ -23,6 +25,7 @@ class Tokens:
         self.max_model_len = files.max_model_len
         self._tokenizer = _load(files)
         self._renderer = renderer or TemplateRenderer()
+        self.texts = TokenTexts(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -30,11 +33,17 @@ class Tokens:
         self.eos_token_ids = _eos_ids(files, vocab)
         self._longest_token_chars = max(map(len, vocab), default=1)
         self._bos_id = vocab.get(files.special_tokens.get("bos_token", ""))
+        self._eos_id = vocab.get(files.special_tokens.get("eos_token", ""))
 
-    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> tuple[int, ...]:
-        """Return the ids of `text`; long texts are encoded off the event loop. Raises PromptTooLong."""
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, param: str = "prompt", bounded: bool = True
+    ) -> tuple[int, ...]:
+        """Return the ids of `text`; long texts are encoded off the event loop.
+
+        Raises PromptTooLong for a `bounded` text that is longer than the model whatever its tokens are.
+        """
         at_least = len(text) // self._longest_token_chars
-        if at_least > self.max_model_len:
+        if bounded and at_least > self.max_model_len:
             raise PromptTooLong(
                 f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {len(text)} "
                 f"characters, which are at least {at_least} tokens",
@@ -43,6 +52,12 @@ class Tokens:
         if len(text) <= _SHORT_CHARS:
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
+        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin (pairs.py)."""
+        if len(first) + len(second) <= _SHORT_CHARS:
+            return encode_pair(self._tokenizer, first, second, longest)
+        return await asyncio.to_thread(encode_pair, self._tokenizer, first, second, longest)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL
@@ -73,6 +88,10 @@ class Tokens:
         """Return the text of `token_ids`; ids without a token have none."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def spellings(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary spells it; None for an id without one."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
+
     async def start(self) -> None:
         """Start the process that renders chat templates."""
         if self.files.chat_template is not None:
@@ -85,15 +104,15 @@ class Tokens:
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids = tuple(encoding.ids)
-        return self._with_bos(ids) if add_special_tokens else ids
+        return self._with_ends(ids) if add_special_tokens else ids
 
-    def _with_bos(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Apply tokenizer_config.json's add_bos_token, which tokenizer.json need not know of."""
-        if self._bos_id is None or self.files.add_bos_token is None:
-            return ids
-        has_bos = ids[:1] == (self._bos_id,)
-        if self.files.add_bos_token and not has_bos:
-            return (self._bos_id, *ids)
+    def _with_ends(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Apply tokenizer_config.json's add_bos_token and add_eos_token, which tokenizer.json need not know of."""
+        bos, eos = self._bos_id, self._eos_id
+        if self.files.add_bos_token and bos is not None and ids[:1] != (bos,):
+            ids = (bos, *ids)
+        if self.files.add_eos_token and eos is not None and ids[-1:] != (eos,):
+            ids = (*ids, eos)
         return ids
 
 

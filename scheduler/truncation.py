@@ -5,17 +5,25 @@ from wire.errors import InvalidRequest
 _ALL_THAT_FITS = -1
 
 
-def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int) -> tuple[int, ...]:
-    """Return the last `keep` ids (truncate_prompt_tokens), for -1 the last `room`, for None all of them.
+def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, side: str = "left") -> tuple[int, ...]:
+    """Return `keep` of the ids (truncate_prompt_tokens), for -1 the `room` that fit, for None all of them.
 
-    `room` is how many tokens of the model's length the output leaves. Raises InvalidRequest for 0, below -1, and for
-    more than there is room for.
+    What is cut is on `side`: left keeps the last ids, right the first. `room` is how many tokens of the model's length
+    the output leaves. Raises InvalidRequest for 0, below -1, and for more than there is room for.
     """
-    if keep is None:
+    kept = tokens_kept(keep, room=room)
+    if kept is None:
         return token_ids
+    return token_ids[-kept:] if side == "left" else token_ids[:kept]
+
+
+def tokens_kept(keep: int | None, *, room: int) -> int | None:
+    """Return how many tokens truncate_prompt_tokens keeps at most, None for all. Raises as truncate_prompt."""
+    if keep is None:
+        return None
     if keep != _ALL_THAT_FITS and not 1 <= keep <= room:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {keep}, must be from 1 to {room}, or -1 for as many as fit",
             "truncate_prompt_tokens",
         )
-    return token_ids[-(room if keep == _ALL_THAT_FITS else keep) :]
+    return room if keep == _ALL_THAT_FITS else keep

@@ -20,7 +20,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--enable-force-include-usage", _NOTHING),
     no_effect("--enable-server-load-tracking", "/load always says how many requests are under way", _NOTHING),
     supported("--enable-tokenizer-info-endpoint", _NOTHING),
-    refused("--sse-keep-alive-interval", "not supported yet"),
+    supported("--sse-keep-alive-interval"),
     refused("--enable-expert-parallel", "an instance is divided by --tensor-parallel-size alone", _NOTHING),
     refused("--enable-scale-out", "instances speak gRPC among themselves", _NOTHING),
     refused("--tokens-only", "the front door speaks text", _NOTHING),

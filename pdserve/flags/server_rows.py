@@ -5,8 +5,8 @@ from typing import Final
 from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
 
 _NOTHING = Takes.NOTHING
-_TLS = "the front door speaks plain HTTP: let a proxy in front end TLS"
-_CORS = "no CORS headers are sent: let a proxy in front send them"
+_KEY = "also by PDSERVE_API_KEY or VLLM_API_KEY, and --api-key-file"
+_CORS = "a JSON list; no page of another origin may ask without --allowed-origins"
 _LOGS = "prompts are never logged"
 _TOOLS = "tool calls are not supported yet"
 
@@ -25,16 +25,16 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--disable-frontend-multiprocessing", "the front door is a process of its own", _NOTHING),
     no_effect("--disable-fastapi-docs", "/docs is served with --enable-docs alone", _NOTHING),
     no_effect("--enable-request-id-headers", "X-Request-Id is always sent", _NOTHING),
-    refused("--api-key", "clients are not asked for a key: let a proxy in front ask for it"),
-    refused("--ssl-keyfile", _TLS),
-    refused("--ssl-certfile", _TLS),
-    refused("--ssl-ca-certs", _TLS),
-    refused("--ssl-cert-reqs", _TLS),
-    refused("--allow-credentials", _CORS, _NOTHING),
-    refused("--allowed-origins", _CORS),
-    refused("--allowed-methods", _CORS),
-    refused("--allowed-headers", _CORS),
-    refused("--root-path", "paths are served as they stand: let the proxy in front strip its prefix"),
+    supported("--api-key", why=_KEY),
+    supported("--ssl-keyfile"),
+    supported("--ssl-certfile"),
+    supported("--ssl-ca-certs"),
+    supported("--ssl-cert-reqs"),
+    supported("--allow-credentials", _NOTHING, why="needs origins by name"),
+    supported("--allowed-origins", why=_CORS),
+    supported("--allowed-methods", why=_CORS),
+    supported("--allowed-headers", why=_CORS),
+    supported("--root-path"),
     refused("--middleware", "no code of others runs in the front door"),
     supported("--return-tokens-as-token-ids", _NOTHING),
     supported("--enable-prompt-tokens-details", _NOTHING),

@@ -1,93 +1,161 @@
 """POST /v1/chat/completions."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 
+from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.body import read_json
-from scheduler.api.generation import Ended, Generation
+from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
-from scheduler.api.prompts import read_messages
-from scheduler.api.refusals import refuse_chat_fields
-from scheduler.api.request_ids import new_id
-from scheduler.api.sampling import read_sampling, read_text_options
+from scheduler.api.logprobs import TokenTeller, scored_output, scored_prompt
+from scheduler.api.messages import read_messages
+from scheduler.api.prepared import prepare_generation
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.shape import Ended, PromptTold, Usage
+from scheduler.api.sse import event
 from scheduler.chat_options import ChatOptions
 from scheduler.front import Front
 from scheduler.pieces import Piece
-from scheduler.request import GenerationRequest
 from wire.errors import InvalidRequest
+
+_ASSISTANT = "assistant"
 
 
 async def create_chat_completion(front: Front, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     raw = await read_json(request, front.config.options)
-    refuse_chat_fields(raw)
+    refuse_fields(raw)
     body = ChatBody.read(raw)
     front.check_model(body.model)
-    return await prepare(front, body)
+    return await prepare(front, body, request)
 
 
-async def prepare(front: Front, body: ChatBody) -> Generation:
+async def prepare(front: Front, body: ChatBody, request: Request) -> Generation:
     """Render, tokenise and check a body against the model."""
-    options, tokens = front.config.options, front.tokens
-    prompt = await tokens.encode_chat(
-        read_messages(body.messages),
-        ChatOptions(body.add_generation_prompt is not False, bool(body.add_special_tokens)),
-    )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    messages, options = read_messages(body.messages), chat_options(body)
+    prompt = await front.tokens.encode_chat(messages, options)
     if not prompt:
         raise InvalidRequest("the chat template made an empty prompt of the messages", "messages")
-    most = front.most_output(len(prompt), body.n or 1)
-    params = read_sampling(body, [prompt], tokens, options, default_max_tokens=most, param="messages")
-    text = read_text_options(body, tokens, options, continues_prompt=False)
-    request = GenerationRequest(
-        new_id("chatcmpl"), (prompt,), params, options.first_token_timeout, options.stall_timeout
+    prepared = await prepare_generation(
+        front, body, request, [prompt],
+        default_max_tokens=front.most_output(len(prompt), body.best_of or body.n or 1),
+        param="messages", continues_prompt=False,
+    )  # fmt: skip
+    role = front.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
+    request_id = new_id("chatcmpl")
+    shape = ChatShape(shown_id(request_id, request), body.model, role, prepared.teller, prepared.asked)
+    return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
+
+
+def chat_options(body: ChatBody) -> ChatOptions:
+    """Return how the conversation becomes a prompt. Raises InvalidRequest for two ways that exclude each other."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be true: the one goes on with the last "
+            "message, the other begins a new one",
+            "continue_final_message",
+        )
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return ChatOptions(
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        add_special_tokens=bool(body.add_special_tokens),
+        continue_final_message=continues,
+        template=body.chat_template,
+        template_kwargs=kwargs,
+        documents=tuple(body.documents or ()),
     )
-    shape = ChatShape(request.request_id, body.model)
-    return Generation(front, request, text, shape, bool(body.stream), body.include_usage)
+
+
+def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> tuple[str, ...]:
+    """With `echo`, the last message stands before the answer if it is of the same speaker."""
+    content = messages[-1].get("content")
+    return (content,) if body.echo and messages[-1]["role"] == role and isinstance(content, str) else ()
 
 
 class ChatShape:
     """chat.completion objects, and chat.completion.chunk ones while streaming."""
 
-    def __init__(self, request_id: str, model: str) -> None:
+    def __init__(self, answer_id: str, model: str, role: str, teller: TokenTeller, asked: AnswerOptions) -> None:
         self._head = {
-            "id": request_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
+            "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
         }  # fmt: skip
+        self._role = role
+        self._teller = teller
+        self._asked = asked
+        self._is_plain = asked.logprobs is None and not asked.token_ids
+        self._before: dict[int, bytes] = {}
 
-    def opening(self, index: int) -> dict[str, Any]:
-        """Return the chunk that names the speaker."""
-        return self._chunk(index, {"role": "assistant", "content": ""})
+    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return the event that names the speaker."""
+        choice = {
+            "index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None,
+        }  # fmt: skip
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._asked.token_ids:
+            chunk["prompt_token_ids"] = list(prompt.token_ids)
+        return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of text."""
-        delta = {"content": piece.text} if piece.text else {}
-        if piece.finish_reason is None:
-            return self._chunk(piece.index, delta)
-        return self._chunk(piece.index, delta, piece.finish_reason, piece.stop_reason)
+    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return the event of a chunk of text; of the usual kind by joining bytes."""
+        if self._is_plain and usage is None and piece.finish_reason is None:
+            return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_CONTENT
+        choice: dict[str, Any] = {
+            "index": piece.index,
+            "delta": {"content": piece.text} if piece.text else {},
+            "logprobs": None if self._asked.logprobs is None else self._teller.chat(scored_output(piece.tokens)),
+            "finish_reason": piece.finish_reason,
+        }
+        if piece.finish_reason is not None:
+            choice["stop_reason"] = piece.stop_reason
+        if self._asked.token_ids:
+            choice["token_ids"] = [token_id for token_id, _ in scored_output(piece.tokens)]
+        chunk = {**self._head, "choices": [choice]}
+        return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
-        return self._head | {"object": "chat.completion", "choices": [_choice(one) for one in choices], "usage": usage}
+        answer = self._head | {
+            "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
+        }  # fmt: skip
+        prompt = prompts[0]
+        if self._asked.prompt_logprobs is not None:
+            teller = TokenTeller(self._teller.texts, self._asked.prompt_logprobs)
+            answer["prompt_logprobs"] = teller.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
+        if self._asked.token_ids:
+            answer["prompt_token_ids"] = list(prompt.token_ids)
+        return answer
 
-    def _chunk(
-        self, index: int, delta: dict[str, str], finish: str | None = None, stop: str | int | None = None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        if finish is not None:
-            choice["stop_reason"] = stop
-        return {**self._head, "choices": [choice]}
+    def _choice(self, one: Ended) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": one.index,
+            "message": {"role": self._role, "content": one.text},
+            "logprobs": None if self._asked.logprobs is None else self._teller.chat(scored_output(one.tokens)),
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        if self._asked.token_ids:
+            choice["token_ids"] = [token_id for token_id, _ in scored_output(one.tokens)]
+        return choice
+
+    def _prefix(self, index: int) -> bytes:
+        if index not in self._before:
+            choice = b'"choices":[{"index":%d,"delta":{"content":' % index
+            self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
+        return self._before[index]
 
 
-def _choice(one: Ended) -> dict[str, Any]:
-    return {
-        "index": one.index,
-        "message": {"role": "assistant", "content": one.text},
-        "logprobs": None,
-        "finish_reason": one.finish_reason,
-        "stop_reason": one.stop_reason,
-    }
+_AFTER_CONTENT = b'},"logprobs":null,"finish_reason":null}]}\n\n'

@@ -1,21 +1,27 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 
+from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.body import read_json
-from scheduler.api.generation import Ended, Generation
+from scheduler.api.generation import Generation
 from scheduler.api.generation_body import CompletionBody
+from scheduler.api.logprobs import Scored, TokenTeller, scored_output, scored_prompt
+from scheduler.api.prepared import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
-from scheduler.api.refusals import refuse_completion_fields
-from scheduler.api.request_ids import new_id
-from scheduler.api.sampling import draw_seed, read_sampling, read_text_options
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.sampling import draw_seed
+from scheduler.api.shape import Ended, PromptTold, Usage
+from scheduler.api.sse import event
 from scheduler.front import Front
 from scheduler.pieces import Piece
-from scheduler.request import GenerationRequest
+from wire.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -23,62 +29,101 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(front: Front, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     raw = await read_json(request, front.config.options)
-    refuse_completion_fields(raw)
+    refuse_fields(raw)
     body = CompletionBody.read(raw)
     front.check_model(body.model)
-    return await prepare(front, body)
+    return await prepare(front, body, request)
 
 
-async def prepare(front: Front, body: CompletionBody) -> Generation:
+async def prepare(front: Front, body: CompletionBody, request: Request) -> Generation:
     """Tokenise and check a body against the model."""
+    if body.suffix:
+        raise InvalidRequest("suffix is not currently supported: no model here fills in the middle", "suffix")
     options, tokens = front.config.options, front.tokens
-    given = read_prompts(body.prompt, max_prompts=options.max_prompts, max_model_len=tokens.max_model_len)
+    bounded = body.truncate_prompt_tokens is None
+    longest = tokens.max_model_len if bounded else None
+    given = read_prompts(body.prompt, max_prompts=options.max_prompts, max_model_len=longest)
     add_special = body.add_special_tokens is not False
-    prompts = [await encode_prompt(prompt, tokens, add_special_tokens=add_special) for prompt in given]
-    params = read_sampling(body, prompts, tokens, options, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt")
-    text = read_text_options(body, tokens, options, continues_prompt=True)
-    seeds = () if body.seed is not None else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
-    request = GenerationRequest(
-        new_id("cmpl"), tuple(prompts), params, options.first_token_timeout, options.stall_timeout, seeds=seeds
+    prompts = [await encode_prompt(one, tokens, add_special_tokens=add_special, bounded=bounded) for one in given]
+    prepared = await prepare_generation(
+        front, body, request, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
     )
-    echoed: dict[int, str] = {}
+    echo: tuple[str, ...] = ()
     if body.echo:
-        texts = [prompt if isinstance(prompt, str) else tokens.decode(prompt) for prompt in given]
-        echoed = {at * params.n + sequence: text for at, text in enumerate(texts) for sequence in range(params.n)}
-    shape = CompletionShape(request.request_id, body.model, echoed)
-    return Generation(front, request, text, shape, bool(body.stream), body.include_usage)
+        echo = tuple(
+            one if isinstance(one, str) and bounded else tokens.decode(ids)
+            for one, ids in zip(given, prepared.prompts, strict=True)
+        )
+    seeds = () if body.seed is not None else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
+    request_id = new_id("cmpl")
+    shape = CompletionShape(shown_id(request_id, request), body.model, prepared.teller, prepared.asked)
+    return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 
 class CompletionShape:
     """text_completion objects, whole and in chunks of the same kind."""
 
-    def __init__(self, request_id: str, model: str, echoed: Mapping[int, str]) -> None:
-        self._head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._echoed = dict(echoed)
+    def __init__(self, answer_id: str, model: str, teller: TokenTeller, asked: AnswerOptions) -> None:
+        self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._teller = teller
+        self._asked = asked
+        self._is_plain = asked.logprobs is None and not asked.token_ids
+        self._offsets: dict[int, int] = {}
+        self._before: dict[int, bytes] = {}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the prompt where it is echoed, else None."""
-        return self._chunk(index, self._echoed[index], None, None) if index in self._echoed else None
+    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return nothing: a completion's stream begins with its first text."""
+        return b""
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        """Return a chunk of text."""
-        return self._chunk(piece.index, piece.text, piece.finish_reason, piece.stop_reason)
+    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return the event of a chunk of text; of the usual kind by joining bytes."""
+        if self._is_plain and usage is None and piece.finish_reason is None:
+            return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_TEXT
+        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, piece.tokens)
+        chunk = {**self._head, "choices": [self._choice(ended, prompt)]}
+        return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
-        told = [
-            _choice(one.index, self._echoed.get(one.index, "") + one.text, one.finish_reason, one.stop_reason)
-            for one in choices
-        ]
+        told = [self._choice(one, prompts[one.index // self._asked.n]) for one in choices]
         return self._head | {"choices": told, "usage": usage}
 
-    def _chunk(self, index: int, text: str, finish: str | None, stop: str | int | None) -> dict[str, Any]:
-        return {**self._head, "choices": [_choice(index, text, finish, stop)]}
+    def _prefix(self, index: int) -> bytes:
+        if index not in self._before:
+            choice = b'"choices":[{"index":%d,"text":' % index
+            self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
+        return self._before[index]
+
+    def _choice(self, one: Ended, prompt: PromptTold) -> dict[str, Any]:
+        first = one.index not in self._offsets
+        self._offsets.setdefault(one.index, 0)
+        choice: dict[str, Any] = {
+            "index": one.index,
+            "text": one.text,
+            "logprobs": self._logprobs(one, prompt, first) if self._asked.logprobs is not None else None,
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        if self._asked.prompt_logprobs is not None:
+            teller = TokenTeller(self._teller.texts, self._asked.prompt_logprobs)
+            choice["prompt_logprobs"] = teller.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
+        if self._asked.token_ids:
+            choice["token_ids"] = [token_id for token_id, _ in scored_output(one.tokens)]
+            if first:
+                choice["prompt_token_ids"] = list(prompt.token_ids)
+        return choice
+
+    def _logprobs(self, one: Ended, prompt: PromptTold, first: bool) -> dict[str, Any]:
+        scored: list[Scored] = scored_output(one.tokens)
+        if first and self._asked.echoes_prompt:
+            scored = scored_prompt(prompt.token_ids, prompt.logprobs) + scored
+        told = self._teller.completion(scored, self._offsets[one.index])
+        self._offsets[one.index] += sum(len(self._teller.texts.of(token_id).text) for token_id, _ in scored)
+        return told
 
 
-def _choice(index: int, text: str, finish: str | None, stop: str | int | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": stop}
+_AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'

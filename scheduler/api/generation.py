@@ -3,51 +3,23 @@
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from scheduler.api import served
+from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.errors import error_body, json_response, request_id_of
+from scheduler.api.shape import Ended, Shape, prompt_told
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
 from scheduler.front import Front
 from scheduler.pieces import Piece, TextOptions
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from telemetry.logs import EventLogger
-from wire.errors import Draining
+from wire.errors import Draining, InvalidGrammar
 
 _log = EventLogger("api")
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One whole choice."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-    stop_reason: str | int | None
-
-
-class Shape(Protocol):
-    """What one surface's answers look like."""
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk that opens a choice's stream, if the surface has one."""
-        ...
-
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        """Return the chunk that carries `piece`."""
-        ...
-
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Return the chunk that carries no choice but the token counts."""
-        ...
-
-    def whole(self, choices: list[Ended], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the whole answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +30,20 @@ class Generation:
     request: GenerationRequest
     text: TextOptions
     shape: Shape
-    stream: bool
-    include_usage: bool
+    asked: AnswerOptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError as long as nothing was sent."""
         with self.front.drain.request():
             self._log_taken(scope)
-            run = self._answer_stream(scope, send) if self.stream else self._answer_whole(scope, receive, send)
+            run = self._answer_stream(scope, send) if self.asked.stream else self._answer_whole(scope, receive, send)
             try:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
+            except InvalidGrammar as error:
+                error.param = error.param or self.asked.structured_by
+                raise
 
     def _log_taken(self, scope: Scope) -> None:
         ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
@@ -77,19 +51,16 @@ class Generation:
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = self._output(scope)
-        texts: dict[int, list[str]] = {}
-        last: dict[int, Piece] = {}
-        async with aclosing(output.pieces(self.front.dispatcher)) as pieces:
-            async for piece in pieces:
-                texts.setdefault(piece.index, []).append(piece.text)
-                last[piece.index] = piece
-        choices = [
-            Ended(index, "".join(texts[index]), last[index].finish_reason, last[index].stop_reason)
-            for index in sorted(last)
-        ]
+        pieces: dict[int, list[Piece]] = {}
+        async with aclosing(output.pieces(self.front.dispatcher)) as made:
+            async for piece in made:
+                pieces.setdefault(piece.index, []).append(piece)
+        prompts = [prompt_told(output, prompt) for prompt in range(len(self.request.prompts))]
+        choices = [_ended(pieces[index]) for index in sorted(pieces)]
         timing = served.server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
-        response = json_response(self.shape.whole(choices, served.usage(output)), 200, headers)
+        answer = self.shape.whole(choices, prompts, self._usage(output))
+        response = json_response(answer, 200, headers)
         await within(self.front.config.options.client_timeout, response(scope, receive, send))
 
     async def _answer_stream(self, scope: Scope, send: Send) -> None:
@@ -114,17 +85,27 @@ class Generation:
         return TextStream(self.request, self.text, self.front.tokens, self.front.observer, started_s=arrived_s)
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
-        opened: set[int] = set()
+        shape, asked, opened = self.shape, self.asked, set[int]()
         async with aclosing(output.pieces(self.front.dispatcher)) as pieces:
             async for piece in pieces:
-                content = event(self.shape.chunk(piece))
+                prompt = prompt_told(output, piece.index // asked.n)
+                usage = served.usage(output) if asked.continuous_usage else None
+                content = shape.event(piece, prompt, usage)
                 if piece.index not in opened:
                     opened.add(piece.index)
-                    opening = self.shape.opening(piece.index)
-                    content = content if opening is None else event(opening) + content
+                    content = shape.opening(piece.index, prompt, usage) + content
                 await writer.write(content)
-        if self.include_usage:
-            last = self.shape.usage_chunk(served.usage(output)) | {"pdserve": served.report(output.served)}
+        if asked.usage:
+            last = shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
         await writer.write(DONE)
         await writer.end()
+
+    def _usage(self, output: TextStream) -> dict[str, Any]:
+        return served.usage(output, details=self.front.config.options.enable_prompt_tokens_details)
+
+
+def _ended(pieces: list[Piece]) -> Ended:
+    last = pieces[-1]
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return Ended(last.index, "".join(piece.text for piece in pieces), last.finish_reason, last.stop_reason, tokens)

@@ -1,10 +1,20 @@
-"""The bodies of the two surfaces that generate text: their fields and limits."""
+"""The bodies of the routes that generate text: their fields and limits.
 
-from typing import Annotated, Any
+The seeds' names and today's stand side by side: guided_* and structured_outputs, max_tokens and max_completion_tokens.
+"""
 
-from pydantic import Field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
 
 from scheduler.api.schemas import Body, Count
+
+_MAX_STOP_IDS = 128
+_MAX_BAD_WORDS = 128
+_MAX_BAD_WORD_CHARS = 256
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_BadWord = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]
+_Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 class StreamOptions(Body):
@@ -15,11 +25,11 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What both surfaces share."""
+    """What the routes share."""
 
     model: str
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -28,12 +38,39 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Count | None = None
     best_of: Count | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    early_stopping: Any = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=_MAX_BAD_WORDS)] | None = None
     stop: Any = None
-    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: _Salt | None = None
+    user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -43,9 +80,14 @@ class GenerationBody(Body):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted at each output position; None: no log probabilities."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt is part of what is answered."""
+        return False
 
 
 class CompletionBody(GenerationBody):
@@ -53,10 +95,35 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = None
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`logprobs`; 0 asks for the chosen tokens' alone."""
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """`echo`."""
+        return bool(self.echo)
 
 
 class ChatBody(GenerationBody):
-    """The body of /v1/chat/completions."""
+    """The body of /v1/chat/completions. `max_tokens` is by default all the context that is left."""
 
     messages: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=-1)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs`, if `logprobs` asks for any."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,4 +1,4 @@
-"""The two ways to say what to continue: `prompt` in its four forms, and `messages`."""
+"""What to continue: `prompt` in its four forms."""
 
 from typing import Any
 
@@ -6,12 +6,15 @@ from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest, PromptTooLong
 
 Prompt = str | tuple[int, ...]
-_MESSAGE_EXTRAS = ("name", "reasoning_content")
 
 
-def read_prompts(value: Any, *, max_prompts: int, max_model_len: int) -> tuple[Prompt, ...]:
-    """Return the prompts of a text, a list of texts, a list of token ids or a list of such lists."""
-    _check_sizes(value, max_prompts, max_model_len)
+def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> tuple[Prompt, ...]:
+    """Return the prompts of a text, a list of texts, a list of token ids or a list of such lists.
+
+    Without `max_model_len` a list of ids may be of any length: it is cut later.
+    """
+    if max_model_len is not None:
+        _check_sizes(value, max_prompts, max_model_len)
     if isinstance(value, str):
         prompts: tuple[Prompt, ...] = (value,)
     elif _is_list_of(value, str):
@@ -43,10 +46,15 @@ def _check_sizes(value: Any, max_prompts: int, max_model_len: int) -> None:
         )
 
 
-async def encode_prompt(prompt: Prompt, tokens: Tokens, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Return the prompt's token ids. Raises InvalidRequest for an id outside the vocabulary."""
+async def encode_prompt(
+    prompt: Prompt, tokens: Tokens, *, add_special_tokens: bool, bounded: bool = True
+) -> tuple[int, ...]:
+    """Return the prompt's token ids. Raises InvalidRequest for an id outside the vocabulary.
+
+    A text that is not `bounded` may be longer than the model: it is cut later.
+    """
     if isinstance(prompt, str):
-        ids = await tokens.encode(prompt, add_special_tokens=add_special_tokens)
+        ids = await tokens.encode(prompt, add_special_tokens=add_special_tokens, bounded=bounded)
         if not ids:
             raise InvalidRequest("the prompt has no tokens", "prompt")
         return ids
@@ -61,43 +69,6 @@ def check_token_ids(token_ids: tuple[int, ...], tokens: Tokens, param: str) -> N
         raise InvalidRequest(
             f"{param}: token id {wrong} is out of vocabulary: ids are 0..{tokens.vocab_size - 1}", param
         )
-
-
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """Return the conversation as templates take it: roles and texts."""
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest("messages must be a list of at least one message", "messages")
-    return [_message(item, f"messages.{index}") for index, item in enumerate(value)]
-
-
-def _message(value: Any, path: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{path} is not an object", path)
-    role = value.get("role")
-    if not isinstance(role, str) or not 1 <= len(role) <= 64:
-        raise InvalidRequest(f"{path}.role must be a text, as user, system or assistant", f"{path}.role")
-    if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
-        raise InvalidRequest(f"{path}: tools are not supported yet", path)
-    extras = {name: text for name in _MESSAGE_EXTRAS if isinstance(text := value.get(name), str)}
-    return {"role": role, "content": _content(value.get("content"), f"{path}.content")} | extras
-
-
-def _content(value: Any, path: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"{path} must be a text or a list of text parts", path)
-    return "\n".join(_part(item, f"{path}.{index}") for index, item in enumerate(value))
-
-
-def _part(value: Any, path: str) -> str:
-    part = value if isinstance(value, dict) else {}
-    kind, text = part.get("type"), part.get("text")
-    if kind == "text" and isinstance(text, str):
-        return text
-    if isinstance(kind, str) and kind != "text":
-        raise InvalidRequest(f"{path}: {kind[:40]} parts are not supported yet: this model takes text only", path)
-    raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)
 
 
 def _is_list_of(value: Any, kind: type) -> bool:

@@ -1,7 +1,9 @@
-"""Ids of requests: ours are random, the client's are only echoed and logged."""
+"""Ids of requests: ours are random; the client's are echoed, logged and shown, and mean nothing inside."""
 
 import re
 import secrets
+
+from starlette.requests import Request
 
 _MAX_CLIENT_ID = 128
 
@@ -9,6 +11,12 @@ _MAX_CLIENT_ID = 128
 def new_id(kind: str) -> str:
     """Return a new id, as chatcmpl-<32 hex digits>."""
     return f"{kind}-{secrets.token_hex(16)}"
+
+
+def shown_id(own_id: str, request: Request) -> str:
+    """Return the `id` of an answer: ours, or of the same kind with the client's X-Request-Id behind it."""
+    client_id = clean_client_id(request.headers.get("x-request-id", ""))
+    return own_id if client_id is None else f"{own_id.partition('-')[0]}-{client_id}"
 
 
 def clean_client_id(given: str) -> str | None:

@@ -3,42 +3,64 @@
 import secrets
 from collections.abc import Sequence
 
+from scheduler.api.beams import read_beam_search
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prompts import check_token_ids
+from scheduler.api.structured import read_structured, structured_param
+from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
 from scheduler.config import SchedulerOptions
-from scheduler.pieces import TextOptions
+from scheduler.front import Front
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest, PromptTooLong
 from wire.types import SamplingParams
 
 _LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 itself is greedy
+_ALL = -1
 
 
-def read_sampling(
-    body: GenerationBody, prompts: Sequence[Sequence[int]], tokens: Tokens, options: SchedulerOptions, *,
-    default_max_tokens: int | None, param: str,
-) -> SamplingParams:  # fmt: skip
+async def read_sampling(
+    front: Front, body: GenerationBody, prompts: Sequence[Sequence[int]], *, default_max_tokens: int | None, param: str
+) -> SamplingParams:
     """Return the parameters; `default_max_tokens` None means all the context left. Raises InvalidRequest."""
-    max_tokens = _max_tokens(body.max_output, max(map(len, prompts)), tokens.max_model_len, default_max_tokens, param)
+    options, tokens, defaults = front.config.options, front.tokens, front.defaults
+    longest = max(map(len, prompts))
+    beams = read_beam_search(body, defaults)
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    top_k = top_k if 0 < top_k < tokens.vocab_size else -1
+    n = _check_n(body, options, greedy=beams is None and (temperature == 0 or top_k == 1))
+    max_tokens = _max_tokens(front, body, longest, default_max_tokens, param)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_k = -1 if body.top_k is None or not 0 < body.top_k < tokens.vocab_size else body.top_k
-    n = _check_n(body, options, greedy=temperature == 0 or top_k == 1)
-    stop_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
-    if stop_ids:
-        check_token_ids(stop_ids, tokens, "stop_token_ids")
-    seed = draw_seed() if body.seed is None else body.seed % 2**63
+    structured = read_structured(body)
+    if structured is not None and beams is not None:
+        raise InvalidRequest(
+            f"{structured_param(body)} cannot be kept with use_beam_search: leave one out", "use_beam_search"
+        )
+    logprobs = _bounded("logprobs", body.num_logprobs, front)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
         top_k=top_k,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
-        seed=seed,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        seed=draw_seed() if body.seed is None else body.seed % 2**63,
         n=n,
+        best_of=body.best_of,
         min_tokens=body.min_tokens or 0,
-        stop_token_ids=stop_ids if body.ignore_eos else tuple(dict.fromkeys((*tokens.eos_token_ids, *stop_ids))),
+        stop_token_ids=_stop_ids(body, tokens),
+        repetition_penalty=(
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=read_logit_bias(body.logit_bias, tokens),
+        allowed_token_ids=read_allowed(body.allowed_token_ids, tokens),
+        bad_words=await read_bad_words(body.bad_words, tokens),
+        logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(body, logprobs, front),
+        structured=structured,
+        beam_search=beams,
     )
 
 
@@ -47,68 +69,66 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def read_text_options(
-    body: GenerationBody, tokens: Tokens, options: SchedulerOptions, *, continues_prompt: bool
-) -> TextOptions:
-    """Return how the output becomes text. Raises InvalidRequest."""
-    if body.stream_options is not None:
-        if not body.stream:
-            raise InvalidRequest("stream_options needs stream: true", "stream_options")
-        if body.stream_options.continuous_usage_stats:
-            raise InvalidRequest(
-                "stream_options.continuous_usage_stats is not supported yet: leave it out", "stream_options"
-            )
-    return TextOptions(
-        stops=_stops(body.stop, options),
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        min_tokens=body.min_tokens or 0,
-        silent_stop_ids=frozenset() if body.ignore_eos else frozenset(tokens.eos_token_ids),
-        continues_prompt=continues_prompt,
-    )
-
-
-def _max_tokens(asked: int | None, prompt_len: int, model_len: int, default: int | None, param: str) -> int:
-    """Return the limit of output tokens; it fits behind the longest prompt."""
+def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
+    """Return the limit of output tokens; it fits behind the longest prompt. Where none is wanted, one is computed."""
+    model_len = front.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len
     if left < 1:
         raise PromptTooLong(f"{limit}; the prompt has {prompt_len}, and the output needs at least one more", param)
+    asked = body.max_output
     if asked is None:
+        own = front.defaults.max_new_tokens
+        default = default if own is None else own
         return left if default is None else min(default, left)
+    if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
+        raise InvalidRequest("max_tokens is 0, must be 1 or more; 0 goes with echo or prompt_logprobs", "max_tokens")
     if asked > left:
         raise PromptTooLong(
             f"{limit}; the prompt has {prompt_len} and max_tokens asks for {asked}, together {prompt_len + asked}",
             "max_tokens",
         )
-    return asked
+    return max(asked, 1)
 
 
 def _check_n(body: GenerationBody, options: SchedulerOptions, *, greedy: bool) -> int:
-    n = body.n or 1
-    if n > options.max_n:
-        raise InvalidRequest(f"n {n} is more than {options.max_n} (--max-n)", "n")
+    n, best_of = body.n or 1, body.best_of
+    for name, value in (("n", n), ("best_of", best_of or 1)):
+        if value > options.max_n:
+            raise InvalidRequest(f"{name} {value} is more than {options.max_n} (--max-n)", name)
     if n > 1 and greedy:
         raise InvalidRequest(f"n must be 1 when using greedy sampling (temperature 0 or top_k 1), got {n}", "n")
-    if body.best_of is not None and body.best_of != n:
-        less = body.best_of < n
+    if best_of is not None and best_of < n:
+        raise InvalidRequest(f"best_of {best_of} is less than n {n}", "best_of")
+    if best_of is not None and best_of > 1 and greedy:
         raise InvalidRequest(
-            f"best_of {body.best_of} is less than n {n}" if less else "best_of above n is not supported yet", "best_of"
+            f"best_of must be 1 when using greedy sampling (temperature 0 or top_k 1), got {best_of}", "best_of"
         )
     return n
 
 
-def _stops(value: object, options: SchedulerOptions) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value if value is not None else []
-    if not isinstance(stops, list):
-        raise InvalidRequest("stop must be a text or a list of texts", "stop")
-    if len(stops) > options.max_stop_strings:
-        raise InvalidRequest(f"stop has {len(stops)} texts; at most {options.max_stop_strings} are allowed", "stop")
-    for stop in stops:
-        if not isinstance(stop, str) or not stop:
-            raise InvalidRequest("stop must be a text or a list of texts, none empty", "stop")
-        if len(stop) > options.max_stop_chars:
-            raise InvalidRequest(
-                f"a stop text has {len(stop)} characters; at most {options.max_stop_chars} are allowed", "stop"
-            )
-    return tuple(dict.fromkeys(stops))
+def _stop_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
+    given = tuple(dict.fromkeys(body.stop_token_ids or ()))
+    if given:
+        check_token_ids(given, tokens, "stop_token_ids")
+    return given if body.ignore_eos else tuple(dict.fromkeys((*tokens.eos_token_ids, *given)))
+
+
+def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: Front) -> int | None:
+    """An echoed prompt's tokens are told like the output's."""
+    asked = _bounded("prompt_logprobs", body.prompt_logprobs, front)
+    echoed = logprobs if body.echoes else None
+    return max((asked, echoed), key=lambda count: -1 if count is None else count)
+
+
+def _bounded(name: str, asked: int | None, front: Front) -> int | None:
+    """Return how many log probabilities are wanted; -1 asks for the whole vocabulary, where the operator allows it."""
+    most = front.config.options.max_logprobs
+    if asked is None:
+        return None
+    if asked == _ALL and most != _ALL:
+        raise InvalidRequest(f"{name} is -1 (all), must be in [0, {most}]; --max-logprobs -1 allows it", name)
+    count = front.tokens.vocab_size if asked == _ALL else asked
+    if most != _ALL and count > most:
+        raise InvalidRequest(f"{name} is {count}, must be in [0, {most}] (--max-logprobs)", name)
+    return min(count, front.tokens.vocab_size)

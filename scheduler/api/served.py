@@ -10,10 +10,14 @@ from wire.types import StageTimes
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
-def usage(stream: TextStream) -> dict[str, int]:
-    """Return OpenAI's token counts."""
+def usage(stream: TextStream, *, details: bool = False) -> dict[str, Any]:
+    """Return OpenAI's token counts; with `details`, known at the end, how many prompt tokens were cached."""
     prompt, output = stream.num_prompt_tokens, stream.num_output_tokens
-    return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+    if details:
+        cached = sum(done.times.cached_tokens for done in stream.served)
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    return counts
 
 
 def server_timing(served: Sequence[PromptDone]) -> str:

@@ -14,6 +14,7 @@ from scheduler.app import build_app
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.fake import Line, Script, ScriptedDispatcher
 from scheduler.front import Front, ReadyReport
+from scheduler.generation_defaults import GenerationDefaults
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
 from scheduler.tokens import Tokens
@@ -96,14 +97,21 @@ def serve(model_folder: Path) -> Serve:
     async def opened(
         says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
         health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), most: int | None = None,
-        **options: Any,
+        defaults: GenerationDefaults | None = None, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
         tokens = Tokens(read_model_files(str(folder)))
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
         front = Front(
-            config, dispatcher, tokens, Metrics(), lambda: report, health or (lambda: None), lambda length, n: most
+            config,
+            dispatcher,
+            tokens,
+            Metrics(),
+            lambda: report,
+            health or (lambda: None),
+            lambda length, n: most,
+            defaults=defaults or GenerationDefaults(),
         )
         transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
         try:

@@ -1,0 +1,47 @@
+"""What a client wants told beside the text."""
+
+import sys
+from dataclasses import dataclass
+
+from scheduler.api.generation_body import GenerationBody
+from scheduler.config import SchedulerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """`logprobs` and `prompt_logprobs`: how many likeliest tokens at each position, None for nothing.
+
+    `usage` is told at a stream's end, `continuous_usage` with every chunk too.
+    """
+
+    n: int = 1
+    stream: bool = False
+    usage: bool = False
+    continuous_usage: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    tokens_by_number: bool = False
+    echoes_prompt: bool = False
+    structured_by: str | None = None
+
+
+def read_answer_options(body: GenerationBody, options: SchedulerOptions, *, structured_by: str | None) -> AnswerOptions:
+    """Return what `body` asks to be told; `structured_by` is the field that says what the output must be."""
+    asked = body.stream_options
+    return AnswerOptions(
+        n=body.n or 1,
+        stream=bool(body.stream),
+        usage=options.enable_force_include_usage or bool(asked and asked.include_usage),
+        continuous_usage=bool(asked and asked.continuous_usage_stats),
+        logprobs=_count(body.num_logprobs),
+        prompt_logprobs=_count(body.prompt_logprobs),
+        token_ids=bool(body.return_token_ids),
+        tokens_by_number=bool(body.return_tokens_as_token_ids or options.return_tokens_as_token_ids),
+        echoes_prompt=body.echoes,
+        structured_by=structured_by,
+    )
+
+
+def _count(asked: int | None) -> int | None:
+    return sys.maxsize if asked == -1 else asked

@@ -1,0 +1,53 @@
+"""What to continue: `messages`, as chat templates take them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from wire.errors import InvalidRequest
+
+Message = dict[str, Any]
+
+
+def read_messages(value: Any) -> list[Message]:
+    """Return the conversation as templates take it: roles and texts."""
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest("messages must be a list of at least one message", "messages")
+    return [_message(item, f"messages.{index}") for index, item in enumerate(value)]
+
+
+def _message(value: Any, path: str) -> Message:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} is not an object", path)
+    role = value.get("role")
+    if not isinstance(role, str) or not 1 <= len(role) <= 64:
+        raise InvalidRequest(f"{path}.role must be a text, as user, system or assistant", f"{path}.role")
+    if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
+        raise InvalidRequest(f"{path}: tools are not supported yet", path)
+    return {"role": role, "content": _content(value.get("content"), f"{path}.content")} | _extras(value)
+
+
+def _extras(value: Mapping[str, Any]) -> Message:
+    """Return the speaker's name and what it thought, under both names that templates know."""
+    extras = {"name": value["name"]} if isinstance(value.get("name"), str) else {}
+    for key in ("reasoning", "reasoning_content"):
+        if isinstance(value.get(key), str):
+            return extras | {"reasoning": value[key], "reasoning_content": value[key]}
+    return extras
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"{path} must be a text or a list of text parts", path)
+    return "\n".join(_part(item, f"{path}.{index}") for index, item in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    part = value if isinstance(value, dict) else {}
+    kind, text = part.get("type"), part.get("text")
+    if kind == "text" and isinstance(text, str):
+        return text
+    if isinstance(kind, str) and kind != "text":
+        raise InvalidRequest(f"{path}: {kind[:40]} parts are not supported yet: this model takes text only", path)
+    raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)

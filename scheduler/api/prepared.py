@@ -1,0 +1,91 @@
+"""The middle of every route that generates text: from prompts of ids and a checked body to a request ready to run."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from scheduler.api.answer_options import AnswerOptions, read_answer_options
+from scheduler.api.generation import Generation
+from scheduler.api.generation_body import GenerationBody
+from scheduler.api.logprobs import TokenTeller
+from scheduler.api.sampling import read_sampling
+from scheduler.api.shape import Shape
+from scheduler.api.structured import structured_param
+from scheduler.api.text_options import read_text_options
+from scheduler.front import Front
+from scheduler.pieces import TextOptions
+from scheduler.request import GenerationRequest
+from scheduler.truncation import truncate_prompt
+from wire.errors import InvalidRequest
+from wire.types import SamplingParams
+
+_PRIORITY_HEADER = "x-vllm-priority"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request whose answer has no form yet. `prompts` are what is computed, cut where that was asked."""
+
+    front: Front
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    text: TextOptions
+    asked: AnswerOptions
+    teller: TokenTeller
+    tenant: str
+    cache_salt: str
+    priority: int
+
+    def generation(
+        self, request_id: str, shape: Shape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
+    ) -> Generation:
+        """Return the answer in the form of `shape`; `echo` has the text that stands before each prompt's choices."""
+        options = self.front.config.options
+        request = GenerationRequest(
+            request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
+            cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
+        )  # fmt: skip
+        return Generation(self.front, request, dataclasses.replace(self.text, echo=echo), shape, self.asked)
+
+
+async def prepare_generation(
+    front: Front, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
+    default_max_tokens: int | None, param: str, continues_prompt: bool,
+) -> Prepared:  # fmt: skip
+    """Check everything that needs the model, the prompts or the config. Raises InvalidRequest."""
+    room = max(1, front.tokens.max_model_len - (body.max_output or 1))
+    keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
+    cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
+    text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
+    params = await read_sampling(front, body, cut, default_max_tokens=default_max_tokens, param=param)
+    asked = read_answer_options(body, front.config.options, structured_by=structured_param(body))
+    tenant = str(request.scope["state"].get("tenant", ""))
+    return Prepared(
+        front, cut, params, dataclasses.replace(text, prompt_only=body.max_output == 0), asked,
+        TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number),
+        tenant, cache_salt_of(tenant, body.cache_salt), _priority(body, request),
+    )  # fmt: skip
+
+
+def cache_salt_of(tenant: str, salt: str | None) -> str:
+    """Return whose KV a request may share: its key's and, where it names a salt, that of the same salt alone."""
+    if not tenant and not salt:
+        return ""
+    return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
+
+
+def _priority(body: GenerationBody, request: Request) -> int:
+    """The body's, else the header's. A lower one runs earlier."""
+    given = request.headers.get(_PRIORITY_HEADER)
+    if body.priority is not None or given is None:
+        return body.priority or 0
+    try:
+        priority = int(given)
+    except ValueError:
+        raise InvalidRequest(f"X-Vllm-Priority {given[:40]!r} is not a whole number", "priority") from None
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidRequest(f"X-Vllm-Priority {given[:40]} is out of range: -2^31 to 2^31 - 1", "priority")
+    return priority

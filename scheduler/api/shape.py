@@ -1,0 +1,56 @@
+"""What the answers of one surface look like, whole and in pieces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scheduler.pieces import Piece
+from scheduler.request import NewToken
+from scheduler.stream import TextStream
+from wire.types import TokenLogprobs
+
+Usage = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One whole choice."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+    tokens: tuple[NewToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTold:
+    """A prompt's ids and how likely they were, as far as that was asked."""
+
+    token_ids: tuple[int, ...]
+    logprobs: Sequence[TokenLogprobs | None]
+
+
+class Shape(Protocol):
+    """One request's answer in the form of one surface. Streams take `opening` before a choice's first event."""
+
+    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return the event that opens a choice's stream; empty where the surface has none."""
+        ...
+
+    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+        """Return the event that carries `piece`, with `usage` where the client asked for it every time."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """Return the chunk that carries no choice but the token counts."""
+        ...
+
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
+        """Return the whole answer."""
+        ...
+
+
+def prompt_told(output: TextStream, prompt: int) -> PromptTold:
+    """Return what is known of one prompt of a running request."""
+    return PromptTold(output.prompt_ids(prompt), output.prompt_logprobs[prompt])

@@ -1,0 +1,123 @@
+"""What the output must be, from the three ways to say it: response_format, structured_outputs and guided_*."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.api.generation_body import GenerationBody
+from wire.errors import InvalidRequest
+from wire.structured_output import choice_output, json_output
+from wire.types import StructuredOutput
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_TEXT_KINDS = ("regex", "grammar")
+_GUIDED = ("json", "regex", "choice", "grammar", "json_object")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def read_structured(body: GenerationBody) -> StructuredOutput | None:
+    """Return what the output must be, None for any text. Raises InvalidRequest that names the field.
+
+    Whether a grammar can be kept is found where it is compiled, before anything is computed.
+    """
+    wishes = {
+        name: wish
+        for name, read in (
+            ("response_format", _from_format(body.response_format)),
+            ("structured_outputs", _from_structured_outputs(body.structured_outputs)),
+            ("guided decoding", _from_guided(body)),
+        )
+        if (wish := read) is not None
+    }
+    if len(wishes) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(wishes)} both say what the output must be: give one", next(iter(wishes)).replace(" ", "_")
+        )
+    return next(iter(wishes.values()), None)
+
+
+def structured_param(body: GenerationBody) -> str | None:
+    """Return the field that said what the output must be."""
+    for name in ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _GUIDED)):
+        if getattr(body, name) is not None:
+            return name
+    return None
+
+
+def _from_format(given: Any) -> StructuredOutput | None:
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind not in _FORMATS:
+        raise _wrong("response_format", f"type is one of {', '.join(_FORMATS)}", given if kind is None else kind)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutput("json_object", "")
+    if kind == "structural_tag":
+        return StructuredOutput("structural_tag", json.dumps(dict(given), ensure_ascii=False))
+    schema = given.get("json_schema")
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
+        raise InvalidRequest(
+            "response_format.json_schema is missing or has no schema: "
+            'write {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}',
+            "response_format.json_schema",
+        )
+    return json_output(schema["schema"])
+
+
+def _from_structured_outputs(given: Any) -> StructuredOutput | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise _wrong("structured_outputs", f"an object with one of {', '.join(_KINDS)}", given)
+    asked = [kind for kind in _KINDS if given.get(kind) is not None and given.get(kind) is not False]
+    if len(asked) != 1:
+        raise InvalidRequest(
+            f"structured_outputs has {len(asked)} of {', '.join(_KINDS)}: give exactly one", "structured_outputs"
+        )
+    whitespace = given.get("whitespace_pattern")
+    if given.get("disable_any_whitespace") and whitespace is None:
+        whitespace = ""
+    if whitespace is not None and not isinstance(whitespace, str):
+        raise _wrong("structured_outputs.whitespace_pattern", "a text", whitespace)
+    kind = asked[0]
+    return _wish(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
+
+
+def _from_guided(body: GenerationBody) -> StructuredOutput | None:
+    given = {kind: getattr(body, f"guided_{kind}") for kind in _GUIDED}
+    asked = [kind for kind, value in given.items() if value is not None and value is not False]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        names = " and ".join(f"guided_{kind}" for kind in asked)
+        raise InvalidRequest(f"{names} both say what the output must be: give one", f"guided_{asked[0]}")
+    kind = asked[0]
+    backend = (body.guided_decoding_backend or "auto").partition(":")[0]
+    return _wish(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
+
+
+def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
+    if kind == "json_object":
+        if value is not True:
+            raise _wrong(name, "true or false", value)
+        return StructuredOutput("json_object", "", whitespace, backend)
+    if kind == "json":
+        if not isinstance(value, str | Mapping):
+            raise _wrong(name, "a JSON schema, as an object or as text", value)
+        return json_output(value, whitespace_pattern=whitespace, backend=backend)
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            raise _wrong(name, "a list of texts, not empty", value)
+        return choice_output(value, backend=backend)
+    if kind == "structural_tag" and isinstance(value, Mapping):
+        value = json.dumps(dict(value), ensure_ascii=False)
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, "a text, not empty", value)
+    return StructuredOutput(kind, value, whitespace, backend)
+
+
+def _wrong(name: str, limit: str, value: Any) -> InvalidRequest:
+    shown = repr(value)[:40] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return InvalidRequest(f"{name} is {shown}, must be {limit}", name)

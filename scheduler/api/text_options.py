@@ -1,0 +1,56 @@
+"""How the output becomes text: stop strings, special tokens, what a stream tells on the way."""
+
+from scheduler.api.generation_body import GenerationBody
+from scheduler.config import SchedulerOptions
+from scheduler.pieces import TextOptions
+from scheduler.tokens import Tokens
+from wire.errors import InvalidRequest
+
+
+def read_text_options(
+    body: GenerationBody, tokens: Tokens, options: SchedulerOptions, *, continues_prompt: bool
+) -> TextOptions:
+    """Return how the output becomes text. Raises InvalidRequest."""
+    _check_stream(body)
+    return TextOptions(
+        stops=_stops(body.stop, options),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        min_tokens=body.min_tokens or 0,
+        silent_stop_ids=frozenset() if body.ignore_eos else frozenset(tokens.eos_token_ids),
+        continues_prompt=continues_prompt,
+    )
+
+
+def _check_stream(body: GenerationBody) -> None:
+    """Raise InvalidRequest for what a stream cannot tell, or only a stream can."""
+    asked = body.stream_options
+    if asked is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    if asked is not None and asked.continuous_usage_stats and not asked.include_usage:
+        raise InvalidRequest(
+            "stream_options.continuous_usage_stats needs include_usage: true", "stream_options.continuous_usage_stats"
+        )
+    if body.stream and body.use_beam_search:
+        raise InvalidRequest("use_beam_search cannot be streamed: its texts are known only at the end", "stream")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
+
+
+def _stops(value: object, options: SchedulerOptions) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value if value is not None else []
+    if not isinstance(stops, list):
+        raise InvalidRequest("stop must be a text or a list of texts", "stop")
+    if len(stops) > options.max_stop_strings:
+        raise InvalidRequest(
+            f"stop has {len(stops)} texts; at most {options.max_stop_strings} are allowed (--max-stop-strings)", "stop"
+        )
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise InvalidRequest("stop must be a text or a list of texts, none empty", "stop")
+        if len(stop) > options.max_stop_chars:
+            raise InvalidRequest(
+                f"a stop text has {len(stop)} characters; at most {options.max_stop_chars} are allowed", "stop"
+            )
+    return tuple(dict.fromkeys(stops))

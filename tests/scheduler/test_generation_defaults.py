@@ -1,0 +1,54 @@
+"""--generation-config and --override-generation-config."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.generation_defaults import GenerationDefaults, read_defaults
+from wire.errors import ConfigError
+
+
+def write(folder: Path, **values: Any) -> str:
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+def test_the_guides_table_holds_whatever_the_model_says(tmp_path: Path) -> None:
+    folder = write(tmp_path, temperature=0.2)
+
+    assert read_defaults(folder, "vllm", None) == read_defaults(folder, "none", None) == GenerationDefaults()
+
+
+def test_auto_takes_the_models_own_and_ignores_other_keys(tmp_path: Path) -> None:
+    folder = write(tmp_path, temperature=0.2, top_k=20, do_sample=True, eos_token_id=[1, 2], top_p=None)
+
+    assert read_defaults(folder, "auto", None) == GenerationDefaults(temperature=0.2, top_k=20)
+
+
+def test_a_model_without_the_file_has_the_guides_table(tmp_path: Path) -> None:
+    assert read_defaults(str(tmp_path), "auto", None) == GenerationDefaults()
+
+
+def test_another_folder_must_have_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is missing"):
+        read_defaults(str(tmp_path), str(tmp_path / "nowhere"), None)
+
+
+def test_an_override_wins(tmp_path: Path) -> None:
+    folder = write(tmp_path, temperature=0.2, top_p=0.5)
+
+    assert read_defaults(folder, "auto", '{"temperature": 0.9}') == GenerationDefaults(temperature=0.9, top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("{", "is not JSON"), ("[]", "a list, not an object"), ('{"temperature": 3}', r"temperature is 3, must be"),
+        ('{"top_k": 1.5}', "top_k is 1.5, must be a whole number"), ('{"top_p": true}', "top_p is True"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_named(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_defaults(str(tmp_path), "vllm", override)

@@ -1,0 +1,158 @@
+"""Log probabilities, token ids and echoes as clients are told them. The script says -id/100 for each token."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+def chunks(text: str) -> list[Any]:
+    """Return the events of a stream without [DONE]."""
+    return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line and "[DONE]" not in line]
+
+
+async def test_a_completion_tells_tokens_offsets_and_the_likeliest(serve: Any) -> None:
+    async with serve("hello world") as served:
+        body = {"model": served.model, "prompt": "San", "logprobs": 2}
+        choice = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]
+
+        ids, told = served.ids("hello world"), choice["logprobs"]
+        assert "".join(told["tokens"]) == choice["text"] == "hello world"
+        assert told["token_logprobs"] == pytest.approx([-token_id / 100 for token_id in ids])
+        lengths = [len(token) for token in told["tokens"]]
+        assert told["text_offset"] == [sum(lengths[:at]) for at in range(len(ids))]
+        assert [len(best) for best in told["top_logprobs"]] == [3] * len(ids)
+        names = [served.front.tokens.decode([token_id]) for token_id in (1, 2)]
+        assert told["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
+
+
+async def test_logprobs_0_tells_the_chosen_tokens_alone(serve: Any) -> None:
+    async with serve("hello") as served:
+        body = {"model": served.model, "prompt": "San", "logprobs": 0}
+        told = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+
+        assert told["top_logprobs"] == [{"hello": told["token_logprobs"][0]}]
+
+
+async def test_an_echo_with_logprobs_begins_with_null_and_the_prompts(serve: Any) -> None:
+    async with serve("hello") as served:
+        body = {"model": served.model, "prompt": "San Francisco", "logprobs": 1, "echo": True, "n": 2}
+        choices = (await served.client.post("/v1/completions", json=body)).json()["choices"]
+
+        prompt, output = served.ids("San Francisco"), served.ids("hello")
+        for choice in choices:
+            told = choice["logprobs"]
+            assert told["token_logprobs"][0] is None
+            assert told["top_logprobs"][0] is None
+            expected = [-token_id / 100 for token_id in (*prompt, *output)][1:]
+            assert told["token_logprobs"][1:] == pytest.approx(expected)
+            assert "".join(told["tokens"]) == choice["text"] == "San Franciscohello"
+            assert told["text_offset"][len(prompt)] == len("San Francisco")
+
+
+async def test_offsets_go_on_across_the_chunks_of_a_stream(serve: Any) -> None:
+    async with serve("hello world") as served:
+        body = {"model": served.model, "prompt": "San", "logprobs": 1, "echo": True}
+        whole = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]
+        stream = await served.client.post("/v1/completions", json=body | {"stream": True})
+
+        parts = [chunk["choices"][0] for chunk in chunks(stream.text)]
+        assert len(parts) > 1
+        for key in ("text_offset", "tokens", "token_logprobs", "top_logprobs"):
+            assert [item for part in parts for item in part["logprobs"][key]] == whole["logprobs"][key]
+        assert "".join(part["text"] for part in parts) == whole["text"]
+
+
+@pytest.mark.parametrize("top", [None, 0, 2])
+async def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(serve: Any, top: int | None) -> None:
+    async with serve("世界 ok") as served:
+        body = {"model": served.model, "messages": CHAT, "logprobs": True, "top_logprobs": top}
+        answer = (await served.client.post("/v1/chat/completions", json=body)).json()
+        stream = await served.client.post("/v1/chat/completions", json=body | {"stream": True})
+
+        content = answer["choices"][0]["logprobs"]["content"]
+        assert len(content) == answer["usage"]["completion_tokens"]
+        assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "世界 ok"
+        assert [len(entry["top_logprobs"]) for entry in content] == [top or 0] * len(content)
+        if top:
+            assert content[0]["top_logprobs"][1]["logprob"] == pytest.approx(-0.02)
+        parts = [chunk["choices"][0]["logprobs"] for chunk in chunks(stream.text)]
+        assert [entry for part in parts if part for entry in part["content"]] == content
+
+
+async def test_a_chat_without_logprobs_tells_none_and_top_logprobs_needs_them(serve: Any) -> None:
+    async with serve() as served:
+        body = {"model": served.model, "messages": CHAT}
+        for fields in ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"logprobs": None}):
+            plain = await served.client.post("/v1/chat/completions", json=body | fields)
+            assert plain.json()["choices"][0]["logprobs"] is None
+        refused = await served.client.post("/v1/chat/completions", json=body | {"top_logprobs": 2})
+        excess = await served.client.post("/v1/chat/completions", json=body | {"logprobs": True, "top_logprobs": 21})
+
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_logprobs")
+        assert excess.status_code == 400
+        assert "must be in [0, 20] (--max-logprobs)" in excess.json()["error"]["message"]
+
+
+async def test_tokens_can_be_told_by_number(serve: Any) -> None:
+    async with serve("hello") as served:
+        asked = {"model": served.model, "return_tokens_as_token_ids": True}
+        body = asked | {"prompt": "San", "logprobs": 1}
+        completion = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+        chat = await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT, "logprobs": True})
+
+        named = f"token_id:{served.ids('hello')[0]}"
+        assert completion["tokens"] == [named]
+        assert set(completion["top_logprobs"][0]) == {"token_id:1", named}
+        assert chat.json()["choices"][0]["logprobs"]["content"][0]["token"] == named
+
+
+async def test_prompt_logprobs_are_told_by_id_with_rank(serve: Any) -> None:
+    async with serve("hello") as served:
+        asked = {"model": served.model, "prompt_logprobs": 1}
+        completion = await served.client.post("/v1/completions", json=asked | {"prompt": "San Francisco"})
+        chat = await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})
+
+        ids = served.ids("San Francisco")
+        told = completion.json()["choices"][0]["prompt_logprobs"]
+        assert len(told) == len(ids)
+        assert told[0] is None
+        assert told[1][str(ids[1])]["logprob"] == pytest.approx(-ids[1] / 100)
+        assert told[1]["1"] == {
+            "logprob": pytest.approx(-0.01), "rank": 1, "decoded_token": served.front.tokens.decode([1]),
+        }  # fmt: skip
+        assert len(chat.json()["prompt_logprobs"]) == chat.json()["usage"]["prompt_tokens"]
+
+
+async def test_token_ids_are_told_where_asked(serve: Any) -> None:
+    async with serve("hello world") as served:
+        asked = {"model": served.model, "return_token_ids": True}
+        ids = list(served.ids("hello world"))
+        whole = (await served.client.post("/v1/completions", json=asked | {"prompt": "San"})).json()["choices"][0]
+        assert (whole["prompt_token_ids"], whole["token_ids"]) == (list(served.ids("San")), ids)
+
+        stream = await served.client.post("/v1/completions", json=asked | {"prompt": "San", "stream": True})
+        parts = [chunk["choices"][0] for chunk in chunks(stream.text)]
+        assert parts[0]["prompt_token_ids"] == list(served.ids("San"))
+        assert all("prompt_token_ids" not in part for part in parts[1:])
+        assert [token_id for part in parts for token_id in part["token_ids"]] == ids
+
+        chat = (await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})).json()
+        assert len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
+        assert chat["choices"][0]["token_ids"] == ids
+
+
+async def test_best_of_tells_the_likeliest_without_log_probabilities_nobody_asked_for(serve: Any) -> None:
+    from scheduler.fake import Line
+
+    says = lambda request, prompt, sequence: Line((100 + 10 * sequence,))  # noqa: E731
+    async with serve(says) as served:
+        body = {"model": served.model, "prompt": "San", "n": 2, "best_of": 4, "return_token_ids": True}
+        choices = (await served.client.post("/v1/completions", json=body)).json()["choices"]
+
+        assert [choice["token_ids"] for choice in choices] == [[100], [110]]
+        assert [choice["logprobs"] for choice in choices] == [None, None]
