@@ -1,5 +1,6 @@
 #!/bin/sh
-# Run one of pdserve's tools from the clone, with the standard library alone: tool.sh NAME MODULE [ARGUMENTS].
+# Run one of pdserve's tools from the clone: tool.sh NAME MODULE [ARGUMENTS]. They need the standard library alone, but
+# PyYAML for --config.
 # NAME is what its messages begin with. PDSERVE_PYTHON names another Python than the clone's .venv or python3.
 set -eu
 

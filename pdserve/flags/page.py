@@ -33,8 +33,8 @@ length and its names.
 _TAIL: Final = """\
 ## A file of flags
 
-Every `pdserve` and `ranktable` command, and start_servers.sh, takes `--config cluster.yaml`: each flag is a key,
-without its dashes.
+Every `pdserve` and `ranktable` command takes `--config cluster.yaml`, and so do start_servers.sh, pd_ranktable_tools,
+docker_run.sh and build_image.sh: each flag is a key, without its dashes.
 
     model: /models/Qwen3-0.6B
     served-model-name: [qwen3, default]
