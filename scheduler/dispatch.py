@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from scheduler.admission import Admission, Waiting
+from scheduler.admission import Admission
 from scheduler.grants import Placer
 from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
@@ -25,6 +25,7 @@ from scheduler.request_check import check_request
 from scheduler.retry_budget import RetryBudget
 from scheduler.running import Running
 from scheduler.tries import Tries
+from scheduler.waiting import Waiting
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, Overloaded, PdserveError, Unavailable
 
@@ -58,7 +59,7 @@ class Dispatch:
         self.ledger.received += 1
         running = Running()
         prompts = [self._new_prompt(request, index, running) for index in range(len(request.prompts))]
-        places = {prompt: Waiting(prompt.prompt_id, prompt.facts, turn) for turn, prompt in enumerate(prompts)}
+        places = {prompt: prompt.waiting(turn) for turn, prompt in enumerate(prompts)}
         task = asyncio.create_task(self._run(prompts, places, running))
         running.bind(cancel=_canceller(task), stop=lambda prompt, sequence: prompts[prompt].stop(sequence))
         task.add_done_callback(lambda done: self._ended(done, request, places, running))
@@ -91,7 +92,7 @@ class Dispatch:
                 lost = [missing.name for missing in self._registry.missing()]
                 missing = "; ".join([*([", ".join(lost)] if lost else []), *map(str, self._registry.gaps())])
                 raise Unavailable(f"no path can serve this now; missing: {missing}")
-            self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)))
+            self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)), request.tenant)
         except (Overloaded, Unavailable):
             self.ledger.rejected += 1
             raise
@@ -105,7 +106,11 @@ class Dispatch:
                 tasks.create_task(self._serve(prompt, places, running))
 
     async def _serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting], running: Running) -> None:
-        running.put(await self._tries.serve(prompt, places))
+        try:
+            running.put(await self._tries.serve(prompt, places))
+        finally:
+            if prompt.output.started:
+                self.admission.costs.ended(prompt.request.tenant, prompt.facts, prompt.output.num_tokens)
 
     def _ended(
         self, task: asyncio.Task[None], request: GenerationRequest, places: dict[PromptRun, Waiting], running: Running

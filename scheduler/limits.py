@@ -15,10 +15,12 @@ class ControlLimits:
     have the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those it still
     has then go on elsewhere. Tables that differ at the start are a mistake after `tables_s`: a file that changes is not
     seen everywhere at once. Where a new table leaves no path, requests wait `join_s` for those it brings.
+    `num_tenants` is how many API keys share the queue (queue_room.py); 1 also where there is none.
     """
 
     max_queued_requests: int = 1000
     max_queued_tokens: int = 4_000_000
+    num_tenants: int = 1
     max_tries: int = 2
     retry_share: float = 0.2
     min_retries: int = 3

@@ -30,6 +30,11 @@ class OrderedOutput:
         return tuple(map(tuple, self._ids)) if self.started else ()
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens left, of all sequences."""
+        return sum(map(len, self._ids))
+
+    @property
     def all_ended(self) -> bool:
         """Whether no sequence wants another token."""
         return len(self._finished | self._stopped) == len(self._next)

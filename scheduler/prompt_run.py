@@ -11,6 +11,7 @@ from scheduler.loads import PromptFacts
 from scheduler.ordering import OrderedOutput, OrderedScores
 from scheduler.prefixes import Chain, chain_of
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptScored, Vector
+from scheduler.waiting import Waiting
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
 
@@ -63,6 +64,11 @@ class PromptRun:
         pooled = self.state.pooling is not None
         length = len(self.state.token_ids)
         return PromptFacts(length, params.max_tokens, params.width, self.avoid, pooled, self._chain)
+
+    def waiting(self, turn: int = 0) -> Waiting:
+        """Return this attempt's place in the queue; `turn` counts the prompts of the request before it."""
+        request = self.request
+        return Waiting(self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority)
 
     @property
     def chains(self) -> list[Chain]:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from scheduler.admission import Admission, Waiting
+from scheduler.admission import Admission
 from scheduler.grants import Grant, Placer
 from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
@@ -15,6 +15,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
 from scheduler.retry_budget import Retry, RetryBudget
+from scheduler.waiting import Waiting
 from telemetry.logs import EventLogger
 from wire.errors import (
     Draining,
@@ -130,7 +131,7 @@ class Tries:
     def _requeue(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> None:
         prompt.begin_attempt()
         passed = places[prompt].passed  # a prompt refused after all is not passed for ever either
-        places[prompt] = Waiting(prompt.prompt_id, prompt.facts)
+        places[prompt] = prompt.waiting()
         places[prompt].passed = passed
         self._admission.enter(places[prompt], front=True)
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.admission import Admission, Waiting
+from scheduler.admission import Admission
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.loads import PromptFacts
+from scheduler.waiting import Waiting
 from tests.scheduler.virtual_time import virtual
-from wire.errors import NeverFits
+from wire.errors import NeverFits, Overloaded
 
 
 class _Room:
@@ -18,10 +19,12 @@ class _Room:
     def __init__(self, room: int) -> None:
         self.room = room
         self.largest = 1000
+        self.tried: list[str] = []
         self.granted: list[str] = []
         self.released: list[str] = []
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
+        self.tried.append(prompt_id)
         if facts.num_tokens > 1000:
             raise NeverFits("too long")
         if self.room == 0 or facts.num_tokens > self.largest:
@@ -40,8 +43,8 @@ class _Granted(Grant):
         self._room.released.append(self._id)
 
 
-def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0) -> Waiting:
-    return Waiting(prompt_id, PromptFacts(num_tokens, 1), turn)
+def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str = "", priority: int = 0) -> Waiting:
+    return Waiting(prompt_id, PromptFacts(num_tokens, 1), turn, tenant=tenant, priority=priority)
 
 
 @virtual
@@ -145,3 +148,82 @@ async def test_one_that_was_passed_often_and_refused_after_all_is_not_passed_aga
     admission.enter(waiting("short"))
 
     assert room.granted == []
+
+
+@virtual
+async def test_where_one_that_all_wait_for_leaves_the_others_go_at_once() -> None:
+    room = _Room(1000)
+    room.largest = 100
+    admission = Admission(ControlLimits(), room.try_place)
+    large = waiting("large", 500)
+    admission.enter(large)
+    for number in range(20):
+        admission.enter(waiting(f"small{number}"))
+    assert admission.num_waiting == 5
+
+    admission.leave(large)
+    assert admission.num_waiting == 0
+    assert len(room.granted) == 20
+
+
+@virtual
+async def test_coming_and_going_behind_a_long_queue_tries_nobody_again() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(), room.try_place)
+    places = [waiting(str(number)) for number in range(2000)]
+    for place in places:
+        admission.enter(place)
+    assert len(room.tried) == 8
+
+    for place in reversed(places[8:]):
+        admission.leave(place)
+    assert len(room.tried) == 8
+    admission.pump()
+    assert len(room.tried) == 16
+
+
+@virtual
+async def test_one_that_passes_is_paid_by_its_own_tenant() -> None:
+    room = _Room(1000)
+    room.largest = 100
+    admission = Admission(ControlLimits(), room.try_place)
+    admission.enter(waiting("large", 500, tenant="large"))
+    for number in range(4):
+        admission.enter(waiting(f"a{number}", tenant="a"))
+    room.room = 0
+    for number in range(4):
+        admission.enter(waiting(f"b{number}", tenant="b"))
+        admission.enter(waiting(f"a{number + 4}", tenant="a"))
+    room.room, room.largest = 5, 1000
+    admission.pump()
+
+    assert room.granted == ["a0", "a1", "a2", "a3", "large", "b0", "b1", "b2", "b3"]
+
+
+@virtual
+async def test_priorities_and_tenants_share_one_queue() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(), room.try_place)
+    for number in range(3):
+        admission.enter(waiting(f"later{number}", tenant="a", priority=1))
+    for number in range(3):
+        admission.enter(waiting(f"a{number}", tenant="a"))
+    admission.enter(waiting("b", tenant="b"))
+    admission.enter(waiting("urgent", tenant="a", priority=-5))
+    room.room = 8
+    admission.pump()
+
+    assert room.granted == ["urgent", "a0", "b", "a1", "a2", "later0", "later1", "later2"]
+
+
+@virtual
+async def test_a_key_that_filled_its_share_is_refused_and_another_is_not() -> None:
+    admission = Admission(ControlLimits(max_queued_requests=4, num_tenants=2), _Room(0).try_place)
+    for name in "xy":
+        admission.check_room(1, 10, "a")
+        admission.enter(waiting(name, tenant="a"))
+
+    admission.check_room(1, 10, "b")
+    with pytest.raises(Overloaded, match=r"share of the queue is full: .* 3 prompts") as caught:
+        admission.check_room(1, 10, "a")
+    assert caught.value.retry_after_s >= 1

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from scheduler.limits import ControlLimits
+from scheduler.loads import PromptFacts
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
@@ -59,6 +60,38 @@ async def test_prompts_are_served_first_in_first_out() -> None:
                 tasks.create_task(read(number))
 
         assert ended == list(range(10))
+
+
+@virtual
+async def test_a_key_with_one_request_does_not_wait_for_the_hundred_of_another() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        ended: list[str] = []
+
+        async def read(tenant: str, priority: int = 0) -> None:
+            asked = dataclasses.replace(request(LONG), tenant=tenant, priority=priority)
+            await collect(cluster.control.dispatch.start(asked))
+            ended.append(tenant)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(100):
+                tasks.create_task(read("busy"))
+            tasks.create_task(read("late", priority=1))
+            tasks.create_task(read("quiet"))
+
+        assert ended.index("quiet") < 8
+        assert ended[-1] == "late"
+
+
+@virtual
+async def test_a_key_pays_for_the_output_that_its_requests_make() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        costs = cluster.control.dispatch.admission.costs
+        unknown = PromptFacts(100, 4000)
+        before = costs.cost("one", unknown)
+        await collect(cluster.control.dispatch.start(dataclasses.replace(request(LONG, LONG, n=2), tenant="one")))
+
+        assert costs.cost("one", unknown) < before
+        assert costs.cost("other", unknown) == before
 
 
 @virtual

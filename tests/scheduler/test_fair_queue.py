@@ -1,0 +1,148 @@
+"""The order of the queue: priorities, shares of tenants, and what a step costs."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from scheduler.fair_queue import FairQueue
+
+
+@dataclass(eq=False)
+class Item:
+    """What waits."""
+
+    name: str
+    tenant: str = ""
+    priority: int = 0
+    cost: int = 10
+    turn: int = 0
+
+
+def queue_of(*items: Item) -> FairQueue[Item]:
+    queue: FairQueue[Item] = FairQueue()
+    for item in items:
+        queue.add(item)
+    return queue
+
+
+def granted(queue: FairQueue[Item], count: int) -> list[Item]:
+    """Grant the first `count`, one after the other."""
+    items = []
+    for _ in range(count):
+        item = next(queue.order())
+        queue.grant(item)
+        items.append(item)
+    return items
+
+
+def names(items: list[Item]) -> list[str]:
+    return [item.name for item in items]
+
+
+def test_a_lower_priority_number_goes_first_and_one_priority_is_first_in_first_out() -> None:
+    queue = queue_of(Item("a", priority=1), Item("b"), Item("c", priority=-1), Item("d"), Item("e", priority=1))
+
+    assert names(list(queue.order())) == ["c", "b", "d", "a", "e"]
+
+
+def test_one_prompt_of_a_tenant_does_not_wait_for_a_thousand_of_another() -> None:
+    queue = queue_of(*(Item(f"a{number}", "a") for number in range(1000)))
+    granted(queue, 100)
+    queue.add(Item("b", "b"))
+
+    assert "b" in names(granted(queue, 2))
+
+
+def test_tenants_get_the_same_number_of_tokens_whatever_the_size_of_their_prompts() -> None:
+    small = [Item("small", "small", cost=10) for _ in range(500)]
+    large = [Item("large", "large", cost=100) for _ in range(50)]
+    taken = Counter[str]()
+    for item in granted(queue_of(*small, *large), 220):
+        taken[item.tenant] += item.cost
+
+    assert abs(taken["small"] - taken["large"]) <= 110
+
+
+def test_a_tenant_that_asks_for_one_prompt_after_the_other_gets_no_more_than_its_share() -> None:
+    queue = queue_of(*(Item("many", "many", cost=10) for _ in range(200)))
+    one = Item("large", "one", cost=100)
+    queue.add(one)
+    taken = Counter[str]()
+    for _ in range(100):
+        (item,) = granted(queue, 1)
+        taken[item.tenant] += item.cost
+        if item is one:
+            one = Item("large", "one", cost=100)
+            queue.add(one)
+
+    assert abs(taken["many"] - taken["one"]) <= 110
+
+
+def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
+    queue = queue_of(*(Item("a", "a") for _ in range(100)))
+    granted(queue, 50)
+    for _ in range(20):
+        queue.add(Item("b", "b"))
+
+    assert names(granted(queue, 10)).count("b") <= 6
+
+
+def test_what_leaves_costs_its_tenant_nothing() -> None:
+    gone = [Item("gone", "a", cost=1000) for _ in range(5)]
+    queue = queue_of(*gone, Item("a", "a"), Item("b", "b"))
+    for item in gone:
+        queue.remove(item)
+
+    assert sorted(names(granted(queue, 2))) == ["a", "b"]
+    assert len(queue) == 0
+
+
+def test_what_comes_back_goes_first_and_is_not_paid_twice() -> None:
+    again, more = Item("again", "a", cost=1000), Item("more", "a")
+    queue = queue_of(again, Item("b0", "b"), Item("b1", "b", cost=2000))
+    granted(queue, 2)
+    queue.add_front(again)
+    queue.add(more)
+
+    assert again in queue
+    assert names(granted(queue, 3)) == ["again", "b1", "more"]
+
+
+def test_the_next_prompts_of_a_request_wait_for_others_of_the_same_tenant() -> None:
+    many = [Item(f"many{turn}", turn=turn) for turn in range(3)]
+    queue = queue_of(*many, *(Item(f"one{number}") for number in range(8)))
+
+    assert names(granted(queue, 6)) == ["many0", "one0", "one1", "one2", "one3", "one4"]
+    assert "many1" in names(granted(queue, 5))
+
+
+def test_one_grant_in_sixteen_goes_to_the_priority_that_waits_longest() -> None:
+    queue = queue_of(Item("low", priority=9), Item("lower", priority=10), *(Item("high") for _ in range(100)))
+    order = names(granted(queue, 32))
+
+    assert (order[15], order[31]) == ("low", "lower")
+    assert order.count("high") == 30
+
+
+def test_those_that_came_after_better_ones_wait_for_all_of_them() -> None:
+    queue = queue_of(*(Item("high") for _ in range(40)), Item("low", priority=1))
+
+    assert names(granted(queue, 41)) == ["high"] * 40 + ["low"]
+
+
+def test_the_order_shown_is_the_order_granted() -> None:
+    items = [Item(str(n), "abc"[n % 3], priority=n % 2, cost=1 + n * 7 % 31) for n in range(60)]
+    queue = queue_of(*items)
+    foreseen = list(itertools.islice(queue.order(), 15))
+
+    assert granted(queue, 15) == foreseen
+
+
+def test_nothing_is_kept_of_what_went() -> None:
+    queue = queue_of(*(Item(str(n), f"tenant{n % 7}", priority=n) for n in range(200)))
+    granted(queue, 200)
+
+    assert list(queue.order()) == []
+    assert queue._bands == {}
+    assert queue._priorities == []
+    assert not queue._by_age

@@ -1,0 +1,32 @@
+"""What a prompt costs its tenant."""
+
+from scheduler.loads import PromptFacts
+from scheduler.prompt_costs import PromptCosts
+
+
+def test_a_prompt_costs_its_tokens_and_the_output_it_can_have_in_each_sequence() -> None:
+    costs = PromptCosts()
+
+    assert costs.cost("", PromptFacts(1000, 16)) == 1016
+    assert costs.cost("", PromptFacts(1000, 16, 4)) == 1064
+    assert costs.cost("", PromptFacts(1000, 16, pooled=True)) == 1000
+
+
+def test_a_high_limit_counts_as_much_as_this_tenants_prompts_really_make() -> None:
+    costs = PromptCosts()
+    facts = PromptFacts(100, 100_000, 2)
+    for _ in range(200):
+        costs.ended("short", facts, 2 * 10)
+        costs.ended("long", facts, 2 * 3000)
+
+    assert costs.cost("short", facts) == 120
+    assert costs.cost("long", facts) == 100 + 2 * 3000
+    assert costs.cost("long", PromptFacts(100, 5)) == 105
+
+
+def test_prompts_without_output_teach_nothing_about_those_with() -> None:
+    costs = PromptCosts()
+    before = costs.cost("", PromptFacts(100, 100_000))
+    costs.ended("", PromptFacts(100, 1, pooled=True), 0)
+
+    assert costs.cost("", PromptFacts(100, 100_000)) == before
