@@ -100,6 +100,7 @@ class TableWatch:
         self._changed_at: float | None = None
         self._gone_at: float | None = None
         self._gone = ""
+        self._troubled = False
         self._stage = Stage.BELONGS
 
     async def run(self) -> str:
@@ -123,6 +124,7 @@ class TableWatch:
     def take(self, found: Reading | RanktableError | None, now: float) -> None:
         """Go by a table that was found, or say why it is not to be used."""
         if isinstance(found, RanktableError):
+            self._troubled = True
             waits = found.code == "not-completed"
             (log.info if waits else log.warning)("table_waits" if waits else "table_ignored", reason=found)
         elif found is not None:
@@ -143,6 +145,11 @@ class TableWatch:
         digest = table_digest(found.table)
         if digest != self._digest:
             log.info("table_changed", digest=digest)
+        elif self._troubled:
+            log.info("table_whole_again", digest=digest)
+        self._troubled = False
+        if (digest, found.hosts, found.gone) == (self._digest, self._hosts, self._gone):
+            return  # whole again as it was: those that went keep the time that they have
         self._digest = digest
         self._host.use_table(digest)
         self._trust.follow(found.hosts | self._hosts)  # those that went may have KV to send us, or to take, a while yet

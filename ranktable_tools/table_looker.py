@@ -25,15 +25,17 @@ class TableLooker(Generic[Table]):
     async def look(self) -> Table | RanktableError | None:
         """Return what the file's `look` says; an error, once, when it takes too long: it is waited for the next time.
 
-        Whatever else the look raises is raised here.
+        Then the table is returned, as it was too: what was told is over. Whatever else the look raises is raised here.
         """
         if self._looking is None:
             self._looking = self._start()
         done, _ = await asyncio.wait({self._looking}, timeout=self._timeout_s)
         if not done:
             return self._slow()
-        looked, self._looking, self._is_slow = self._looking, None, False
-        return looked.result()
+        looked, self._looking = self._looking, None
+        was_slow, self._is_slow = self._is_slow, False
+        found = looked.result()
+        return self._file.table if found is None and was_slow and not self._file.in_trouble else found
 
     def _slow(self) -> RanktableError | None:
         if self._is_slow:

@@ -34,18 +34,21 @@ class Watch:
         self._file = file
         self._say = say
         self._last: Seen | None = None
+        self._troubled = False
         self.version = 0
 
     def look(self) -> None:
         """Look once, and say what is new."""
         found = self._file.look()
         if isinstance(found, RanktableError):
+            self._troubled = True
             self._say(_trouble(found, self._last))
         elif found is not None:
             self._take(found)
 
     def _take(self, found: Seen) -> None:
         before, self._last = self._last, found
+        troubled, self._troubled = self._troubled, False
         if before is None:
             self.version = 1
             self._say(f"{self._head(found)}: {_counts(found.table)}")
@@ -54,6 +57,8 @@ class Watch:
         if sentences:
             self.version += 1
             self._say(f"{self._head(found)}: {' '.join(sentences)}")
+        elif troubled:
+            self._say(f"whole again: the table of {self._head(found)}")
 
     def _head(self, found: Seen) -> str:
         return f"version {self.version}" + ("" if found.digest is None else f", digest {found.digest}")

@@ -29,11 +29,17 @@ class WatchedTable(Generic[Table]):
         self._told = ""
         self._suspect: RanktableError | None = None
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the file was not to be used when it was looked at last, told or not."""
+        return bool(self._told) or self._suspect is not None
+
     def look(self) -> Table | RanktableError | None:
         """Return another table than before, or what is wrong with the file, or None where nothing is to be told.
 
         A file that is not whole yet (`not-completed`) is told at once. What is broken is told once it was seen in the
-        same state twice, so that one written slowly is no trouble; the table before it stays.
+        same state twice, so that one written slowly is no trouble; the table before it stays. When what was told is
+        over, the table is returned once, as it was too.
         """
         stamp = _stamp(self.path)
         # One more look at a file that did not change: its clock may be too coarse to show a second writing.
@@ -51,8 +57,9 @@ class WatchedTable(Generic[Table]):
             table = self._read(self.path)
         except RanktableError as error:
             return self._doubt(error)
+        was_told = bool(self._told)
         self._suspect, self._told = None, ""
-        if table == self.table:
+        if table == self.table and not was_told:
             return None
         self.table = table
         return table

@@ -1,4 +1,4 @@
-"""Who goes by another global table than the scheduler: a warning where that lasts, and a word when it is over. Pure."""
+"""Log who goes by another global table than the scheduler: a warning where that lasts, and a word when it is over."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class _Apart:
 
 
 class TableAgreement:
-    """Owns what was said of each instance; `now` is a clock's."""
+    """Owns what was logged of each instance. Does no I/O but the log's; `now` is a clock's."""
 
     def __init__(self) -> None:
         self._apart: dict[tuple[int, int], _Apart] = {}

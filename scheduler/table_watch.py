@@ -31,6 +31,7 @@ class TableWatch:
         self._table = plan.global_table
         self._entries = Entries(plan)
         self._agreement = TableAgreement()
+        self._troubled = False
 
     async def run(self) -> None:
         """Look for ever."""
@@ -54,7 +55,11 @@ class TableWatch:
     def _follow(self, table: GlobalTable) -> None:
         sentences = diff(self._table.table, table.table)
         self._table = table
+        troubled, self._troubled = self._troubled, False
         if not sentences:
+            if troubled:
+                used = self._registry.table
+                log.info("table_whole_again", version=used.version, digest=used.digest)
             return
         followed = self._entries.follow(table)
         self._registry.change(followed.expected, table_digest(table), " ".join(sentences))
@@ -62,6 +67,7 @@ class TableWatch:
             log.warning("instance_left_out", why=why)
 
     def _pass_over(self, error: RanktableError) -> None:
+        self._troubled = True
         used = self._registry.table
         if error.code == "not-completed":
             log.info("table_waits", reason=error, version=used.version, digest=used.digest)

@@ -183,6 +183,22 @@ def test_a_table_that_is_not_to_be_used_ends_nobody(tmp_path: Path, document: st
     assert followed.host.table_digest == followed.plan.table_digest
 
 
+def test_a_table_that_is_whole_again_as_it_was_is_logged_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = Followed(tmp_path)
+    followed.read(table(OWN, OTHER), 1.0)
+    followed.read(table(OWN), 2.0)  # 192.0.2.3 drains
+    caplog.set_level(logging.INFO, "pdserve.table")
+
+    for document in ("{", table(OWN), table(OWN)):
+        followed.read(document, 3.0)
+
+    (_, again) = caplog.messages
+    assert again == f"table_whole_again digest={followed.plan.table_digest}"
+    assert followed.trust.has_address("192.0.2.3")
+
+
 def test_another_device_address_is_another_entry(tmp_path: Path) -> None:
     other = copy.deepcopy(OWN)
     other["device"][0]["device_ip"] = "192.0.2.99"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_a_file_that_hangs_is_told_once_and_waited_for(tmp_path: Path) -> None:
     assert isinstance(slow, RanktableError)
     assert "no answer from its file system for 0.05 s" in str(slow)
     assert (again, found) == (None, 7)
+
+
+def test_the_table_as_it_was_is_told_after_a_file_system_that_hung(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    file.write_text("abc")
+    opened = threading.Event()
+
+    def slowly(path: str) -> int:
+        assert opened.wait(30)
+        return 3
+
+    async def looks() -> list[object]:
+        looker = TableLooker(WatchedTable(str(file), slowly, 3), timeout_s=0.05)
+        told = await looker.look()
+        opened.set()
+        async with asyncio.timeout(30):
+            while (found := await looker.look()) is None:
+                pass
+        return [told, found, await looker.look()]
+
+    slow, found, later = asyncio.run(looks())
+
+    assert isinstance(slow, RanktableError)
+    assert (found, later) == (3, None)
 
 
 def test_a_defect_of_the_reader_comes_to_the_asker(tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_broken_and_unfinished_tables_are_said_and_the_one_before_stays(save: Sa
     assert lines[3].endswith("decode-1 (192.0.2.3, devices 0,1) is new.")
 
 
+def test_a_table_that_is_whole_again_as_it_was_is_said_once(save: Save) -> None:
+    more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
+
+    lines = said(save, modelarts(), "{", modelarts(), modelarts(), "{", more, {**modelarts(), "status": "initializing"})
+
+    digest = _digest(save, modelarts())
+    assert lines[2] == f"whole again: the table of version 1, digest {digest}"
+    assert [line.split()[0] for line in lines] == ["version", "ignored:", "whole", "ignored:", "version", "waiting:"]
+
+
 def test_what_says_the_same_cluster_is_no_version(save: Save) -> None:
     other = {**modelarts(), "hardware_type": "800I-A2-32G"}
 

@@ -141,9 +141,32 @@ def test_a_table_that_is_broken_again_is_told_again(path: Path, watched: Watched
     told: list[object] = []
     for document in ("{", OLD, "{"):
         replace(path, document)
-        told += looks(watched)
+        told += [isinstance(one, str) for one in looks(watched)]
 
-    assert len(told) == 2
+    assert told == [True, False, True]
+
+
+@pytest.mark.parametrize("trouble", ["{", {**NEW, "status": "initializing"}, None])
+def test_the_table_as_it_was_is_told_once_after_a_trouble_that_was_told(
+    path: Path, watched: WatchedTable[GlobalTable], trouble: object
+) -> None:
+    path.unlink() if trouble is None else replace(path, trouble)
+    assert len(looks(watched)) == 1
+
+    replace(path, OLD)
+
+    assert decodes(looks(watched, 6)) == [1]
+
+
+def test_what_was_broken_too_shortly_to_be_told_is_nothing_to_tell(
+    path: Path, watched: WatchedTable[GlobalTable]
+) -> None:
+    replace(path, "{")
+    assert looks(watched, 1) == []
+
+    replace(path, OLD)
+
+    assert looks(watched) == []
 
 
 def test_an_initializing_table_is_told_at_once_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:

@@ -102,6 +102,20 @@ def test_what_is_broken_is_logged_once_and_the_table_before_it_stays(
     assert len(followed.names) == 2
 
 
+@pytest.mark.parametrize("other", [{}, {"hardware_type": "800I-A2-32G"}])
+def test_a_table_that_is_whole_again_as_it_was_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, other: Document
+) -> None:
+    followed = Followed(tmp_path)
+    caplog.set_level(logging.INFO, "pdserve.table")
+
+    for document in ("{", table(_server(3, 8089), **other), table(_server(3, 8089), **other)):
+        followed.read(document)
+
+    (_, again) = caplog.messages
+    assert again == f"table_whole_again version=1 digest={followed.plan.table_digest}"
+
+
 def test_a_change_is_logged_with_version_digest_and_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     followed = Followed(tmp_path)
     caplog.set_level(logging.INFO, "pdserve")
