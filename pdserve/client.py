@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import re
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +40,33 @@ class Sample:
     value: float
 
 
+def own_key(environ: Mapping[str, str]) -> str | None:
+    """Return the key that commands of this environment show: the first of the first variable that is set."""
+    for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):
+        keys = environ.get(name, "").split()
+        if keys:
+            return keys[0]
+    return None
+
+
+def trusting(certfile: str | None) -> ssl.SSLContext:
+    """Return what HTTPS goes by: this very certificate under any name, else the system's authorities."""
+    context = ssl.create_default_context(cafile=certfile)
+    if certfile is not None:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 class Client:
-    """Talks to one base URL; every call opens its own connection and has a deadline."""
+    """Talks to one base URL; every call opens its own connection, shows the environment's key and has a deadline."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 10.0) -> None:
         parts = urlsplit(base_url)
+        self._is_https = parts.scheme == "https"
         self.base_url = base_url.rstrip("/")
         self._host = parts.hostname or "127.0.0.1"
-        self._port = parts.port or 80
+        self._port = parts.port or (443 if self._is_https else 80)
         self._timeout_s = timeout_s
 
     def get(self, path: str) -> Reply:
@@ -89,13 +110,19 @@ class Client:
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        if not self._is_https:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        context = trusting(os.environ.get("PDSERVE_CERT_FILE"))
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
         content = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        headers = {"Content-Type": "application/json"} if content else {}
+        if (key := own_key(os.environ)) is not None and key.isascii():
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request(method, path, content, headers)
         return connection.getresponse()
 
 

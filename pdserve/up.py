@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     request = parse(argv)
     check_model(request.engine)
     check_kv_room(request.engine, request.options.prefill + request.options.decode, is_here=not request.options.ray)
+    _tell_children(request)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
     interrupts.take()
@@ -45,6 +46,14 @@ def main(argv: Sequence[str]) -> int:
             return in_background("pdserve up", cluster.run, folder.log("supervisor"))
     finally:
         interrupts.ignore()
+
+
+def _tell_children(request: UpRequest) -> None:
+    """Put into the environment what no command line may show, and the certificate that our own questions trust."""
+    if request.api_keys:
+        os.environ["PDSERVE_API_KEY"] = "\n".join(request.api_keys)
+    if request.certfile is not None:
+        os.environ["PDSERVE_CERT_FILE"] = request.certfile
 
 
 class Interrupts:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -45,12 +46,15 @@ class UpRequest:
     startup_timeout_s: float
     shutdown_timeout_s: float
     flags: tuple[str, ...]
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    certfile: str | None = None
 
     @property
     def base_url(self) -> str:
         """Where the cluster is reached from this machine."""
         host = "127.0.0.1" if self.engine.host in _ANY_HOST else self.engine.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.engine.port}"
+        scheme = "http" if self.certfile is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.engine.port}"
 
 
 def parse(argv: Sequence[str]) -> UpRequest:
@@ -90,7 +94,9 @@ def parse(argv: Sequence[str]) -> UpRequest:
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
-    return UpRequest(options, config.engine, *waits, to_flags(namespace))
+    return UpRequest(
+        options, config.engine, *waits, to_flags(namespace), config.options.api_key, config.options.ssl_certfile
+    )
 
 
 def _check_counts(options: UpOptions) -> None:
@@ -131,14 +137,17 @@ def _convert_gguf(namespace: argparse.Namespace) -> None:
 
 
 def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:
-    """Return what was typed for engine and scheduler as a command line again, without host and port."""
+    """Return what was typed for engine and scheduler as a command line again, without host, port and keys."""
     flags: list[str] = []
     for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions)):
-        if field.name in namespace and field.name not in ("host", "port"):
+        if field.name in namespace and field.name not in ("host", "port", "api_key"):
             value, name = getattr(namespace, field.name), field.name.replace("_", "-")
             if isinstance(value, bool):
                 flags.append(f"--{name}" if value else f"--no-{name}")
                 continue
             flags.append(f"--{name}")
-            flags.extend(map(str, value) if isinstance(value, list) else [str(value)])
+            if isinstance(value, tuple):
+                flags.append(json.dumps(value))
+            else:
+                flags.extend(map(str, value) if isinstance(value, list) else [str(value)])
     return tuple(flags)

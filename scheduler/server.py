@@ -7,12 +7,14 @@ import logging
 import signal
 import socket
 from collections.abc import Generator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from scheduler.drain import Drain
 from scheduler.http_protocol import BoundedProtocol
+from scheduler.https import Https
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 
@@ -50,17 +52,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: ASGIApp, bound: socket.socket, drain: Drain, *, shutdown_timeout_s: float, stop: asyncio.Event | None = None
-) -> None:
+    app: ASGIApp, bound: socket.socket, drain: Drain, *, shutdown_timeout_s: float, stop: asyncio.Event | None = None,
+    https: Https | None = None,
+) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and give running ones `shutdown_timeout_s`.
 
-    A second signal ends them at once. The socket is closed on return.
+    A second signal ends them at once. The socket is closed on return. With `https` nothing else is spoken.
     """
+    tls: dict[str, Any] = {} if https is None else {
+        "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
+        "ssl_cert_reqs": https.cert_reqs,
+    }  # fmt: skip
     server = _Uvicorn(
         uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
             server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S,
+            timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S, **tls,
         )
     )  # fmt: skip
     logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # failures are logged by the gate, in our words

@@ -36,10 +36,14 @@ def flag(
     choices: Sequence[str] | None = None,
     env: str | None = None,
     many: bool = False,
+    secret: bool = False,
 ) -> Any:
-    """Declare a dataclass field as a flag; its name is the field's with dashes, `env` the variable that sets it too."""
-    metadata = {"help": help, "parse": parse, "choices": choices, "env": env, "many": many}
-    return dataclasses.field(default=default, metadata=metadata)
+    """Declare a dataclass field as a flag; its name is the field's with dashes, `env` the variable that sets it too.
+
+    A `secret` is a tuple that never shows in a repr: its flag may be given again and again, each value as it stands.
+    """
+    metadata = {"help": help, "parse": parse, "choices": choices, "env": env, "many": many, "secret": secret}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxfp4", "gguf")
@@ -89,6 +93,7 @@ class EngineOptions:
     tls_ca: str | None = flag(None, "PEM of the authority that signed every process's certificate (default: none)")
     http_port: int | None = flag(None, "port for an instance's own /health and /metrics (default: none)", parse=int)
     log_level: str = flag("INFO", "least level logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_format: str = flag("text", "how each line of the log looks", choices=("text", "json"))
 
     def served_names(self) -> tuple[str, ...]:
         """Names a client may use: the served ones, then --model as typed."""
@@ -113,6 +118,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str) -
                 "type": _told(meta["parse"] or str),
                 "choices": meta["choices"],
                 "nargs": "+" if meta["many"] else None,
+                "action": "append" if meta["secret"] else "store",
             }
             kwargs["metavar"] = None if meta["choices"] else field.name.split("_")[-1].upper()
         group.add_argument("--" + field.name.replace("_", "-"), **kwargs)
@@ -138,7 +144,7 @@ def from_namespace(options: type[T], namespace: argparse.Namespace, environ: "di
         meta = field.metadata
         if field.name in namespace:
             value = getattr(namespace, field.name)
-            values[field.name] = _split(value) if meta.get("many") else value
+            values[field.name] = _split(value) if meta.get("many") else tuple(value) if meta.get("secret") else value
         elif meta.get("env") and environ and meta["env"] in environ:
             values[field.name] = (meta["parse"] or str)(environ[meta["env"]])
     return options(**values)

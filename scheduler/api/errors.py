@@ -57,6 +57,12 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
+def unauthorized() -> Response:
+    """Return the refusal of a request without a key that opens the server; it tells neither keys nor paths."""
+    words = "this server asks for an API key: send the header Authorization: Bearer KEY, with a KEY that it knows"
+    return json_response(_envelope(words, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
+
+
 async def answer_error(request: Request, error: Exception) -> Response:
     """Answer an error of our tree."""
     return error_response(error, request.scope)

@@ -1,11 +1,12 @@
-"""The outermost layer: every request gets an id, is counted and answered, whatever breaks inside."""
+"""The outermost layer: every request gets an id, shows its key, is counted and answered, whatever breaks inside."""
 
 import asyncio
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scheduler.api.errors import error_response
+from scheduler.api.errors import error_response, unauthorized
+from scheduler.api.keys import Keys
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
 from scheduler.metrics import Metrics
@@ -17,26 +18,37 @@ _log = EventLogger("api")
 
 
 class Gate:
-    """Wraps the app. `routes` maps exact paths to metric labels; other paths are `other`."""
+    """Wraps the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str]) -> None:
+    The path is the one that came in, less `root_path`: key, label and route are chosen by the same text. What it
+    learns of a request stands in the scope's `state`: request_id, arrived_s, refusals, and the key's tenant, "" where
+    no key is asked for.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str], keys: Keys | None = None, root_path: str = ""
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._routes = routes
+        self._keys = keys or Keys()
+        self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        own_id = new_id("req")
-        client_id = _client_id(scope)
+        path = self._strip_root(scope)
+        own_id, client_id = new_id("req"), _client_id(scope)
+        tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(
-            request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals
+            request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant
         )
         exchange = _Exchange(send, client_id or own_id)
         try:
-            await self._app(scope, receive, exchange.send)
+            app = self._app if tenant is not None else unauthorized()
+            await app(scope, receive, exchange.send)
         except ClientGone:
             pass
         except Exception as error:
@@ -46,8 +58,15 @@ class Gate:
                 raise  # the server cuts the connection, so the client sees that the answer is not whole
         finally:
             status = exchange.status or CLIENT_GONE
-            self._metrics.http_request(self._routes.get(scope["path"], "other"), scope["method"], status)
-            _log.debug("http_request", request_id=own_id, client_id=client_id, path=scope["path"], status=status)
+            self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
+            _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)
+
+    def _strip_root(self, scope: Scope) -> str:
+        """Take the prefix off the path that a proxy in front has left on, and return the path."""
+        path: str = scope["path"]
+        if self._root_path and path.startswith(self._root_path + "/"):
+            path = scope["path"] = path.removeprefix(self._root_path)
+        return path
 
 
 class _Exchange:

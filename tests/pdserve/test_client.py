@@ -99,3 +99,38 @@ def test_metrics_are_read_with_their_labels() -> None:
         Sample("x", {"instance": "127.0.0.1:1", "a": 'b\\"c'}, 3.0),
         Sample("plain", {}, 1000.0),
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "key"),
+    [
+        ({}, None),
+        ({"VLLM_API_KEY": "theirs"}, "theirs"),
+        ({"PDSERVE_API_KEY": "first\nsecond", "VLLM_API_KEY": "theirs"}, "first"),
+        ({"PDSERVE_API_KEY": " \n", "VLLM_API_KEY": "theirs"}, "theirs"),
+    ],
+)
+def test_the_environments_key_is_shown(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], key: str | None
+) -> None:
+    for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        Client(f"http://127.0.0.1:{server.server_address[1]}").get("/v1/models")
+        server.shutdown()
+
+    assert seen == [None if key is None else f"Bearer {key}"]

@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from pdserve.up_request import parse, to_flags
+from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
 from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
@@ -25,6 +26,17 @@ def test_flags_say_the_same_again(typed: list[str]) -> None:
     again = parser.parse_args(to_flags(namespace))
 
     assert from_namespace(EngineOptions, again) == from_namespace(EngineOptions, namespace)
+
+
+def test_lists_of_texts_say_the_same_again_and_keys_stand_on_no_command_line() -> None:
+    parser: argparse.ArgumentParser = Parser()
+    add_flags(parser, SchedulerOptions, "scheduler")
+    namespace = parser.parse_args(["--allowed-origins", '["a","b"]', "--api-key", "sk-0123456789"])
+
+    flags = to_flags(namespace)
+
+    assert from_namespace(SchedulerOptions, parser.parse_args(flags)).allowed_origins == ("a", "b")
+    assert "sk-0123456789" not in " ".join(flags)
 
 
 @pytest.mark.parametrize("flag", ["--global-rank-table", "--node-ports", "--use-openai", "--http-port"])

@@ -1,0 +1,103 @@
+"""Who may ask: API keys, checked on the path as it came in, before anything of a request is read."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from scheduler.config import SchedulerOptions
+from wire.errors import ConfigError
+
+OPEN_PATHS = frozenset(("/health", "/ready", "/ping", "/metrics"))
+VARIABLES = ("PDSERVE_API_KEY", "VLLM_API_KEY")
+MAX_KEYS = 1024
+_MAX_FILE_BYTES = 2**20
+_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Keys:
+    """The keys that open the server; without any it is open. Keeps digests alone, never a key."""
+
+    def __init__(self, keys: Iterable[str] = (), *, protect_metrics: bool = False) -> None:
+        self._tenants = {_digest(key.encode()): _tenant(key) for key in keys}
+        self._open_paths = OPEN_PATHS - {"/metrics"} if protect_metrics else OPEN_PATHS
+
+    def __len__(self) -> int:
+        """How many different ones there are."""
+        return len(self._tenants)
+
+    def admit(self, path: str, headers: Headers) -> str | None:
+        """Return whose request it is, "" where no key is asked for, None if it is to be refused.
+
+        Any method, any path that is not one of the open ones to the letter. All keys are compared, each in constant
+        time, so that the time says nothing of them.
+        """
+        if not self._tenants or path in self._open_paths:
+            return ""
+        given, tenant = _digest(_shown(headers)), None
+        for digest, owner in self._tenants.items():
+            if hmac.compare_digest(digest, given):
+                tenant = owner
+        return tenant
+
+
+def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
+    """Return the keys of --api-key and --api-key-file, else those of the first variable that is set.
+
+    A file and a variable hold one key a line. Raises ConfigError for what is no key; it never repeats it.
+    """
+    keys = list(options.api_key)
+    where = "--api-key"
+    if options.api_key_file is not None:
+        where = f"--api-key-file {options.api_key_file}"
+        keys += _lines(_read(Path(options.api_key_file)))
+        if not keys:
+            raise ConfigError(f"{where} has no key: one a line")
+    if not keys:
+        where = next((name for name in VARIABLES if environ.get(name)), "")
+        keys = _lines(environ[where]) if where else []
+    _check(keys, where)
+    return Keys(keys, protect_metrics=options.protect_metrics)
+
+
+def _check(keys: Sequence[str], where: str) -> None:
+    if len(keys) > MAX_KEYS:
+        raise ConfigError(f"{where}: {len(keys)} keys are more than {MAX_KEYS}")
+    for key in keys:
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"{where}: a key of {len(key)} characters is none: 1 to 512 visible ASCII characters without spaces"
+            )
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"--api-key-file {path} is larger than {_MAX_FILE_BYTES} bytes")
+    return content.decode(errors="replace")
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _shown(headers: Headers) -> bytes:
+    """Return the key a request shows: of one Authorization header with the scheme Bearer, else nothing."""
+    values = [value for name, value in headers if name == b"authorization"]
+    scheme, _, key = values[0].strip().partition(b" ") if len(values) == 1 else (b"", b"", b"")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _tenant(key: str) -> str:
+    """Return the stable name of a key's owner, which does not lead back to the key."""
+    return "key-" + hmac.new(key.encode(), b"pdserve tenant", hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,51 @@
+"""Pages of other origins: none by default, those that are named, and preflight without a key."""
+
+import pytest
+
+from scheduler.api.cors import with_cors
+from scheduler.config import SchedulerOptions, parse
+from tests.scheduler.conftest import Serve
+from wire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+PREFLIGHT = {"origin": "https://app.example", "access-control-request-method": "POST"}
+
+
+async def test_no_page_may_ask_by_default(serve: Serve) -> None:
+    async with serve() as served:
+        answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})
+        preflight = await served.client.options("/v1/models", headers=PREFLIGHT)
+
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert preflight.status_code == 405
+
+
+async def test_named_origins_may(serve: Serve) -> None:
+    async with serve(allowed_origins=("https://app.example",)) as served:
+        preflight = await served.client.options("/v1/completions", headers=PREFLIGHT)
+        answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})
+        stranger = await served.client.get("/v1/models", headers={"origin": "https://evil.example"})
+
+    assert preflight.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_lists_are_json_as_vllms() -> None:
+    options = parse(["--model", "m", "--allowed-origins", '["a","b"]', "--allowed-methods", "GET"]).options
+
+    assert (options.allowed_origins, options.allowed_methods) == (("a", "b"), ("GET",))
+
+
+@pytest.mark.parametrize("origins", [(), ("*",)])
+def test_credentials_need_origins_by_name(origins: tuple[str, ...]) -> None:
+    async def app(*_: object) -> None: ...
+
+    with pytest.raises(ConfigError, match="--allow-credentials"):
+        with_cors(app, SchedulerOptions(allow_credentials=True, allowed_origins=origins))
+
+
+@pytest.mark.parametrize("text", ["[1]", "[", '[["a"]]'])
+def test_what_is_no_list_of_texts_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no JSON list of texts"):
+        parse(["--model", "m", "--allowed-origins", text])

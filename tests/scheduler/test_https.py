@@ -1,0 +1,74 @@
+"""HTTPS: what is served with it, and files that do not do."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scheduler.app import build_app
+from scheduler.config import SchedulerOptions
+from scheduler.https import read_https
+from scheduler.server import listen
+from scheduler.server import serve as serve_app
+from tests.scheduler.conftest import Serve
+from tests.wire.certificates import Authority
+from wire.errors import ConfigError
+from wire.tls import TlsFiles
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A server's certificate and its authority."""
+    return Authority(tmp_path_factory.mktemp("https")).sign("front")
+
+
+async def test_the_app_is_served_with_the_certificate_and_no_longer_without(serve: Serve, files: TlsFiles) -> None:
+    https = read_https(SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert))
+    async with serve() as served:
+        bound, stop = listen("127.0.0.1", 0), asyncio.Event()
+        port = bound.getsockname()[1]
+        app = build_app(served.front)
+        task = asyncio.create_task(
+            serve_app(app, bound, served.front.drain, shutdown_timeout_s=1.0, stop=stop, https=https)
+        )
+        trusted = ssl.create_default_context(cafile=files.ca)
+        async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
+            answer = await client.get(f"https://127.0.0.1:{port}/v1/models")
+            with pytest.raises(httpx.HTTPError):
+                await client.get(f"http://127.0.0.1:{port}/v1/models")
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+    assert answer.status_code == 200
+
+
+def test_without_files_it_is_http() -> None:
+    assert read_https(SchedulerOptions()) is None
+
+
+def test_half_of_what_it_needs_is_refused(files: TlsFiles) -> None:
+    for options, words in (
+        (SchedulerOptions(ssl_keyfile=files.key), "--ssl-keyfile needs both"),
+        (SchedulerOptions(ssl_certfile=files.cert), "--ssl-certfile needs both"),
+        (SchedulerOptions(ssl_ca_certs=files.ca), "--ssl-ca-certs needs both"),
+        (SchedulerOptions(ssl_cert_reqs="2"), "--ssl-cert-reqs 2 needs"),
+        (SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert, ssl_cert_reqs="2"), "needs --ssl-ca-certs"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_https(options)
+
+
+def test_files_that_do_not_fit_are_named(files: TlsFiles, tmp_path: Path) -> None:
+    other = Authority(tmp_path).sign("other")
+
+    with pytest.raises(ConfigError, match=r"--ssl-certfile .*front.pem with --ssl-keyfile .*other.key cannot be used"):
+        read_https(SchedulerOptions(ssl_keyfile=other.key, ssl_certfile=files.cert))
+    with pytest.raises(ConfigError, match=r"--ssl-ca-certs .*none cannot be used"):
+        read_https(
+            SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert, ssl_ca_certs=str(tmp_path / "none"))
+        )

@@ -1,0 +1,231 @@
+"""Who may ask: keys, where they come from, and that no path, method or header goes round them."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from scheduler.api.gate import Gate
+from scheduler.api.keys import Keys, read_keys
+from scheduler.app import build_app, open_routes
+from scheduler.config import SchedulerOptions, parse
+from scheduler.metrics import Metrics
+from scheduler.server import listen
+from scheduler.server import serve as serve_app
+from tests.scheduler.conftest import Serve, Served
+from wire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 10.0
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
+BEARER = (b"authorization", f"Bearer {KEY}".encode())
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FOO")
+OPEN = ("/health", "/ready", "/ping", "/metrics")
+CLOSED = (
+    "/v1/models", "/v1/models/m", "/v1/completions", "/v1/chat/completions", "/load", "/version", "/tokenize", "/docs",
+    "/openapi.json", "/none", "/", "", "*", "//health", "/health/", "/health/../v1/models", "/v1/../health", "/HEALTH",
+    "/health%2f", "/health\x00", "/health?x", "/health#", "/metrics/", " /health", "/v1/models;/health",
+)  # fmt: skip
+
+
+async def _ask(
+    app: Any, path: str, method: str = "GET", headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Call an app with the very path and headers that a server would hand over."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"test"), *headers], "http_version": "1.1", "scheme": "http", "server": ("test", 80),
+        "client": ("test", 1),
+    }  # fmt: skip
+    await app(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], dict(sent[0]["headers"]), body
+
+
+def _locked(served: Served, **kwargs: Any) -> Any:
+    return build_app(dataclasses.replace(served.front, keys=Keys([OTHER, KEY], **kwargs)))
+
+
+async def test_every_route_and_method_asks_for_a_key_but_the_open_ones(serve: Serve) -> None:
+    async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
+        app, options = _locked(served), served.front.config.options
+        paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
+        statuses = {(path, method): (await _ask(app, path, method))[0] for path in paths for method in METHODS}
+
+    assert {asked for asked, status in statuses.items() if status != 401} == {
+        (path, method) for path in OPEN for method in METHODS
+    }
+
+
+async def test_a_refusal_is_the_nested_envelope_with_the_scheme_and_an_id(serve: Serve) -> None:
+    async with serve() as served:
+        status, headers, body = await _ask(_locked(served), "/v1/models")
+
+    assert (status, headers[b"www-authenticate"]) == (401, b"Bearer")
+    error = json.loads(body)["error"]
+    assert (error["type"], error["param"], error["code"]) == ("authentication_error", None, 401)
+    assert headers[b"x-request-id"].startswith(b"req-")
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER   "])
+@pytest.mark.parametrize("key", [KEY, OTHER])
+async def test_any_of_the_keys_opens(serve: Serve, scheme: bytes, key: str) -> None:
+    async with serve() as served:
+        status, _, _ = await _ask(_locked(served), "/v1/models", headers=[(b"authorization", scheme + key.encode())])
+
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [], [b""], [b"Bearer"], [b"Bearer "], [KEY.encode()], [b"Basic " + KEY.encode()], [f"Bearer {KEY}x".encode()],
+        [f"Bearer {KEY[:-1]}".encode()], [f"Bearer {KEY.upper()}".encode()], [f"Bearer {KEY}, {KEY}".encode()],
+        [b"Bearer \xff\xfe"], [b"Bearer x", f"Bearer {KEY}".encode()], [f"Bearer {KEY}".encode()] * 2,
+    ],
+)  # fmt: skip
+async def test_what_is_not_exactly_one_key_is_refused(serve: Serve, values: list[bytes]) -> None:
+    async with serve() as served:
+        status, _, _ = await _ask(
+            _locked(served), "/v1/models", headers=[(b"authorization", value) for value in values]
+        )
+
+    assert status == 401
+
+
+async def test_protected_metrics_ask_too_and_the_other_open_paths_do_not(serve: Serve) -> None:
+    async with serve() as served:
+        app = _locked(served, protect_metrics=True)
+        statuses = [(await _ask(app, path))[0] for path in OPEN]
+        with_key = await _ask(app, "/metrics", headers=[BEARER])
+
+    assert statuses == [200, 200, 200, 401]
+    assert with_key[0] == 200
+
+
+async def test_the_prefix_of_a_proxy_comes_off_before_the_key_is_asked_for(serve: Serve) -> None:
+    async with serve(root_path="/llm") as served:
+        app = _locked(served)
+        paths = ("/llm/health", "/health", "/llm/v1/models", "/llmx/health", "/llm/llm/health", "/llm")
+        bare = [(await _ask(app, path))[0] for path in paths]
+        with_key = (await _ask(app, "/llm/v1/models", headers=[BEARER]))[0]
+
+    assert bare == [200, 200, 401, 401, 401, 401]
+    assert with_key == 200
+
+
+@pytest.mark.parametrize(("keys", "headers"), [((), [BEARER]), ((KEY, OTHER), [BEARER])])
+async def test_the_tenant_is_the_same_for_a_key_always_and_tells_nothing_of_it(keys: Any, headers: Any) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["state"]["tenant"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    for metrics in (Metrics(), Metrics()):
+        await _ask(Gate(app, metrics, {}, Keys(keys)), "/v1/models", headers=headers)
+
+    assert seen[0] == seen[1]
+    assert bool(seen[0]) == bool(keys)
+    assert KEY not in seen[0]
+
+
+@pytest.mark.parametrize(
+    "host", ["x/health?", "x/health#", "x/#", "@evil", "test/health", "/health", "x:80/health?a=", "..", ""]
+)
+@pytest.mark.parametrize(
+    "target", ["/v1/models", "//health", "/v1/../health", "http://x/v1/models", "/v1/models?/health"]
+)
+async def test_no_host_header_goes_round_the_key(serve: Serve, host: str, target: str) -> None:
+    async with serve() as served:
+        bound, stop = listen("127.0.0.1", 0), asyncio.Event()
+        task = asyncio.create_task(
+            serve_app(_locked(served), bound, served.front.drain, shutdown_timeout_s=1.0, stop=stop)
+        )
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+        writer.close()
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+    assert answer.split(b" ", 2)[1] in (b"400", b"401")
+
+
+def test_flags_beat_the_environment_and_our_variable_vllms(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"\n  {OTHER}  \r\nsecond\n")
+    environ = {"PDSERVE_API_KEY": "ours\nours-too", "VLLM_API_KEY": "theirs"}
+
+    def opened_by(options: SchedulerOptions, environ: dict[str, str]) -> set[str]:
+        keys = read_keys(options, environ)
+        tried = (KEY, OTHER, "second", "ours", "ours-too", "theirs")
+        return {key for key in tried if keys.admit("/v1", [(b"authorization", f"Bearer {key}".encode())])}
+
+    model = ("--model", str(tmp_path))
+    typed = parse([*model, "--api-key", KEY, "--api-key", "second"]).options
+    assert opened_by(typed, environ) == {KEY, "second"}
+    assert opened_by(parse([*model, "--api-key-file", str(file)]).options, environ) == {OTHER, "second"}
+    assert opened_by(parse([*model, "--api-key", KEY, "--api-key-file", str(file)]).options, {}) == {
+        KEY, OTHER, "second",
+    }  # fmt: skip
+    assert opened_by(parse(model).options, environ) == {"ours", "ours-too"}
+    assert opened_by(parse(model).options, {"PDSERVE_API_KEY": "", "VLLM_API_KEY": "theirs"}) == {"theirs"}
+    assert len(read_keys(parse(model).options, {"PDSERVE_API_KEY": " \n"})) == 0
+
+
+@pytest.mark.parametrize("key", ["", "with space", "tab\tkey", "ключ", "x" * 513])
+def test_what_cannot_be_a_key_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--api-key: a key of {len(key)} characters") as refused:
+        read_keys(SchedulerOptions(api_key=(KEY, key)), {})
+
+    assert KEY not in str(refused.value)
+    assert not key or key not in str(refused.value)
+
+
+def test_a_file_without_keys_or_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n \n")
+
+    with pytest.raises(ConfigError, match="has no key"):
+        read_keys(SchedulerOptions(api_key_file=str(tmp_path / "empty")), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(SchedulerOptions(api_key_file=str(tmp_path / "none")), {})
+
+
+async def test_keys_show_in_no_repr_help_log_or_answer(
+    serve: Serve, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="pdserve")
+    logging.getLogger("pdserve").addHandler(caplog.handler)
+    try:
+        async with serve() as served:
+            app = _locked(served)
+            told = [
+                (await _ask(app, path, headers=[(b"authorization", given)]))[2]
+                for path in ("/v1/models", "/v1/none", "/metrics")
+                for given in (f"Bearer {KEY}".encode(), f"Bearer {KEY}wrong".encode())
+            ]
+    finally:
+        logging.getLogger("pdserve").removeHandler(caplog.handler)
+    config = parse(["--model", "m", "--api-key", KEY])
+    with suppress(SystemExit):
+        parse(["--api-key", KEY, "--help"])
+
+    assert KEY not in repr(config) + str(config) + caplog.text + capsys.readouterr().out + repr(told)
+    assert caplog.text
