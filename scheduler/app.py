@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from scheduler.api import docs_page, openapi
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
+from scheduler.api.cors import with_cors
 from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
 from scheduler.api.generation_body import ChatBody, CompletionBody
@@ -50,7 +51,8 @@ OPS_ROUTES: tuple[Route, ...] = (
 
 def build_app(front: Front) -> ASGIApp:
     """Return the ASGI app that serves `front`: the routes that its options open, and their description."""
-    routes = open_routes(front.config.options)
+    options = front.config.options
+    routes = open_routes(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for route in routes:
         app.add_route(route.path, _bound(route, front), methods=route.methods.split())
@@ -59,7 +61,8 @@ def build_app(front: Front) -> ASGIApp:
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HttpError, answer_http_error)
     app.add_exception_handler(HTTPException, answer_http_error)
-    return Gate(app, front.metrics, {route.path: route.path for route in routes})
+    labels = {route.path: route.path for route in routes}
+    return with_cors(Gate(app, front.metrics, labels, front.keys, options.root_path), options)
 
 
 def open_routes(options: SchedulerOptions) -> tuple[Route, ...]:
