@@ -105,7 +105,7 @@ class DecodeWorker:
             self._running[prompt_id] = self._unfinished(state)
             # under the lock: a cancel that finds the prompt running must come to the engine after it
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
-        log.debug("kv_received", request_id=state.request_id, bytes=kv_bytes)
+        log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
         """A ticket ended without commit: free its blocks and say so."""
@@ -115,6 +115,7 @@ class DecodeWorker:
             prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
             reservation = self._reservations.pop(prompt_id, None) if prompt_id is not None else None
         if prompt_id is not None and reservation is not None:
+            log.info("reservation_ended", request_id=reservation.state.request_id, ticket=ticket_id, reason=reason)
             self._emit(Failed(prompt_id, HandoffFailed.__name__, reason))
 
     def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:

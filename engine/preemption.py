@@ -51,7 +51,7 @@ def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: in
     try:
         swap.load(slots[num_held:], [by_slot[slot] for slot in slots[num_held:]])
     except Exception as error:  # noqa: BLE001 - whatever a copy raises, the token ids are still there
-        _log.error("swap_in_failed", error, prompt_id=prompt.state.prompt_id)
+        _log.error("swap_in_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
         blocks.release(taken)
         prompt.drop(blocks)
         return False
@@ -79,5 +79,5 @@ def _save(prompt: Prompt, tables: dict[Sequence, "array[int]"], swap: SwapArea) 
     try:
         return swap.save(names)
     except Exception as error:  # noqa: BLE001 - whatever a copy raises, the prompt is rebuilt from its token ids
-        _log.error("swap_out_failed", error, prompt_id=prompt.state.prompt_id)
+        _log.error("swap_out_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
         return None

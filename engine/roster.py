@@ -172,7 +172,8 @@ class Roster:
     def _preempt_due(self, after: int, selection: Selection) -> None:
         """Do to each that the failpoint means what a full pool does to the youngest."""
         for prompt in due(self.running.values(), after):
-            _log.warning("failpoint", point=PREEMPT, after=after, prompt_id=prompt.state.prompt_id)
+            ids = {"prompt_id": prompt.state.prompt_id, "request_id": prompt.state.request_id}
+            _log.warning("failpoint", point=PREEMPT, after=after, **ids)
             self._preempt(prompt, selection)
 
     def _start_waiting(self, now: float, selection: Selection) -> None:

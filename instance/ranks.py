@@ -28,7 +28,9 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
     with loading():
         from engine.ranks.load import RanksOptions, load_ranks
 
-        ranks = RanksOptions(cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level)
+        ranks = RanksOptions(
+            cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level, log_format=options.log_format
+        )
         loaded = load_ranks(
             Path(options.model), dtype=options.dtype, block_size=options.block_size,
             kv_cache_memory=options.kv_cache_memory, ranks=ranks, on_lost=on_lost,

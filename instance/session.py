@@ -109,12 +109,12 @@ class InstanceSession:
             return
 
         def go(grammar: Grammar | None) -> None:
-            self._guard(state.prompt_id, lambda: take(grammar))
+            self._guard(state.prompt_id, lambda: take(grammar), state.request_id)
 
         def refuse(error: PdserveError) -> None:
             self._emit_refused(state.prompt_id, error)
 
-        self._guard(state.prompt_id, lambda: self._gate.pass_on(state, go, refuse))
+        self._guard(state.prompt_id, lambda: self._gate.pass_on(state, go, refuse), state.request_id)
 
     def _cancel(self, command: Cancel) -> None:
         if self._gate.drop(command.prompt_id):
@@ -122,13 +122,13 @@ class InstanceSession:
         else:
             self._workers.cancel(command)
 
-    def _guard(self, prompt_id: str, accept: Callable[[], None]) -> None:
+    def _guard(self, prompt_id: str, accept: Callable[[], None], request_id: str = "") -> None:
         try:
             accept()
         except PdserveError as error:
             self._emit_refused(prompt_id, error)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a command: it answers, the session lives
-            log.error("command_failed", error, prompt_id=prompt_id, error=error)
+            log.error("command_failed", error, prompt_id=prompt_id, request_id=request_id, error=error)
             self.emit(Failed(prompt_id, to_name(error), "the instance failed to take this prompt; see its log"))
 
     def _emit_refused(self, prompt_id: str, error: PdserveError) -> None:

@@ -29,7 +29,7 @@ def _serve(argv: Sequence[str]) -> int:
     for notice in typed.notices:
         print(notice, flush=True)
     options = typed.options
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, log_format=options.log_format)
     config = InstanceConfig(options, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS, table_port=options.port)
     return process.run(config)
 

@@ -129,7 +129,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     require_free(parsed.engine.host, parsed.engine.port)
     trust = trust_of(plan, os.environ, parsed.engine)
     _tell(scheduler_lines(parsed.engine, plan))
-    logs.configure(parsed.engine.log_level)
+    logs.configure(parsed.engine.log_level, log_format=parsed.engine.log_format)
     return process.run(parsed, plan, trust)
 
 
@@ -150,7 +150,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     from instance.kv_address import kv_host
 
     _tell(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, log_format=options.log_format)
     return process.run(launch.config)
 
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError for what the user must mend."""
     config = parse(argv)
     require_free(config.engine.host, config.engine.port)
-    logs.configure(config.engine.log_level)
+    logs.configure(config.engine.log_level, log_format=config.engine.log_format)
     os.environ.pop(HCCL_TABLE, None)
     try:
         import instance.local  # noqa: F401 - only to say what is missing before anything starts

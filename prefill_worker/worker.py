@@ -126,7 +126,10 @@ class PrefillWorker:
         prompt_id, handing = ended
         self._post(lambda engine: engine.release(prompt_id))
         send_s = None if handing.committed_at is None else self._clock() - handing.committed_at
-        log.debug("kv_sent", request_id=handing.request_id, bytes=stats.kv_bytes, tail_s=send_s, total_s=stats.seconds)
+        log.debug(
+            "kv_sent", request_id=handing.request_id, ticket=ticket_id, bytes=stats.kv_bytes, tail_s=send_s,
+            total_s=stats.seconds,
+        )  # fmt: skip
         times = StageTimes(
             prefill_s=handing.prefill_s,
             send_s=send_s,
@@ -143,7 +146,7 @@ class PrefillWorker:
         if ended is None:
             return
         prompt_id, handing = ended
-        log.warning("handoff_failed", request_id=handing.request_id, error=error)
+        log.warning("handoff_failed", request_id=handing.request_id, ticket=ticket_id, error=error)
         self._drop(prompt_id)
         self._emit(Failed(prompt_id, to_name(error), str(error)))
 

@@ -5,7 +5,27 @@ import sys
 import time
 from typing import TextIO
 
+from telemetry.json_lines import JsonFormatter
+
+FORMATS = ("text", "json")
 _MAX_VALUE = 1000
+
+
+class Event:
+    """What one line says; text is made of it once, and only where a line is written."""
+
+    __slots__ = ("_text", "fields", "name")
+
+    def __init__(self, name: str, fields: dict[str, object]) -> None:
+        self.name = name
+        self.fields = fields
+        self._text: str | None = None
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        if self._text is None:
+            self._text = render(self.name, self.fields)
+        return self._text
 
 
 class EventLogger:
@@ -32,7 +52,7 @@ class EventLogger:
 
     def _log(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", render(event, fields), exc_info=exc)
+            self._logger.log(level, "%s", Event(event, fields), exc_info=exc)
 
 
 def render(event: str, fields: dict[str, object]) -> str:
@@ -40,16 +60,37 @@ def render(event: str, fields: dict[str, object]) -> str:
     return " ".join([event, *(f"{key}={_value(value)}" for key, value in fields.items())])
 
 
-def configure(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send pdserve's events to `stream` (standard error by default). Called once, by the process's entry point."""
+def configure(level: str = "INFO", stream: TextIO | None = None, log_format: str = "text") -> None:
+    """Send pdserve's events to `stream` (standard error by default). Called once, by the process's entry point.
+
+    With `log_format` json what libraries warn of goes there too, so that every line is an object. Raises ValueError for
+    a format that is none of FORMATS.
+    """
+    if log_format not in FORMATS:
+        raise ValueError(f"log format {log_format!r} is not one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(stream or sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else _text_formatter())
     root = logging.getLogger("pdserve")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     root.propagate = False
+    if log_format == "json":
+        logging.getLogger().handlers[:] = [_for_libraries(stream)]
+
+
+def _text_formatter() -> logging.Formatter:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter
+
+
+def _for_libraries(stream: TextIO | None) -> logging.Handler:
+    """uvicorn's failures are logged by the gate, in our words."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(lambda record: not record.name.startswith("uvicorn"))
+    return handler
 
 
 def _value(value: object) -> str:

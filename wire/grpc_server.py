@@ -180,25 +180,26 @@ async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
 
 def _take(session: ServedSession, message: bytes) -> None:
     """Hand a command over; one that cannot be taken is answered where the prompt it is of can be read from it."""
-    prompt_id = ""
+    prompt_id = request_id = ""
     try:
         parsed = _parse(pb.CommandMessage, message)
-        prompt_id = _prompt_id(parsed)
+        prompt_id, request_id = _ids(parsed)
         command = command_from_pb(parsed)
     except InvalidRequest as error:
-        log.warning("command_refused", prompt_id=prompt_id, error=error)
+        log.warning("command_refused", prompt_id=prompt_id, request_id=request_id, error=error)
         if prompt_id:
             session.refuse(prompt_id, error)
     else:
         session.handle(command)
 
 
-def _prompt_id(message: pb.CommandMessage) -> str:
-    """Return the id of the prompt that a command brings, empty where it brings none."""
+def _ids(message: pb.CommandMessage) -> tuple[str, str]:
+    """Return the ids of the prompt that a command brings and of its request, empty where it brings none."""
     match message.WhichOneof("command"):
         case "reserve" | "prefill" | "generate" as kind:
-            return str(getattr(message, kind).prompt.prompt_id)
-    return ""
+            prompt = getattr(message, kind).prompt
+            return str(prompt.prompt_id), str(prompt.request_id)
+    return "", ""
 
 
 def _command(data: bytes) -> Command:

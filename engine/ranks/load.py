@@ -53,6 +53,7 @@ class RanksOptions:
     step_s: float = 10.0
     load_s: float = 1800.0
     log_level: str = "INFO"
+    log_format: str = "text"
     device: str = "cpu"
 
     @property
@@ -94,7 +95,7 @@ def load_ranks(
             path=str(path), dtype=choice.name, number=number, of=ranks.num_ranks, block_size=block_size,
             attention_backend=attention_backend, quantization=quantization, cores=cores,
             num_threads=ranks.num_threads, step_s=ranks.step_s, is_native=kernels.threads is not None,
-            log_level=ranks.log_level,
+            log_level=ranks.log_level, log_format=ranks.log_format,
         )
         for number, cores in enumerate(ranks.cores)
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     try:
         setup = RankSetup.from_json(_expect(channel, Kind.SETUP, _SETUP_S).payload)
-        configure(setup.log_level)
+        configure(setup.log_level, log_format=setup.log_format)
         _run(channel, setup)
     except ChannelClosed:
         return 0

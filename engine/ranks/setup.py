@@ -29,6 +29,7 @@ class RankSetup:
     step_s: float
     is_native: bool = True
     log_level: str = "INFO"
+    log_format: str = "text"
     device: str = "cpu"
 
     @property

@@ -1,0 +1,61 @@
+"""What the log says of requests: always which one, never what it holds."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from scheduler.fake import ScriptedDispatcher
+from scheduler.request import GenerationRequest
+from scheduler.request_done import RequestDone
+from scheduler.request_log import log_request
+from telemetry.logs import Event
+from wire.errors import InstanceLost
+from wire.types import SamplingParams
+
+pytestmark = pytest.mark.anyio
+SECRET = "xyzzy"
+
+
+def _events(caplog: pytest.LogCaptureFixture) -> list[Event]:
+    made = [record.args[0] for record in caplog.records if isinstance(record.args, tuple) and record.args]
+    return [event for event in made if isinstance(event, Event)]
+
+
+async def test_every_line_of_a_request_has_its_id_and_none_what_it_says(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "pdserve")
+    headers = {"authorization": f"Bearer {SECRET}"}
+    async with serve(f"{SECRET} again") as served:
+        model = {"model": served.model}
+        message = {"role": "user", "content": f"tell me {SECRET}"}
+        for path, body in (
+            ("/v1/completions", model | {"prompt": f"say {SECRET}"}),
+            ("/v1/completions", model | {"prompt": f"say {SECRET}", "stream": True}),
+            ("/v1/completions", model | {"prompt": f"say {SECRET}", "max_tokens": -1}),
+            ("/v1/completions", model | {"prompt": f"{SECRET} " * 2000}),
+            ("/v1/chat/completions", model | {"messages": [message]}),
+        ):
+            await served.client.post(path, json=body, headers=headers)
+        dispatcher: ScriptedDispatcher = served.dispatcher
+        dispatcher.fail_after, dispatcher.error = 1, InstanceLost("decode-0 was lost")
+        await served.client.post("/v1/completions", json=model | {"prompt": f"say {SECRET}"}, headers=headers)
+
+    events = _events(caplog)
+    assert {"request_taken", "request_done", "request_refused", "http_request"} <= {event.name for event in events}
+    about_requests = [event for event in events if event.name.startswith(("request_", "http_", "client_"))]
+    assert [event.name for event in about_requests if not event.fields.get("request_id")] == []
+    assert [event.name for event in events if SECRET in str(event)] == []
+    assert SECRET not in caplog.text
+
+
+def test_a_failure_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pdserve")
+    request = GenerationRequest("r7", ((1, 2),), SamplingParams(max_tokens=4), 30.0, 10.0)
+
+    log_request(RequestDone(request, (), "failed", 1.5, error="InstanceLost"))
+
+    (event,) = _events(caplog)
+    told = {name: event.fields[name] for name in ("request_id", "ending", "error", "first_token_ms")}
+    assert told == {"request_id": "r7", "ending": "failed", "error": "InstanceLost", "first_token_ms": "-"}
