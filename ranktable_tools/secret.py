@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import write_private
-from ranktable_tools.owner import whose
+from ranktable_tools.owner import mode_of_own, whose
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 MIN_SECRET_BYTES = 32
@@ -46,7 +46,9 @@ def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = 
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        remedy = f"{whose(path)}: {cure}" if isinstance(error, PermissionError) else _MOVE
+        remedy = _MOVE
+        if isinstance(error, PermissionError):
+            remedy = f"{whose(path)}: {cure if mode_of_own(path) is None else f'chmod 600 {path}'}"
         raise RanktableError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
         limits = f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are allowed"

@@ -134,9 +134,12 @@ def _whose(path: Path, error: OSError) -> str:
     if not isinstance(error, PermissionError):
         return ""
     try:
-        return f"; it belongs to user {path.stat().st_uid}, this process is user {os.geteuid()}"
+        status = path.stat()
     except OSError:
         return f"; this process is user {os.geteuid()}"
+    whose = f"; it belongs to user {status.st_uid}, this process is user {os.geteuid()}"
+    is_own = status.st_uid == os.geteuid()
+    return f"{whose} too: it has mode {stat.S_IMODE(status.st_mode):04o}, chmod 600 {path}" if is_own else whose
 
 
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:

@@ -56,10 +56,13 @@ def check_variables(case: Case) -> Verdict:
     environ, troubles = case.machine.environ, []
     if environ.get("RANK_TABLE_FILE"):
         troubles.append(
-            warn("RANK_TABLE_FILE is set: torch_npu builds its groups from it", "unset it; start_servers.sh does")
+            warn(
+                "RANK_TABLE_FILE is set: torch_npu builds its groups from it",
+                "unset RANK_TABLE_FILE (start_servers.sh does it for its process)",
+            )
         )
     if environ.get("USE_OPENAI", "1") not in ("0", "1"):
-        troubles.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "set it to 1 or 0, or unset it"))
+        troubles.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "export USE_OPENAI=1"))
     return combined(troubles, "nothing that disturbs")
 
 
@@ -82,6 +85,9 @@ def _examined(path: Path, found: os.stat_result) -> Verdict:
         return fail(f"{path} has mode {mode:04o}: others may reach it", f"chmod 600 {path}")
     if size not in _SECRET_BYTES:
         return fail(f"{path} has {size} bytes, not 32 to 4096", "write it again: ranktable gen, or merge")
+    if not os.access(path, os.R_OK) and found.st_uid == os.getuid():
+        words = f"{path} has mode {mode:04o}: uid {found.st_uid}, whose it is, may not read it"
+        return fail(words, f"chmod 600 {path}")
     if not os.access(path, os.R_OK):
         return fail(f"{path} is not readable by uid {os.getuid()}", f"chown {os.getuid()} {path}")
     return ok(f"{path} is there, mode {mode:04o}")

@@ -136,6 +136,18 @@ def test_no_secret_is_a_warning_and_one_that_is_named_and_missing_a_failure(tmp_
     assert (result, words) == ("fail", "PDSERVE_SECRET_FILE names /none/secret: No such file or directory")
 
 
+def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranktable_tools.doctor.tables.os.access", lambda *_: False)  # root is let in anyhow
+    path = tmp_path / "cluster_secret"
+    path.write_text("x" * 64)
+    path.chmod(0o200)
+
+    verdict = check_secret(Bench(tmp_path).case(Tables(str(tmp_path / "global.json"))))
+
+    assert verdict.words == f"{path} has mode 0200: uid {os.getuid()}, whose it is, may not read it"
+    assert verdict.next_step == f"chmod 600 {path}"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
     path = tmp_path / "cluster_secret"
@@ -156,6 +168,7 @@ def test_variables_that_mean_other_readers_are_told(tmp_path: Path) -> None:
     wrong = check_variables(bench.case(environ={"RANK_TABLE_FILE": "/x", "USE_OPENAI": "yes"}))
     assert wrong.result == "fail"
     assert wrong.words.startswith("USE_OPENAI is 'yes'; RANK_TABLE_FILE is set")
+    assert wrong.next_step == "export USE_OPENAI=1; unset RANK_TABLE_FILE (start_servers.sh does it for its process)"
 
 
 def test_llm_tools_path_leads_to_the_tool_or_not(tmp_path: Path) -> None:

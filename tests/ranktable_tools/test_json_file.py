@@ -9,7 +9,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
-from tests.ranktable_tools.stranger import as_a_stranger
+from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 
 Save = Callable[[str, object], str]
 
@@ -126,6 +126,7 @@ def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_table_of_another_user_names_owner_and_uid(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("{}")
@@ -137,3 +138,14 @@ def test_a_table_of_another_user_names_owner_and_uid(tmp_path: Path) -> None:
     assert message == (
         f"{path}: cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid {uid}"
     )
+
+
+def test_a_table_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("{}")
+
+    with as_an_owner_who_may_not(path):
+        message, uid = _message(str(path)), os.geteuid()
+
+    words = f"it belongs to uid {uid}, who runs this, and has mode 0000"
+    assert message == f"{path}: cannot be read: Permission denied; {words}"

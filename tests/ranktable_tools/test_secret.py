@@ -10,7 +10,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
-from tests.ranktable_tools.stranger import as_a_stranger
+from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 from wire.errors import ConfigError
 from wire.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
 
@@ -87,6 +87,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
         ensure_secret(tmp_path / "file")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
     path = _write(tmp_path)
     owner = path.stat().st_uid
@@ -101,6 +102,20 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
         "run as that user, or move it away for a new one"
     )
     assert path.read_bytes() == GOOD
+
+
+def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+
+    with as_an_owner_who_may_not(path):
+        uid = os.geteuid()
+        with pytest.raises(RanktableError) as caught:
+            ensure_secret(tmp_path)
+
+    assert str(caught.value) == (
+        f"{path} cannot be read: Permission denied; it belongs to uid {uid}, who runs this, and has mode 0000: "
+        f"chmod 600 {path}"
+    )
 
 
 def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:

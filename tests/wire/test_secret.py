@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranktable_tools.stranger import as_a_stranger
+from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 from wire.errors import ConfigError
 from wire.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
 
@@ -87,6 +87,16 @@ def test_a_file_that_is_closed_to_us_names_its_owner_and_us(tmp_path: Path) -> N
     assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, this process is user " in str(
         caught.value
     )
+
+
+def test_a_file_of_ours_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "cluster_secret"
+    path.write_text("s" * 32)
+
+    with as_an_owner_who_may_not(path), pytest.raises(ConfigError) as caught:
+        read_secret(path)
+
+    assert str(caught.value).endswith(f" too: it has mode 0000, chmod 600 {path}")
 
 
 @pytest.mark.parametrize(("length", "words"), [(31, "of 31 bytes: 32 to 4096"), (5000, "32 to 4096 are allowed")])
