@@ -13,14 +13,17 @@ from scheduler.api import docs_page, openapi
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
+from scheduler.api.embeddings import EmbeddingBody, create_embedding
 from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
-from scheduler.api.route import TEXT, Route
+from scheduler.api.route import TEXT, VECTORS, Route
+from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.sse import ClientGone
+from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.config import SchedulerOptions
 from scheduler.front import Front
 from wire.errors import PdserveError
@@ -37,6 +40,15 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
         ChatBody, TEXT, media_types=_STREAMED,
+    ),
+    Route("POST", "/v1/embeddings", create_embedding, "vectors", "A vector for each text", EmbeddingBody, VECTORS),
+    Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody),
+    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody),
+    Route("POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody),
+    Route("POST", "/detokenize", detokenize, "tokenizer", "The text of token ids", DetokenizeBody),
+    Route(
+        "GET", "/tokenizer_info", tokenizer_info, "tokenizer", "The tokenizer's config",
+        flag="enable_tokenizer_info_endpoint",
     ),
 )  # fmt: skip
 OPS_ROUTES: tuple[Route, ...] = (

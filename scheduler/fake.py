@@ -5,8 +5,17 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored, RunningRequest
+from scheduler.request import (
+    GenerationRequest,
+    NewToken,
+    PathEvent,
+    PromptDone,
+    PromptScored,
+    RunningRequest,
+    Vector,
+)
 from wire.errors import PdserveError
+from wire.fake_prompt import fake_vector
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 
 
@@ -70,12 +79,13 @@ class _Playing:
         try:
             for scores in self._scores():
                 yield scores
-            for played, event in enumerate(self._turns()):
+            events: Sequence[NewToken | Vector] = self._vectors() or self._turns()
+            for played, event in enumerate(events):
                 await self._pause(played)
                 if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
                     ending = "failed"
                     raise self._dispatcher.error
-                yield self._cut(event)
+                yield self._cut(event) if isinstance(event, NewToken) else event
             for prompt in range(len(self._request.prompts)):
                 yield PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES)
             ending = "finished"
@@ -103,6 +113,10 @@ class _Playing:
         }
         events = [event for key, line in lines.items() for event in _events(key, line, params)]
         return sorted(events, key=lambda event: event.index)
+
+    def _vectors(self) -> list[Vector]:
+        prompts = self._request.prompts if self._request.poolings else ()
+        return [Vector(prompt, fake_vector(token_ids)) for prompt, token_ids in enumerate(prompts)]
 
     def _scores(self) -> list[PromptScored]:
         count = self._request.params.prompt_logprobs

@@ -26,6 +26,7 @@ class ModelFiles:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     kind: ModelKind = ModelKind.TEXT
+    add_eos_token: bool | None = None
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
@@ -51,6 +52,7 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         special_tokens=special,
         chat_template=_given_template(chat_template) if chat_template else _own_template(path, tokenizer_config),
         kind=kind_of(config),
+        add_eos_token=tokenizer_config.get("add_eos_token"),
     )
 
 

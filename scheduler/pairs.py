@@ -14,7 +14,7 @@ def encode_pair(tokenizer: Tokenizer, first: str, second: str, longest: int | No
         lengths = shortened(len(encodings[0]), len(encodings[1]), room)
         for encoding, length in zip(encodings, lengths, strict=True):
             encoding.truncate(length)
-    whole = tokenizer.post_process(*encodings, add_special_tokens=True)
+    whole = tokenizer.post_process(encodings[0], encodings[1], True)
     ids, texts = tuple(whole.ids), whole.sequence_ids
     return ids, texts.index(1) if 1 in texts else len(ids)
 

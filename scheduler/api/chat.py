@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.body import read_json
+from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.logprobs import TokenTeller, scored_output, scored_prompt
@@ -54,7 +55,7 @@ async def prepare(front: Front, body: ChatBody, request: Request) -> Generation:
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
 
 
-def chat_options(body: ChatBody) -> ChatOptions:
+def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
     """Return how the conversation becomes a prompt. Raises InvalidRequest for two ways that exclude each other."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:

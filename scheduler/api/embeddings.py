@@ -1,0 +1,96 @@
+"""POST /v1/embeddings: a vector for each text."""
+
+import asyncio
+import base64
+import sys
+import time
+from array import array
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field
+from starlette.requests import Request
+
+from scheduler.api.body import read_json
+from scheduler.api.chat import chat_options
+from scheduler.api.conversation import ConversationBody
+from scheduler.api.inputs import AnyInputs, encode_inputs, fitting, read_inputs
+from scheduler.api.messages import read_messages
+from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.request_ids import new_id
+from scheduler.front import Front
+from scheduler.truncation import truncate_prompt
+from scheduler.vectors import Values
+from wire.errors import InvalidRequest
+from wire.types import Pooling
+
+_AT_ONCE = 16  # vectors that are written before others have their turn
+
+
+class EmbeddingBody(ConversationBody):
+    """The body of /v1/embeddings: `input`, or `messages` in the model's chat template."""
+
+    model: str
+    input: AnyInputs = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_generation_prompt: bool | None = False
+    user: str | None = None
+
+
+async def create_embedding(front: Front, request: Request) -> Pooled:
+    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    raw = await read_json(request, front.config.options)
+    refuse_fields(raw)
+    body = EmbeddingBody.read(raw)
+    front.check_model(body.model)
+    prompts = await _prompts(front, body)
+    poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
+    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings)
+    num_tokens = sum(map(len, prompts))
+
+    async def tell(vectors: list[Values]) -> dict[str, Any]:
+        return {
+            "id": wanted.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model,
+            "data": await _written(vectors, as_base64=body.encoding_format == "base64"),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
+        }
+
+    return Pooled(front, wanted, tell)
+
+
+async def _prompts(front: Front, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
+    tokens, keep, side = front.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
+    if (body.input is None) is (body.messages is None):
+        raise InvalidRequest("give either input or messages", "input")
+    if body.messages is None:
+        inputs = read_inputs(body.input, max_inputs=front.config.options.max_inputs)
+        add_special = body.add_special_tokens is not False
+        return await encode_inputs(inputs, tokens, add_special_tokens=add_special, keep=keep, side=side)
+    ids = await tokens.encode_chat(read_messages(body.messages), chat_options(body))
+    return (fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, "messages"),)
+
+
+async def _written(vectors: list[Values], *, as_base64: bool) -> list[orjson.Fragment]:
+    """Return the `data` of the answer; of many long vectors others have their turn in between."""
+    written = []
+    for index, values in enumerate(vectors):
+        embedding = _base64(values) if as_base64 else values
+        written.append(orjson.Fragment(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding})))
+        if index % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)
+    return written
+
+
+def _base64(values: Values) -> str:
+    """Return little-endian float32, as the official client reads them."""
+    numbers = array("f", values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()

@@ -1,0 +1,100 @@
+"""Texts that are read and not continued: the `input` of embeddings and the texts of scores."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
+
+from scheduler.api.prompts import check_token_ids
+from scheduler.tokens import Tokens
+from scheduler.truncation import truncate_prompt
+from wire.errors import InvalidRequest, PromptTooLong
+
+Input = str | tuple[int, ...]
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_IDS: dict[str, Any] = _listed({"type": "integer"})
+AnyInputs = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [_TEXT, _listed(_TEXT), _IDS, _listed(_IDS), {"type": "null"}]}),
+]
+AnyTexts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _listed(_TEXT)]})]
+
+
+def read_inputs(value: Any, *, max_inputs: int) -> tuple[Input, ...]:
+    """Return the inputs of a text, a list of texts, a list of token ids or a list of such lists."""
+    items = value if isinstance(value, list) and value and not _is_ids(value) else [value]
+    _check_count(len(items), max_inputs, "input")
+    if all(isinstance(item, str) for item in items):
+        found: tuple[Input, ...] = tuple(items)
+    elif all(_is_ids(item) for item in items):
+        found = tuple(tuple(item) for item in items)
+    else:
+        raise InvalidRequest(
+            "input must be a text, a list of texts, a list of token ids or a list of lists of token ids, none empty",
+            "input",
+        )
+    _check_none_empty(found, "input")
+    return found
+
+
+def read_texts(value: Any, param: str, *, max_inputs: int) -> tuple[str, ...]:
+    """Return the texts of a text or a list of texts."""
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(isinstance(item, str) for item in items):
+        raise InvalidRequest(f"{param} must be a text or a list of texts, none empty", param)
+    _check_count(len(items), max_inputs, param)
+    _check_none_empty(items, param)
+    return tuple(items)
+
+
+async def encode_inputs(
+    inputs: Sequence[Input], tokens: Tokens, *, add_special_tokens: bool, keep: int | None, side: str = "left",
+    param: str = "input",
+) -> tuple[tuple[int, ...], ...]:  # fmt: skip
+    """Return the ids of each input, cut to `keep` of them. Raises InvalidRequest, PromptTooLong."""
+    found = []
+    for given in inputs:
+        if isinstance(given, str):
+            ids = await tokens.encode(given, add_special_tokens=add_special_tokens, param=param, bounded=keep is None)
+        else:
+            check_token_ids(given, tokens, param)
+            ids = given
+        found.append(fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, param))
+        await asyncio.sleep(0)  # of many texts others have their turn in between
+    return tuple(found)
+
+
+def fitting(ids: tuple[int, ...], tokens: Tokens, param: str) -> tuple[int, ...]:
+    """Return the ids if the model can read them. Raises InvalidRequest for none, PromptTooLong for too many."""
+    if not ids:
+        raise InvalidRequest(f"{param}: a text has no tokens", param)
+    if len(ids) > tokens.max_model_len:
+        raise PromptTooLong(
+            f"This model's maximum context length is {tokens.max_model_len} tokens; a text has {len(ids)}: "
+            "shorten it, or ask by truncate_prompt_tokens: -1",
+            param,
+        )
+    return ids
+
+
+def _check_count(count: int, most: int, param: str) -> None:
+    if count > most:
+        raise InvalidRequest(f"{param} has {count} texts; at most {most} are allowed (--max-inputs)", param)
+
+
+def _check_none_empty(items: Sequence[Input], param: str) -> None:
+    for index, item in enumerate(items):
+        if not item:
+            raise InvalidRequest(f"{param}: text {index} is empty", param)
+
+
+def _is_ids(value: Any) -> bool:
+    """True and False are no token ids."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

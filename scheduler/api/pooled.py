@@ -1,0 +1,83 @@
+"""Run one request for vectors or scores and answer it."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from scheduler.api.errors import json_response, request_id_of
+from scheduler.api.prepared import cache_salt_of
+from scheduler.api.sse import ClientGone, until_disconnect, within
+from scheduler.front import Front
+from scheduler.request import GenerationRequest
+from scheduler.vectors import Values, collect_vectors
+from telemetry.logs import EventLogger
+from wire.errors import InvalidRequest
+from wire.types import Pooling, SamplingParams
+
+_log = EventLogger("api")
+_NOTHING_GENERATED = SamplingParams(max_tokens=1)
+
+Tell = Callable[[list[Values]], Awaitable[dict[str, Any]]]
+"""From the vector of each prompt, in order, to the answer's body."""
+
+
+def pooling_request(
+    front: Front, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]], poolings: Sequence[Pooling]
+) -> GenerationRequest:
+    """Return the request that reads `prompts`, one pooling each, in the share of the client's key."""
+    options, tenant = front.config.options, str(request.scope["state"].get("tenant", ""))
+    return GenerationRequest(
+        request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
+        poolings=tuple(poolings), cache_salt=cache_salt_of(tenant, None), tenant=tenant,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """An ASGI response: runs `request` when called, and cancels it when the client goes away.
+
+    `tell` makes the answer of the vectors. Of more prompts than --max-prompts so many run at a time: a request for
+    vectors takes no more of the queue than any other.
+    """
+
+    front: Front
+    request: GenerationRequest
+    tell: Tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises a PdserveError as long as nothing was sent."""
+        with self.front.drain.request():
+            ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
+            _log.info("request_taken", **ids, prompts=len(self.request.prompts))
+            try:
+                await until_disconnect(receive, self._answer(scope, receive, send))
+            except ClientGone as gone:
+                _log.info("client_gone", request_id=self.request.request_id, reason=gone)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        vectors: list[Values] = []
+        for part in self._parts():
+            vectors += await self._collect(part)
+        response = json_response(await self.tell(vectors))
+        await within(self.front.config.options.client_timeout, response(scope, receive, send))
+
+    def _parts(self) -> list[GenerationRequest]:
+        whole, most = self.request, self.front.config.options.max_prompts
+        starts = range(0, len(whole.prompts), most)
+        return [
+            dataclasses.replace(
+                whole, prompts=whole.prompts[at : at + most], poolings=whole.poolings[at : at + most]
+            )
+            for at in starts
+        ]  # fmt: skip
+
+    async def _collect(self, part: GenerationRequest) -> list[Values]:
+        try:
+            return await collect_vectors(self.front.dispatcher, part)
+        except InvalidRequest as error:  # an instance's words cross the wire, the name of the field does not
+            error.param = error.param or ("dimensions" if str(error).startswith("dimensions ") else "input")
+            raise

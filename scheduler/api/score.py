@@ -1,0 +1,114 @@
+"""POST /v1/score and /score: how alike two texts are, by a cross-encoder's score or by the angle of their vectors."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.requests import Request
+
+from scheduler.api.body import read_json
+from scheduler.api.inputs import AnyTexts, encode_inputs, fitting, read_texts
+from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.request_ids import new_id
+from scheduler.api.schemas import Body
+from scheduler.front import Front
+from scheduler.model_kind import ModelKind
+from scheduler.truncation import tokens_kept
+from scheduler.vectors import Values, cosine
+from wire.errors import InvalidRequest
+from wire.types import Pooling
+
+Ids = tuple[int, ...]
+
+
+class ScoreBody(Body):
+    """The body of /v1/score: one text against one or several, or as many against as many, pair by pair."""
+
+    model: str
+    text_1: AnyTexts
+    text_2: AnyTexts
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is read for the scores: prompts, their poolings, and how their values become one score for each pair."""
+
+    prompts: tuple[Ids, ...]
+    poolings: tuple[Pooling, ...]
+    scores: Callable[[Sequence[Values]], list[float]]
+
+
+async def create_score(front: Front, request: Request) -> Pooled:
+    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    raw = await read_json(request, front.config.options)
+    refuse_fields(raw)
+    body = ScoreBody.read(raw)
+    front.check_model(body.model)
+    first, second = _texts(body, front.config.options.max_inputs)
+    is_cross = front.tokens.files.kind is ModelKind.SCORES
+    reading = await (_read_pairs if is_cross else _read_apart)(front, body, first, second)
+    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings)
+    num_tokens = sum(map(len, reading.prompts))
+
+    async def tell(vectors: list[Values]) -> dict[str, Any]:
+        return {
+            "id": wanted.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(reading.scores(vectors))
+            ],
+            "usage": {
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": None,
+            },
+        }
+
+    return Pooled(front, wanted, tell)
+
+
+def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    first = read_texts(body.text_1, "text_1", max_inputs=most)
+    second = read_texts(body.text_2, "text_2", max_inputs=most)
+    if len(first) not in (1, len(second)):
+        raise InvalidRequest(
+            f"text_1 has {len(first)} texts and text_2 {len(second)}: give one text_1, or as many as text_2", "text_1"
+        )
+    return first, second
+
+
+async def _read_pairs(front: Front, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+    """One prompt a pair, which a cross-encoder reads whole."""
+    tokens, prompts, poolings = front.tokens, [], []
+    longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
+    for left, right in zip(first * (len(second) // len(first)), second, strict=True):
+        ids, begin = await tokens.encode_pair(left, right, longest=longest)
+        if begin in (0, len(ids)):
+            raise InvalidRequest("text_2: a text has no tokens", "text_2")
+        prompts.append(fitting(ids, tokens, "text_2"))
+        poolings.append(Pooling("score", second_text=begin))
+        await asyncio.sleep(0)
+    return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
+
+
+async def _read_apart(front: Front, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+    """One prompt a text; the score of a pair is the cosine of its vectors."""
+    keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
+    left = await encode_inputs(first, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")
+    right = await encode_inputs(second, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_2")
+
+    def scores(vectors: Sequence[Values]) -> list[float]:
+        heads, tails = vectors[: len(left)], vectors[len(left) :]
+        return [cosine(heads[index % len(heads)], tail) for index, tail in enumerate(tails)]
+
+    return _Reading((*left, *right), (Pooling(),) * (len(left) + len(right)), scores)

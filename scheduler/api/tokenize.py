@@ -1,0 +1,95 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for its clients."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.api.body import read_json
+from scheduler.api.chat import chat_options
+from scheduler.api.conversation import ConversationBody
+from scheduler.api.errors import json_response
+from scheduler.api.messages import read_messages
+from scheduler.api.prompts import check_token_ids
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.schemas import Body
+from scheduler.front import Front
+from wire.errors import InvalidRequest
+
+_FEW = 2000  # ids: below this a hop to a thread costs more than the work
+
+
+class TokenizeBody(ConversationBody):
+    """The body of /tokenize: `prompt`, or `messages` in the model's chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(front: Front, request: Request) -> Response:
+    """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for a bad one."""
+    raw = await read_json(request, front.config.options)
+    refuse_fields(raw)
+    body = TokenizeBody.read(raw)
+    _check_model(front, body.model)
+    ids = await _encode(front, body)
+    told = {
+        "count": len(ids),
+        "max_model_len": front.tokens.max_model_len,
+        "tokens": ids,
+        "token_strs": front.tokens.spellings(ids) if body.return_token_strs else None,
+    }
+    return json_response(told)
+
+
+async def detokenize(front: Front, request: Request) -> Response:
+    """Return the text of ids, special tokens included."""
+    body = DetokenizeBody.read(await read_json(request, front.config.options))
+    _check_model(front, body.model)
+    if body.tokens:
+        check_token_ids(tuple(body.tokens), front.tokens, "tokens")
+    if len(body.tokens) > _FEW:
+        text = await asyncio.to_thread(front.tokens.decode, body.tokens, skip_special_tokens=False)
+    else:
+        text = front.tokens.decode(body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})
+
+
+async def tokenizer_info(front: Front, _: Request) -> Response:
+    """Return the model's tokenizer_config.json, the special tokens as texts and the chat template in use."""
+    files = front.tokens.files
+    own = await asyncio.to_thread(_read_config, files.folder / "tokenizer_config.json")
+    used: dict[str, Any] = {"chat_template": files.chat_template, "vocab_size": front.tokens.vocab_size}
+    return json_response({**own, **files.special_tokens, **used})
+
+
+async def _encode(front: Front, body: TokenizeBody) -> tuple[int, ...]:
+    if (body.prompt is None) is (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        return await front.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return await front.tokens.encode_chat(read_messages(body.messages), chat_options(body))
+
+
+def _check_model(front: Front, name: str | None) -> None:
+    """The tokenizer is the one model's, so that no name has to be given."""
+    if name is not None:
+        front.check_model(name)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return own

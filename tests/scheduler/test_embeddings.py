@@ -1,0 +1,228 @@
+"""POST /v1/embeddings over a scripted dispatcher, whose vector of a prompt is (sum of its ids, number of its ids)."""
+
+import asyncio
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.scheduler.conftest import Served
+from wire.errors import InvalidRequest, Overloaded
+from wire.fake_prompt import fake_vector
+from wire.types import Pooling
+
+pytestmark = pytest.mark.anyio
+
+URL = "/v1/embeddings"
+
+
+async def post(served: Served, **fields: Any) -> Any:
+    """Return the body of a good answer."""
+    response = await served.client.post(URL, json={"model": served.model} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def refusal(served: Served, **fields: Any) -> Any:
+    """Return the error of a 400."""
+    response = await served.client.post(URL, json={"model": served.model} | fields)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+async def test_a_1_9_a_text_is_answered_as_openai_does(serve: Any) -> None:
+    async with serve() as served:
+        answer = await post(served, input="hello world")
+
+        ids = served.ids("hello world")
+        assert answer["object"] == "list"
+        assert answer["id"].startswith("embd-")
+        assert answer["model"] == served.model
+        assert isinstance(answer["created"], int)
+        assert answer["data"] == [{"object": "embedding", "index": 0, "embedding": list(fake_vector(ids))}]
+        assert answer["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids), "completion_tokens": 0}
+        assert served.dispatcher.requests[0].poolings == (Pooling(),)
+
+
+@pytest.mark.parametrize("form", ["texts", "ids", "lists of ids"])
+async def test_every_form_of_input_is_answered_in_order(serve: Any, form: str) -> None:
+    async with serve() as served:
+        ids = [served.ids("hello"), served.ids("good morning")]
+        forms = {"texts": ["hello", "good morning"], "ids": list(ids[0]), "lists of ids": [list(one) for one in ids]}
+
+        answer = await post(served, input=forms[form])
+
+        expected = ids[:1] if form == "ids" else ids
+        assert [one["embedding"] for one in answer["data"]] == [list(fake_vector(one)) for one in expected]
+        assert [one["index"] for one in answer["data"]] == list(range(len(expected)))
+
+
+async def test_base64_is_little_endian_float32(serve: Any) -> None:
+    async with serve() as served:
+        answer = await post(served, input=[3, 4, 5], encoding_format="base64")
+
+        data = base64.b64decode(answer["data"][0]["embedding"])
+        assert struct.unpack("<2f", data) == (12.0, 3.0)
+
+
+async def test_messages_are_read_in_the_models_template(serve: Any) -> None:
+    async with serve() as served:
+        answer = await post(served, messages=[{"role": "user", "content": "hello"}])
+
+        ids = served.ids("<|im_start|>user\nhello<|im_end|>\n")
+        assert answer["data"][0]["embedding"] == list(fake_vector(ids))
+
+
+async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
+    async with serve() as served:
+        for keep, expected in ((2, (6, 7)), (-1, (4, 5, 6, 7))):
+            await post(served, input=[4, 5, 6, 7], truncate_prompt_tokens=keep)
+
+            assert served.dispatcher.requests[-1].prompts == (expected,)
+
+        await post(served, input=[4, 5, 6, 7], truncate_prompt_tokens=1, truncation_side="right")
+        assert served.dispatcher.requests[-1].prompts == ((4,),)
+
+        long = [5] * 600
+        assert (await refusal(served, input=long))["param"] == "input"
+        await post(served, input=long, truncate_prompt_tokens=-1)
+        assert len(served.dispatcher.requests[-1].prompts[0]) == 512
+
+
+async def test_a_text_as_long_as_the_model_is_read_whole(serve: Any) -> None:
+    async with serve() as served:
+        await post(served, input=[5] * 512)
+
+        message = (await refusal(served, input=[5] * 513))["message"]
+        assert "maximum context length is 512 tokens; a text has 513" in message
+
+
+async def test_special_tokens_stand_at_both_ends_where_the_tokenizers_config_says_so(
+    serve: Any, make_model: Any
+) -> None:
+    folder = make_model(add_bos_token=True, add_eos_token=True)
+    async with serve(folder=folder) as served:
+        bos, eos = served.ids("<|endoftext|>"), served.ids("<|im_end|>")
+
+        await post(served, input="hello")
+        await post(served, input="hello", add_special_tokens=False)
+
+        read = [request.prompts[0] for request in served.dispatcher.requests]
+        assert read == [(*bos, *served.ids("hello"), *eos), served.ids("hello")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({}, "input", "give either input or messages"),
+        ({"input": "a", "messages": []}, "input", "give either input or messages"),
+        ({"input": ""}, "input", "text 0 is empty"),
+        ({"input": []}, "input", "none empty"),
+        ({"input": [[]]}, "input", "none empty"),
+        ({"input": ["a", 3]}, "input", "a list of lists of token ids"),
+        ({"input": [True]}, "input", "a list of lists of token ids"),
+        ({"input": {"text": "a"}}, "input", "input must be a text"),
+        ({"input": [400]}, "input", "token id 400 is out of vocabulary"),
+        ({"input": [2**70]}, "input", "a list of lists of token ids"),
+        ({"input": ["a"] * 5}, "input", "input has 5 texts; at most 4 are allowed (--max-inputs)"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be from 1 to 512"),
+        ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "must be from 1 to 512"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "tools are not supported"),
+        ({"input": "a", "kv_transfer_params": None}, "kv_transfer_params", "belongs to the cluster"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name(serve: Any, fields: Any, param: str, words: str) -> None:
+    async with serve(max_inputs=4) as served:
+        error = await refusal(served, **fields)
+
+        assert error["param"] == param
+        assert words in error["message"]
+        assert not served.dispatcher.requests
+
+
+async def test_an_unknown_model_is_404(serve: Any) -> None:
+    async with serve() as served:
+        response = await served.client.post(URL, json={"model": "other", "input": "a"})
+
+        assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
+
+
+async def test_an_instances_refusal_is_400_with_the_field(serve: Any) -> None:
+    async with serve() as served:
+        words = "dimensions is 65, the model's vectors have 64"
+        served.dispatcher.refuse_with = InvalidRequest(words)
+
+        error = await refusal(served, input="a", dimensions=65)
+
+        assert (error["message"], error["param"]) == (words, "dimensions")
+
+
+async def test_a_full_queue_is_429(serve: Any) -> None:
+    async with serve() as served:
+        served.dispatcher.refuse_with = Overloaded("the queue is full")
+
+        response = await served.client.post(URL, json={"model": served.model, "input": "a"})
+
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+
+
+async def test_many_texts_take_turns_in_the_queue(serve: Any) -> None:
+    async with serve(max_prompts=3) as served:
+        answer = await post(served, input=[[i + 1] for i in range(8)])
+
+        assert [one["embedding"] for one in answer["data"]] == [[i + 1.0, 1.0] for i in range(8)]
+        assert [len(request.prompts) for request in served.dispatcher.requests] == [3, 3, 2]
+        assert {len(request.poolings) for request in served.dispatcher.requests} == {3, 2}
+
+
+async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
+    async with serve() as served:
+        served.dispatcher.hold_after = 1
+        body = {"model": served.model, "input": [[1], [2], [3]]}
+        asking = asyncio.create_task(served.client.post(URL, json=body))
+        await asyncio.wait_for(served.dispatcher.held.wait(), 10)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=10)
+
+        await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
+        assert served.dispatcher.endings == ["cancelled"]
+        assert served.front.drain.active == 0
+
+
+async def test_a_cross_encoder_refuses_in_words(serve: Any, make_model: Any) -> None:
+    folder = make_model()
+    say_architecture(folder, "BertForSequenceClassification")
+    async with serve(folder=folder) as served:
+        error = await refusal(served, input="a")
+
+        assert error["param"] == "model"
+        assert (
+            "scores pairs of texts; /v1/embeddings needs one that generates text or makes vectors" in error["message"]
+        )
+
+
+async def test_the_official_client_reads_the_vectors(serve: Any) -> None:
+    async with serve() as served:
+        client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=served.client, max_retries=0)
+
+        answer = await client.embeddings.create(model=served.model, input=["hello", "good morning"])
+        floats = await client.embeddings.create(model=served.model, input="hello", encoding_format="float")
+        model = await client.models.retrieve(served.model)
+
+        expected = [list(fake_vector(served.ids(text))) for text in ("hello", "good morning")]
+        assert [one.embedding for one in answer.data] == expected
+        assert floats.data[0].embedding == expected[0]
+        assert model.id == served.model
+
+
+def say_architecture(folder: Path, name: str) -> None:
+    """Write the architecture into the folder's config.json."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))
