@@ -1,0 +1,82 @@
+"""One model, served in the two ways that must be indistinguishable: by one combined instance, and over P/D."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdserve.client import Client
+from pdserve.ports import free_ports
+from pdserve.processes import POLL_S
+from pdserve.readiness import ask
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
+from tests.conformance.served import Oracle, Served
+from tests.engine.tiny_models import make_tiny_model
+
+WAYS = ("combined", "P/D")
+FLAGS = ("--max-logprobs", "20", "--enable-prompt-tokens-details")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers."""
+    return make_tiny_model("llama", tmp_path_factory.mktemp("conformance") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def oracle(model: Path) -> Oracle:
+    """transformers over the same weights."""
+    return Oracle(model)
+
+
+@pytest.fixture(scope="session")
+def combined(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of `pdserve serve`."""
+    (port,) = free_ports(1)
+    log = tmp_path_factory.mktemp("serve") / "log"
+    command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), "--port", str(port), *FLAGS, *ENGINE_FLAGS]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--served-model-name", "tiny"], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        client, deadline = Client(f"http://127.0.0.1:{port}"), time.monotonic() + START_TIMEOUT_S
+        while not ask(client)[0]:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(POLL_S)
+        yield client.base_url
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0, log.read_text()
+
+
+@pytest.fixture(scope="session")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a scheduler before one prefill and one decode instance."""
+    folder = tmp_path_factory.mktemp("pair")
+    with GuideCluster(folder, model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
+        cluster.start(*cluster.names)
+        cluster.start("scheduler", flags=FLAGS)
+        cluster.wait_ready()
+        yield cluster.client.base_url
+        cluster.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def answers() -> dict[str, object]:
+    """What the first way answered, for the second to be compared with."""
+    return {}
+
+
+@pytest.fixture(params=WAYS)
+def served(request: pytest.FixtureRequest, answers: dict[str, object]) -> Iterator[Served]:
+    """A client of one way and then of the other."""
+    url = request.getfixturevalue("combined" if request.param == "combined" else "pair")
+    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+        yield Served(http, request.node.originalname, answers)

@@ -1,0 +1,193 @@
+"""A3: the extra sampling parameters, each by its effect, combined and over P/D."""
+
+from typing import Any
+
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+SEEDED = {"temperature": 1.0, "seed": 11}
+
+
+def test_a3_43_best_of_returns_the_likeliest(served: Served) -> None:
+    asked = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
+    every = served.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
+    best = served.completion(n=2, **asked)["choices"]
+
+    sums = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) for choice in every}
+    likeliest = sorted(sums, key=lambda text: -sums[text])[:2]
+    assert [choice["text"] for choice in best] == likeliest
+    served.agree("texts", likeliest)
+    assert served.refused(best_of=1, n=2)["param"] == "best_of"
+    assert served.refused(best_of=2, temperature=0)["param"] == "best_of"
+    assert len(served.chat(n=1, best_of=3, temperature=1.0)["choices"]) == 1
+
+
+def test_a3_44_beam_search_is_transformers_own(served: Served, oracle: Oracle) -> None:
+    texts = [choice["text"] for choice in served.completion(use_beam_search=True, n=3)["choices"]]
+
+    assert texts == oracle.generate(num_beams=3, num_return_sequences=3)
+    assert len(served.chat(use_beam_search=True, best_of=2)["choices"]) == 1
+    beams = {"use_beam_search": True, "n": 2, "temperature": 0}
+    assert served.refused(**beams | {"n": 1})["param"] == "n"
+    assert served.refused(**beams | {"temperature": 1})["param"] == "temperature"
+    assert served.refused(**beams | {"top_p": 0.5})["param"] == "top_p"
+    assert served.refused(**beams | {"top_k": 5})["param"] == "top_k"
+    assert served.refused(**beams | {"stream": True})["param"] == "stream"
+
+
+def test_a3_45_top_k_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
+    assert served.text(top_k=1, temperature=2.0, seed=3) == served.text()
+    assert served.said(top_k=1, temperature=2.0, seed=3) == served.said()
+    assert served.text(top_k=0, **SEEDED) == served.text(**SEEDED)
+    for bad in (-2, 1.5, "3"):
+        assert served.refused(top_k=bad)["param"] == "top_k"
+
+
+def test_a3_46_min_p_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
+    assert served.text(min_p=1, temperature=2.0, seed=3) == served.text()
+    assert served.refused(min_p=1.1)["param"] == "min_p"
+    assert served.refused(min_p=-0.1)["param"] == "min_p"
+
+
+def test_a3_47_repetition_penalty_is_transformers_own(served: Served, oracle: Oracle) -> None:
+    penalised = served.text(repetition_penalty=8.0, max_tokens=24, ignore_eos=True)
+
+    assert penalised == oracle.generate(repetition_penalty=8.0, max_new_tokens=24, eos_token_id=-1)[0]
+    assert penalised != served.text(max_tokens=24, ignore_eos=True)
+    assert served.refused(repetition_penalty=0)["param"] == "repetition_penalty"
+
+
+def test_a3_48_length_penalty_ranks_beams(served: Served, oracle: Oracle) -> None:
+    beams = {"use_beam_search": True, "n": 4, "stop_token_ids": None}
+    for penalty in (-2.0, 3.0):
+        texts = [choice["text"] for choice in served.completion(length_penalty=penalty, **beams)["choices"]]
+        assert texts == oracle.generate(num_beams=4, num_return_sequences=4, length_penalty=penalty)
+    assert served.refused(length_penalty=0.5)["param"] == "length_penalty"
+
+
+@pytest.mark.parametrize("early", [True, False, "never"])
+def test_a3_49_early_stopping_goes_with_beams(served: Served, oracle: Oracle, early: Any) -> None:
+    texts = [choice["text"] for choice in served.completion(use_beam_search=True, n=2, early_stopping=early)["choices"]]
+
+    assert texts == oracle.generate(num_beams=2, num_return_sequences=2, early_stopping=early)
+    assert served.refused(early_stopping=True)["param"] == "early_stopping"
+
+
+def test_a3_50_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
+    ids = served.completion(return_token_ids=True)["choices"][0]["token_ids"]
+    stop = ids[2]
+    choice = served.completion(stop_token_ids=[stop])["choices"][0]
+
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert choice["text"] == oracle.tokenizer.decode(ids[: ids.index(stop)])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a3_51_a_stop_string_is_in_the_output_only_when_asked(served: Served, oracle: Oracle, stream: bool) -> None:
+    letters = [oracle.ids(letter)[0] for letter in "abcdefgh"]
+    asked = {"allowed_token_ids": letters, "max_tokens": 12}
+    whole = served.text(**asked)
+    stop = whole[3:6]
+    cut = whole.index(stop)
+    text = served.streamed if stream else served.text
+
+    assert text(stop=stop, **asked) == whole[:cut]
+    assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **asked) == whole[: cut + len(stop)]
+
+
+def test_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -> None:
+    likes_eos = {"logit_bias": {"2": 100}}
+    ended = served.completion(**likes_eos)
+    ignored = served.completion(ignore_eos=True, max_tokens=9, **likes_eos)
+
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["choices"][0]["stop_reason"] is None
+    assert ignored["choices"][0]["finish_reason"] == "length"
+    assert ignored["usage"]["completion_tokens"] == 9
+
+
+def test_a3_53_min_tokens_holds_every_end_back(served: Served) -> None:
+    answer = served.completion(min_tokens=5, logit_bias={"2": 100})
+
+    assert answer["usage"]["completion_tokens"] == 6
+    assert served.refused(min_tokens=9, max_tokens=8)["param"] == "min_tokens"
+
+
+def test_a3_54_special_tokens_are_shown_only_when_asked(served: Served) -> None:
+    forced = {"allowed_token_ids": [1], "max_tokens": 2}
+
+    assert served.text(**forced) == ""
+    assert served.text(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
+    assert served.said(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
+
+
+def test_a3_55_spaces_between_special_tokens_is_accepted(served: Served) -> None:
+    """This tokenizer puts no space there; tests/scheduler/test_detokenizer.py has one that does."""
+    shown = {"allowed_token_ids": [1], "max_tokens": 2, "skip_special_tokens": False}
+
+    assert served.text(spaces_between_special_tokens=False, **shown) == "<|im_start|><|im_start|>"
+
+
+def test_a3_56_truncate_prompt_tokens_keeps_the_last(served: Served, oracle: Oracle) -> None:
+    ids = oracle.ids(PROMPT)
+    cut = served.completion(truncate_prompt_tokens=3)
+
+    assert cut["usage"]["prompt_tokens"] == 3
+    assert cut["choices"][0]["text"] == served.text(prompt=ids[-3:])
+    assert served.chat(truncate_prompt_tokens=3)["usage"]["prompt_tokens"] == 3
+    assert served.refused(truncate_prompt_tokens=0)["param"] == "truncate_prompt_tokens"
+
+
+def test_a3_57_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracle) -> None:
+    told = served.completion(prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
+    ids = oracle.ids(PROMPT)
+    expected = oracle.logprobs(ids)
+
+    assert len(told) == len(ids)
+    assert told[0] is None
+    for at in range(1, len(ids)):
+        row = expected[at - 1]
+        assert told[at][str(ids[at])]["logprob"] == pytest.approx(row[ids[at]].item(), abs=1e-4)
+        likeliest = row.topk(2).indices.tolist()
+        assert [told[at][str(token_id)]["rank"] for token_id in likeliest] == [1, 2]
+    assert len(served.chat(prompt_logprobs=0)["prompt_logprobs"]) == served.chat()["usage"]["prompt_tokens"]
+    assert served.refused(prompt_logprobs=1, stream=True)["param"] == "prompt_logprobs"
+    assert served.refused(prompt_logprobs=-1)["param"] == "prompt_logprobs"
+
+
+def test_a3_58_only_allowed_token_ids_appear(served: Served) -> None:
+    allowed = [40, 41, 42]
+    choice = served.completion(allowed_token_ids=allowed, temperature=2.0, seed=5, return_token_ids=True)["choices"][0]
+
+    assert len(choice["token_ids"]) == 8
+    assert set(choice["token_ids"]) <= set(allowed)
+    served.agree("ids", choice["token_ids"])
+    assert "320 is out of vocabulary: ids are 0..319" in served.refused(allowed_token_ids=[320])["message"]
+
+
+def test_a2_35_penalties_bias_seed_and_user_each_have_their_effect(served: Served) -> None:
+    plain = served.said()
+    forced = served.said(logit_bias={"40": 100}, return_token_ids=True)
+    assert forced == served.text(allowed_token_ids=[40])
+    assert served.said(user="someone") == plain
+    first, again, other = (served.said(temperature=1.0, seed=seed, max_tokens=16) for seed in (1, 1, 2))
+    assert (first == again, first == other) == (True, False)
+    served.agree("seeded", first)
+    few = served.chat(logit_bias={"40": 3}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=24)
+    many = served.chat(logit_bias={"40": 3}, max_tokens=24)
+    letter = served.text(allowed_token_ids=[40], max_tokens=1)
+    count = [answer["choices"][0]["message"]["content"].count(letter) for answer in (few, many)]
+    served.agree("penalised", few["choices"])
+    assert count[0] <= count[1]
+    assert CHAT[0]["role"] == "user"
+
+
+def test_a9_130_131_penalties_have_their_range(served: Served) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        for bad in (2.1, -2.1, "1", True):
+            assert served.refused(**{name: bad})["param"] == name
+        for good in (-2, 0, 2):
+            served.agree(f"{name} {good}", served.text(**{name: good}, max_tokens=12))
