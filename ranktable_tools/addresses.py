@@ -28,6 +28,17 @@ def host_problem(text: str) -> str | None:
     return None
 
 
+def scope_problem(text: str) -> str | None:
+    """Say why an address that passes `host_problem` means no host by itself, or return None."""
+    address = _literal(text)
+    if not isinstance(address, ipaddress.IPv6Address) or not address.is_link_local or address.scope_id is not None:
+        return None
+    return (
+        "a link-local address means a host only with an interface: write one that other hosts reach this one at, "
+        f"or {text}%INTERFACE where the interface has the same name on every host"
+    )
+
+
 def is_address(text: str) -> bool:
     """Tell whether `text` is an address in numbers, of one host."""
     return _literal(text) is not None and host_problem(text) is None

@@ -27,8 +27,13 @@ class OneLineParser(argparse.ArgumentParser):
     ) -> Any:
         """Parse, but look for an unknown flag first: a slip is often why another flag seems to be missing."""
         words = list(sys.argv[1:] if args is None else args)
-        if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+        commands = next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
+        if commands is None:
             self._refuse_unknown(words)
+        elif words and not words[0].startswith("-") and words[0] not in commands.choices:
+            near = difflib.get_close_matches(words[0], commands.choices, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(commands.choices)}"
+            self.error(f"there is no command {words[0]!r}: {advice}")
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ranktable_tools.addresses import host_problem
+from ranktable_tools.addresses import host_problem, scope_problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, global_name, local_name
 from ranktable_tools.ports import counted_ports, parse_port
@@ -107,7 +107,7 @@ def check_request(request: GenRequest) -> None:
     """Refuse what cannot be generated, before a device is asked or a file is written."""
     if not request.device_ids and not request.with_scheduler:
         raise RanktableError("nothing to generate: give --prefill-server-list, --decode-server-list or --api-server")
-    problem = host_problem(request.ip)
+    problem = host_problem(request.ip) or scope_problem(request.ip)
     if problem is not None:
         raise RanktableError(f"--ip is {request.ip!r}; {problem}")
     _check_devices_once(request)

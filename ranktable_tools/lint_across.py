@@ -10,7 +10,7 @@ from ranktable_tools.finding import Finding
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.node_ports import parse_node_ports
 from ranktable_tools.table_file import part_of
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, whole
+from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server, whole
 
 _Global = tuple[str, GlobalTable]
 
@@ -62,12 +62,22 @@ def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
             )
             continue
         given[local.server.server_ip] = None
+        yield from _other_port(opened.path, local.server, table.scheduler if entry is None else entry.server, named[0])
         index = None if entry is None else entry.index
         first = path_by_entry.setdefault(index, opened.path)
         if first != opened.path:
             message = f"is {entry or 'the scheduler'} of {global_path}, which {first} is already"
             yield Finding(opened.path, "error", "local-twice", "server_list[0]", None, message, "keep one of them")
     yield from _missing(table, global_path, path_by_entry, list(given))
+
+
+def _other_port(path: str, local: Server, entry: Server, global_path: str) -> Iterator[Finding]:
+    """Yield a note where both tables have a port and not the same: no start fails by it, and the global one counts."""
+    if local.server_port is not None and entry.server_port is not None and local.server_port != entry.server_port:
+        place = "server_list[0].server_port"
+        message = f'{place} is "{local.server_port}", and {global_path} has "{entry.server_port}" for this entry'
+        instead = "write the same: that of the global table counts"
+        yield Finding(path, "note", "port-differs", place, str(local.server_port), message, instead)
 
 
 def _missing(

@@ -55,6 +55,7 @@ ACROSS_RULES: Mapping[str, str] = {
     "not-in-global": "a local table is an entry of the global table, address by address",
     "local-twice": "no two local tables are the same entry",
     "no-local": "with local tables of a host given, each of its entries has one",
+    "port-differs": "a local table has the server_port of its entry in the global table",
     "globals-differ": "every host has the same global table",
     "node-ports": "NODE_PORTS has one port per instance, in table order",
 }

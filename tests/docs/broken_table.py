@@ -11,7 +11,7 @@ from tests.ranktable_tools.rules_in_chinese import RULES_IN_CHINESE
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = "<!-- Made by scripts/broken-inputs from the tests' broken inputs; do not edit. -->"
 END = "<!-- End of what scripts/broken-inputs made. -->"
-_NOTES = ("no-local", *KEY_RULES)
+_NOTES = ("no-local", "port-differs", *KEY_RULES)
 _HEAD = """\
 # Broken inputs
 

@@ -279,6 +279,15 @@ SEVERAL_FILES = (
         ("lint", "g.json", "l.json", "--strict"),
     ),
     Broken(
+        "a local table with another port",
+        "port-differs",
+        {
+            "g.json": modelarts(decode=[server(B, 6, 7, server_port="8089")]),
+            "l.json": local(server(B, 6, 7, server_port="8090")),
+        },
+        ("lint", "g.json", "l.json", "--strict"),
+    ),
+    Broken(
         "two hosts with different global tables",
         "globals-differ",
         {"g.json": modelarts(), "g2.json": modelarts(decode=[server(C, 6, 7)])},

@@ -40,6 +40,7 @@ RULES_IN_CHINESE: Mapping[str, str] = {
     "not-in-global": "local 表与 global 表中的一个条目逐项一致",
     "local-twice": "两张 local 表不是同一个条目",
     "no-local": "给出一台主机的 local 表时,这台主机的每个条目都有一张",
+    "port-differs": "local 表的 server_port 与 global 表相同",
     "globals-differ": "每台主机的 global 表相同",
     "node-ports": "NODE_PORTS 按表的顺序给每个实例一个端口",
     "scheduler-device": "scheduler 没有卡",

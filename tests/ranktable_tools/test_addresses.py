@@ -15,6 +15,7 @@ from ranktable_tools.addresses import (
     own_hosts,
     resolve,
     same_host,
+    scope_problem,
 )
 
 
@@ -146,3 +147,16 @@ def test_lookups_end_when_their_time_is_spent() -> None:
     assert asked == ["node-0", "node-1", "node-2"]
     assert first == [True, True, True, False, False]
     assert hosts.same("node-4", "node-4")
+
+
+@pytest.mark.parametrize("text", ["fe80::1%eth0", "169.254.0.1", "2001:db8::1", "::1", "node_1"])
+def test_what_means_one_place_needs_no_interface(text: str) -> None:
+    assert scope_problem(text) is None
+
+
+@pytest.mark.parametrize("text", ["fe80::1", "FE80::a:1", "febf::1"])
+def test_a_link_local_address_needs_its_interface(text: str) -> None:
+    assert scope_problem(text) == (
+        "a link-local address means a host only with an interface: write one that other hosts reach this one at, "
+        f"or {text}%INTERFACE where the interface has the same name on every host"
+    )
