@@ -6,6 +6,7 @@ from scheduler.dispatch import Dispatch
 from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
 from scheduler.member import Member
+from scheduler.model_kind import ModelKind
 from scheduler.probe import Probe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
@@ -16,14 +17,16 @@ from wire.errors import PdserveError
 class Control:
     """Owns the parts and their tasks. `run` lives as long as the scheduler; `dispatch` takes the requests.
 
-    `id_prefix` begins every prompt's id: no other scheduler has it.
+    `id_prefix` begins every prompt's id: no other scheduler has it. `kind` is what probes ask for.
     """
 
-    def __init__(self, registry: Registry, limits: ControlLimits, *, id_prefix: str) -> None:
+    def __init__(
+        self, registry: Registry, limits: ControlLimits, *, id_prefix: str, kind: ModelKind = ModelKind.TEXT
+    ) -> None:
         self.registry = registry
-        self.readiness = Readiness(self.registry, limits)
+        self.readiness = Readiness(self.registry, limits, kind)
         self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=id_prefix)
-        self._probe = Probe(self.dispatch, self.readiness, limits)
+        self._probe = Probe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
         """Keep the sessions and probe, for ever. Raises Incompatible if that shows before anything was served."""

@@ -4,27 +4,30 @@ import asyncio
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
+from scheduler.model_kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.request import GenerationRequest
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
-from wire.types import SamplingParams
+from wire.types import Pooling, SamplingParams
 
 log = EventLogger("probe")
 
 PROBE_TOKEN_IDS = (1, 2, 3, 4)
 _PROBE_PARAMS = SamplingParams(max_tokens=2, min_tokens=2, temperature=0.0)
+_POOLINGS = {ModelKind.VECTORS: (Pooling(),), ModelKind.SCORES: (Pooling("score", second_text=2),)}
 _ROUND_S = 1.0
 _EAGER_ROUND_S = 0.05
 
 
 class Probe:
-    """Probes each pair that is due, one at a time, for ever."""
+    """Probes each pair that is due, one at a time, for ever; what it asks for is what the model answers with."""
 
-    def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits) -> None:
+    def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:
         self._dispatch = dispatch
+        self._poolings = _POOLINGS.get(kind, ())
         self._readiness = readiness
         self._limits = limits
         self._failures = CappedLog(log)
@@ -64,4 +67,6 @@ class Probe:
 
     def _request(self) -> GenerationRequest:
         timeout_s = self._limits.probe_timeout_s
-        return GenerationRequest("probe", (PROBE_TOKEN_IDS,), _PROBE_PARAMS, timeout_s, timeout_s, probe=True)
+        return GenerationRequest(
+            "probe", (PROBE_TOKEN_IDS,), _PROBE_PARAMS, timeout_s, timeout_s, probe=True, poolings=self._poolings
+        )

@@ -27,6 +27,7 @@ from scheduler.link_probe import LinkProbe
 from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
+from scheduler.model_kind import ModelKind
 from scheduler.placement import most_output
 from scheduler.registry import Registry
 from scheduler.server import listen, serve
@@ -74,7 +75,7 @@ def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
     )
 
 
-def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
+def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> Control:
     """Return the control half over `cluster`, with an id no other process has."""
     scheduler_id = f"scheduler-{secrets.token_hex(4)}"
     registry = Registry(
@@ -87,7 +88,7 @@ def build_control(cluster: Cluster, limits: ControlLimits) -> Control:
         rng=random.Random(secrets.randbits(64)),  # noqa: S311 - spreads reconnects, guards nothing
         same_host=HostComparer().same,
     )
-    return Control(registry, limits, id_prefix=scheduler_id)
+    return Control(registry, limits, id_prefix=scheduler_id, kind=kind)
 
 
 async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio.Event | None = None) -> None:
@@ -102,7 +103,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         retry_share=options.retry_share,
         min_retries=options.min_retries,
     )
-    control = build_control(cluster, limits)
+    control = build_control(cluster, limits, files.kind)
     drain, tokens = Drain(), Tokens(files)
     front = Front(
         config,

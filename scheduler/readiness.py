@@ -7,6 +7,7 @@ import asyncio
 
 from scheduler.limits import ControlLimits
 from scheduler.loads import InstanceLoad
+from scheduler.model_kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
 from wire.hold import hold_limit
@@ -16,10 +17,14 @@ Pair = tuple[int | None, int]
 
 
 class Readiness:
-    """Owns when each pair was last crossed by a request or probe."""
+    """Owns when each pair was last crossed by a request or probe.
 
-    def __init__(self, registry: Registry, limits: ControlLimits) -> None:
+    A model that generates nothing has no pairs: whoever computes prompts answers alone.
+    """
+
+    def __init__(self, registry: Registry, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> None:
         self._registry = registry
+        self._is_pooled = kind is not ModelKind.TEXT
         self._limits = limits
         self._crossed_at: dict[Pair, float] = {}
 
@@ -72,6 +77,8 @@ class Readiness:
     def living_plans(self) -> list[Plan]:
         """Return a plan for every pair (and combined instance) that has living sessions and can hand KV over."""
         living = self._registry.living()
+        if self._is_pooled:
+            return [Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE]
         prefills = [instance.index for instance in living if instance.role is Role.PREFILL]
         decodes = [instance.index for instance in living if instance.role is Role.DECODE]
         pairs = [

@@ -90,7 +90,7 @@ class Tries:
             succeeded()
 
         if prompt.state.pooling is not None:
-            await PoolingPath(grant.decode, answered=succeeded).run(prompt)
+            await PoolingPath(grant.decode, answered=crossed).run(prompt)
         elif grant.prefill is None:
             await LocalPath(grant.decode, crossed=crossed).run(prompt)
         else:

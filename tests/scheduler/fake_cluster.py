@@ -12,6 +12,7 @@ from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.member import Connect
+from scheduler.model_kind import ModelKind
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
 from tests.scheduler.virtual_time import until
@@ -61,7 +62,7 @@ def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
 
 def control_over(
     expected: Sequence[ExpectedInstance], connect: Connect, limits: ControlLimits, *, scheduler_id: str = "s",
-    table_digest: str = TABLE_DIGEST,
+    table_digest: str = TABLE_DIGEST, kind: ModelKind = ModelKind.TEXT,
 ) -> Control:  # fmt: skip
     """Return a control half that dials with `connect`."""
     registry = Registry(
@@ -73,15 +74,16 @@ def control_over(
         limits=limits,
         rng=random.Random(0),
     )
-    return Control(registry, limits, id_prefix=scheduler_id)
+    return Control(registry, limits, id_prefix=scheduler_id, kind=kind)
 
 
 class FakeCluster:
     """Instances at addresses, and the control half that dials them. `kind` is what it boots."""
 
     def __init__(
-        self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False, **changes: Any
-    ) -> None:
+        self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False,
+        kind: ModelKind = ModelKind.TEXT, **changes: Any,
+    ) -> None:  # fmt: skip
         """`roles`: one letter an instance in table order, P, D or C; `changes` go into every description.
 
         Without `probes` a test sees only its own requests.
@@ -99,7 +101,7 @@ class FakeCluster:
         self.instances: list[FakeInstance] = []
         self.kind = FakeInstance
         self._probes = probes
-        self.control = control_over(self.expected, self.network.connect, limits or ControlLimits())
+        self.control = control_over(self.expected, self.network.connect, limits or ControlLimits(), kind=kind)
 
     def boot(self, index: int, **changes: Any) -> FakeInstance:
         """Start (or restart) one instance."""

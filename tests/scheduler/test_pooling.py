@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.model_kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
 from tests.scheduler.fake_cluster import FakeCluster
@@ -68,6 +69,36 @@ async def test_an_answer_that_does_not_come_ends_at_the_limit_in_words() -> None
         cluster.instances[0].behaviour.deaf = True
         with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):
             await collect_vectors(cluster.control.dispatch, replace(wanted((1, 2)), first_token_timeout_s=1.0))
+
+
+@virtual
+@pytest.mark.parametrize("roles", ["C", "PD", "PPD"])
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [(ModelKind.VECTORS, Pooling()), (ModelKind.SCORES, Pooling("score", second_text=2))],
+)
+async def test_a_model_that_generates_nothing_is_probed_by_what_it_answers(
+    roles: str, kind: ModelKind, pooling: Pooling
+) -> None:
+    async with FakeCluster(roles, probes=True, kind=kind).serving() as cluster:
+        await until(cluster.control.ready, timeout_s=3.0)
+        await until(lambda: not cluster.control.readiness.due(), timeout_s=3.0)
+
+        for one, role in zip(cluster.instances, roles, strict=True):
+            probes = [command.prompt for command in one.commands if isinstance(command, Generate | Reserve)]
+            assert [(probe.probe, probe.pooling) for probe in probes] == [(True, pooling)] * (role != "D")
+
+
+@virtual
+async def test_vectors_count_as_crossings_and_spare_probes() -> None:
+    async with FakeCluster("C", probes=True, kind=ModelKind.VECTORS).serving() as cluster:
+        await until(cluster.control.ready)
+        for _ in range(20):
+            await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3)))
+            await asyncio.sleep(1.0)
+
+        sent = [command.prompt for command in cluster.instances[0].commands if isinstance(command, Generate)]
+        assert sum(prompt.probe for prompt in sent) == 1
 
 
 def test_cosine_is_that_of_the_angle() -> None:
