@@ -8,10 +8,11 @@ from ranktable_tools.devices.hccn_answers import parse_link, parse_net_health, p
 from ranktable_tools.devices.npu_smi import parse_states, parse_super_pod
 from ranktable_tools.doctor.case import Case
 from ranktable_tools.doctor.machine import Machine
-from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, warn
+from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 from ranktable_tools.tables import Instance
 
 MAX_PINGS = 64
+_MAX_HOSTS = 4
 _NO_NPU = "no NPU on this machine"
 _NO_TOOL = "hccn_tool is not found (HCCN_TOOL_PATH names it)"
 
@@ -61,7 +62,8 @@ def check_tls(case: Case) -> Verdict:
         listed = ", ".join(f"device {device_id} has {switch}" for device_id, switch in switches.items())
         step = "; ".join(f"hccn_tool -i {one} -tls -s enable 0" for one, switch in switches.items() if switch != "0")
         return fail(f"the TLS switches differ: {listed}", step)
-    return combined([], f"the TLS switch is {next(iter(switches.values()), '-')} on all; it must be so on every host")
+    switch = next(iter(switches.values()), "-")
+    return ok(f"the TLS switch is {switch} on the devices {','.join(switches)} of this host{_not_compared(case)}")
 
 
 def check_device_pairs(case: Case) -> Verdict:
@@ -104,6 +106,16 @@ def is_super_pod(machine: Machine) -> bool:
     where = ("-i", str(first.npu_id), "-c", str(first.chip_id))
     answer = machine.ask("npu-smi", "info", "-t", "spod-info", *where)
     return answer is not None and parse_super_pod(answer.text) is not None
+
+
+def _not_compared(case: Case) -> str:
+    """Name the other hosts with devices: hccn_tool answers for its own host alone."""
+    hosts = dict.fromkeys(instance.server.server_ip for instance in case.instances)
+    others = [host for host in hosts if not case.is_here(host)]
+    if not others:
+        return ""
+    more = f" and {len(others) - _MAX_HOSTS} more" if len(others) > _MAX_HOSTS else ""
+    return f"; not compared: {', '.join(others[:_MAX_HOSTS])}{more}, where `ranktable doctor` must say the same"
 
 
 def _each(case: Case, flag: str) -> Sequence[tuple[str, str]] | Verdict:

@@ -58,7 +58,16 @@ def test_an_unhealthy_network_is_told_in_the_tools_word(tmp_path: Path) -> None:
 def test_one_tls_switch_on_all_devices_is_ok(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case())
 
-    assert (verdict.result, verdict.words) == ("ok", "the TLS switch is 0 on all; it must be so on every host")
+    assert (verdict.result, verdict.words) == ("ok", "the TLS switch is 0 on the devices 0,1 of this host")
+
+
+def test_the_hosts_whose_tls_switches_are_not_compared_are_named(tmp_path: Path) -> None:
+    verdict = check_tls(_bench(tmp_path, _both("-tls", recorded.TLS)).case(TWO_HOSTS))
+
+    assert verdict.words == (
+        "the TLS switch is 0 on the devices 0,1 of this host; "
+        f"not compared: {ELSEWHERE}, where `ranktable doctor` must say the same"
+    )
 
 
 def test_two_tls_switches_are_a_failure_that_names_the_one_to_set(tmp_path: Path) -> None:
