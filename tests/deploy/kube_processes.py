@@ -41,10 +41,17 @@ class KubeProcesses(GuideCluster):
     """A release of the chart. `kube` is what its API server keeps; the processes are called POD/CONTAINER."""
 
     def __init__(
-        self, folder: Path, model: Path, kube: Cluster, url: str, authority: Path, flags: Sequence[str], values: Object
+        self,
+        folder: Path,
+        model: Path,
+        kube: Cluster,
+        url: str,
+        authority: Authority,
+        flags: Sequence[str],
+        values: Object,
     ) -> None:
         super().__init__(folder, model, tables=Tables(folder, ()))
-        self.kube, self._url = kube, url
+        self.kube, self._url, self._authority = kube, url, authority
         grpc, http, self.port = free_ports(3)
         self.grpc_port = grpc
         own = {
@@ -55,9 +62,9 @@ class KubeProcesses(GuideCluster):
         self.objects = documents(merged_values(own, values), namespace=NAMESPACE)
         self.client = type(self.client)(f"http://127.0.0.1:{self.port}", timeout_s=60.0)
         (folder / "secret").write_text(SECRET)
-        self._apply(authority)
+        self._apply()
 
-    def _apply(self, authority: Path) -> None:
+    def _apply(self) -> None:
         """Create what the chart has, as `helm install` does, and the folders of its accounts' tokens."""
         of_kind = {kind: [each for each in self.objects if each["kind"] == kind] for kind in ("Role", "RoleBinding")}
         self.kube.roles, self.kube.bindings = of_kind["Role"], of_kind["RoleBinding"]
@@ -71,7 +78,7 @@ class KubeProcesses(GuideCluster):
                 folder.mkdir()
                 for file, text in (("token", f"token-of-{name}"), ("namespace", NAMESPACE)):
                     (folder / file).write_text(text)
-                (folder / "ca.crt").write_bytes(authority.read_bytes())
+                (folder / "ca.crt").write_bytes(self._authority.cert.read_bytes())
 
     def template(self, component: str) -> Object:
         """Return the template of the pods of a component."""
@@ -123,7 +130,10 @@ class KubeProcesses(GuideCluster):
 
     def _words(self, words: Sequence[str], pod: str, ip: str, account: str) -> list[str]:
         own = self.folder / pod / "state"
+        if any("/etc/pdserve/tls" in word for word in words):
+            self._certify(pod, ip)
         changes = {
+            "/etc/pdserve/tls": str(self.folder / pod / "tls"),
             "$(POD_IP)": ip, "$(POD_NAME)": pod, "/work/state": str(own), "/opt/pdserve": str(CLONE),
             "/etc/pdserve/secret/cluster_secret": str(self.folder / "secret"), "--ip=pdserve": "--ip=127.0.0.1",
         }  # fmt: skip
@@ -133,6 +143,13 @@ class KubeProcesses(GuideCluster):
         if {"announce", "write"} & set(changed):
             changed.append(f"--account={self.folder / account}")
         return changed
+
+    def _certify(self, pod: str, ip: str) -> None:
+        """Give a pod the files of a certificate for its address, as a volume that issues them does."""
+        folder, files = self.folder / pod / "tls", self._authority.sign(pod, ip)
+        folder.mkdir(exist_ok=True)
+        for name, path in (("tls.crt", files.cert), ("tls.key", files.key), ("ca.crt", files.ca)):
+            (folder / name).write_bytes(Path(path).read_bytes())
 
     def _environment(self, ip: str) -> dict[str, str]:
         host, port = self._url.removeprefix("https://").split(":")
@@ -161,6 +178,6 @@ def kube_processes(
     kube, authority = Cluster(), Authority(folder / "authority")
     with (
         serving(kube, authority.sign("api")) as url,
-        KubeProcesses(folder, model, kube, url, authority.cert, flags, values or {}) as cluster,
+        KubeProcesses(folder, model, kube, url, authority, flags, values or {}) as cluster,
     ):
         yield cluster

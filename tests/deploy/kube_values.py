@@ -55,10 +55,20 @@ MONITORED = {
         "affinity": {"nodeAffinity": {}},
     },
 }
+_PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+CLOSED = {
+    "networkPolicy": {
+        "enabled": True,
+        "clients": [{"podSelector": {"matchLabels": {"app": "web"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        "monitoring": [_PROMETHEUS],
+    },
+    "tls": {"enabled": True, "existing": "pdserve-tls"},
+    "instance": {"probe": "http"},
+}  # fmt: skip
 RAY = {"ray": {"enabled": True}, "args": ["--max-model-len=2048"]}
 RAY_NPU = {"ray": {"enabled": True, "devicesPerWorker": 8}, **{key: NPU[key] for key in ("model", "device")}}
 
 ALL: dict[str, dict[str, Any]] = {
     "its own": {}, "npu": NPU, "gpu": GPU, "platform": PLATFORM, "kubeinfer": KUBEINFER, "vllm-ascend": VLLM_ASCEND,
-    "monitored": MONITORED, "ray": RAY, "ray-npu": RAY_NPU,
+    "monitored": MONITORED, "closed": CLOSED, "ray": RAY, "ray-npu": RAY_NPU,
 }  # fmt: skip

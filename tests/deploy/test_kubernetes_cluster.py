@@ -119,6 +119,21 @@ def test_a_container_that_dies_comes_back_in_its_pod_and_a_scheduler_in_another(
 
 @pytest.mark.cluster
 @pytest.mark.long
+def test_pods_with_certificates_of_their_own_serve_over_mutual_tls(tmp_path: Path) -> None:
+    volume = {"csi": {"driver": "csi.cert-manager.io"}}
+    values = {"tls": {"enabled": True, "volume": volume}, "instance": {"probe": "http"}}
+    with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",), values) as cluster:
+        _start_one_each(cluster)
+        answer = cluster.client.post("/v1/completions", REQUEST)
+
+        with pytest.raises(grpc.RpcError):
+            _health(f"127.0.0.3:{cluster.grpc_port}")
+
+    assert answer.status == 200
+
+
+@pytest.mark.cluster
+@pytest.mark.long
 def test_a_platforms_table_is_converted_followed_and_needs_no_api_server(tmp_path: Path) -> None:
     path = tmp_path / "platform" / "global_rank_table.json"
     path.parent.mkdir()

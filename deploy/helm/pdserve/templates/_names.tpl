@@ -111,3 +111,14 @@ resources:
     {{- end }}
   {{- end }}
 {{- end -}}
+
+{{- /* The certificate, key and authority of a pod: a Secret's, or what another volume gives it. */ -}}
+{{- define "pdserve.tlsVolume" -}}
+{{- if .Values.tls.volume -}}
+{{- toYaml .Values.tls.volume -}}
+{{- else if .Values.tls.existing -}}
+secret: {secretName: {{ .Values.tls.existing }}, defaultMode: 288}
+{{- else -}}
+{{- fail "tls.existing is empty: name a Secret with tls.crt, tls.key and ca.crt, or give tls.volume" -}}
+{{- end -}}
+{{- end -}}

@@ -142,6 +142,11 @@ spec:
         - sh
         - /opt/pdserve/deploy/PD_separate/start_servers.sh
         {{- include "pdserve.modelArgs" $root | nindent 8 }}
+        {{- if $values.tls.enabled }}
+        - --tls-cert=/etc/pdserve/tls/tls.crt
+        - --tls-key=/etc/pdserve/tls/tls.key
+        - --tls-ca=/etc/pdserve/tls/ca.crt
+        {{- end }}
         {{- if $isInstance }}
         - --device={{ $values.device.type }}
         - --ip=$(POD_IP)
@@ -195,6 +200,9 @@ spec:
       volumeMounts:
         - {name: state, mountPath: /work/state}
         - {name: secret, mountPath: /etc/pdserve/secret, readOnly: true}
+        {{- if $values.tls.enabled }}
+        - {name: tls, mountPath: /etc/pdserve/tls, readOnly: true}
+        {{- end }}
         {{- if $values.model.volume }}
         - {name: models, mountPath: {{ $values.model.mountPath }}, readOnly: true}
         {{- end }}
@@ -210,6 +218,10 @@ spec:
   volumes:
     - {name: state, emptyDir: {}}
     - {name: secret, secret: {secretName: {{ include "pdserve.secret" $root }}, defaultMode: 288}}
+    {{- if $values.tls.enabled }}
+    - name: tls
+      {{- include "pdserve.tlsVolume" $root | nindent 6 }}
+    {{- end }}
     {{- if not $platform.enabled }}
     {{- include "pdserve.tokenVolume" $root | nindent 4 }}
     {{- else }}

@@ -1,5 +1,8 @@
 {{- define "pdserve.instanceCheck" -}}
 {{- if eq .Values.instance.probe "grpc" -}}
+{{- if .Values.tls.enabled -}}
+{{- fail "instance.probe is grpc, and the kubelet has no certificate to ask with: give instance.probe http with tls.enabled" -}}
+{{- end -}}
 grpc: {port: {{ .Values.instance.port }}}
 {{- else -}}
 httpGet: {path: /health, port: {{ .Values.instance.httpPort }}}
