@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scheduler.model_kind import ModelKind, kind_of
+from scheduler.model_kind import ModelKind, kind_of, unused_positions
 from wire.errors import ConfigError
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -72,7 +72,10 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -> int:
     lengths: list[int] = [config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)]
-    bounds = lengths[:1] + ([limit] if limit is not None else [])
+    bounds = [length - unused_positions(config) for length in lengths[:1]] + ([limit] if limit is not None else [])
+    if kind_of(config) is not ModelKind.TEXT:
+        longest = _read_json(folder / "sentence_bert_config.json", required=False).get("max_seq_length")
+        bounds += [longest] if isinstance(longest, int) and longest > 0 else []
     if not bounds:
         raise ConfigError(f"{folder / 'config.json'} does not say how long a sequence may be: give --max-model-len")
     return min(bounds)

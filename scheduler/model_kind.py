@@ -35,3 +35,10 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
     if named.endswith(_READS_ONLY) and not named.endswith("LMHeadModel"):
         return ModelKind.VECTORS
     return ModelKind.TEXT
+
+
+def unused_positions(config: Mapping[str, Any]) -> int:
+    """Return how many of its positions no text can have: those of RoBERTa and its kin begin behind the padding's."""
+    family, padding = str(config.get("model_type")), config.get("pad_token_id")
+    begins_later = "roberta" in family or family == "camembert"
+    return padding + 1 if begins_later and isinstance(padding, int) else 0

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.model_files import read_model_files
 from scheduler.model_kind import ModelKind, kind_of
 
 
@@ -48,3 +49,26 @@ async def test_a_model_that_generates_nothing_refuses_text_in_words(
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, "model")
             assert error["message"] == f"{words}; {path} needs one that generates text"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence", "length"),
+    [
+        ({}, None, 512),
+        ({"architectures": ["BertModel"]}, 128, 128),
+        ({"architectures": ["BertModel"]}, 4096, 512),
+        ({"architectures": ["LlamaForCausalLM"]}, 128, 512),
+        ({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "pad_token_id": 1}, None, 510),
+    ],
+)
+def test_the_longest_text_is_what_the_engine_reads(
+    make_model: Any, config: dict[str, Any], sentence: int | None, length: int
+) -> None:
+    folder = make_model()
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    if sentence is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": sentence}))
+
+    assert read_model_files(str(folder)).max_model_len == length
+    assert read_model_files(str(folder), 100).max_model_len == 100
