@@ -56,7 +56,7 @@ MONITORED = {
     },
 }
 _PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-CLOSED = {
+CLOSED: dict[str, Any] = {
     "networkPolicy": {
         "enabled": True,
         "clients": [{"podSelector": {"matchLabels": {"app": "web"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}],
