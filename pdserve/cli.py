@@ -19,7 +19,7 @@ COMMANDS = {
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure one engine: rates beside the machine's floors, and beside vLLM",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",
-    "model": "print the folder of the default model, making it if need be",
+    "model": "print the folder of a model, fetching or making it if need be",
 }
 
 HELP = """\

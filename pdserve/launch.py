@@ -124,7 +124,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     if prepared.notice:
         print(prepared.notice, flush=True)
     parsed = config.parse(prepared.argv, os.environ)
-    parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ))
+    parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ, weights=False))
     check_step_tokens(parsed.engine)
     require_free(parsed.engine.host, parsed.engine.port)
     trust = trust_of(plan, os.environ, parsed.engine)

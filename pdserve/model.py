@@ -1,23 +1,50 @@
-"""`pdserve model path`: the folder of the default model, made where it is missing."""
+"""`pdserve model path [MODEL]`: the folder of a model, fetched or made where it is missing."""
 
+import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdserve.flags.parser import CommandParser
+from pdserve.model_flags import with_plain_model
 from pdserve.run_folder import default_cache_dir
 from wire.errors import ConfigError
+from wire.options import EngineOptions, from_namespace
+
+EPILOG = """\
+examples:
+  pdserve model path                               the default model
+  pdserve model path facebook/opt-125m             a model of the hub: the next start need not wait for it
+  pdserve model path Qwen/Qwen3-0.6B --revision main --download-dir /models
+"""
+_FLAGS = ("revision", "download_dir", "hub")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: the path on stdout, progress on stderr."""
-    about = "Print the folder of the default model, making it if need be."
-    parser = CommandParser(prog="pdserve model", description=about)
+    """Run the command: the path on stdout, progress on stderr. Raises ConfigError for a model that cannot be had."""
+    parser = CommandParser(
+        prog="pdserve model",
+        description="Print the folder of a model, fetching or making it if need be.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", choices=("path",))
-    parser.parse_args(argv)
-    print(ensure_default(os.environ))
+    parser.add_argument("model", nargs="?", metavar="MODEL", default="", help="folder, or name at the hub")
+    for field in dataclasses.fields(EngineOptions):
+        if field.name in _FLAGS:
+            name, told = "--" + field.name.replace("_", "-"), field.metadata
+            parser.add_argument(name, default=argparse.SUPPRESS, help=told["help"], choices=told["choices"])
+    print(find_folder(os.environ, from_namespace(EngineOptions, parser.parse_args(argv))))
     return 0
+
+
+def find_folder(environ: Mapping[str, str], options: EngineOptions) -> Path:
+    """Return the folder of --model, by default the default model's. Raises ConfigError where it cannot be had."""
+    if not options.model:
+        return ensure_default(environ)
+    return Path(with_plain_model(options, environ).model)
 
 
 def ensure_default(environ: Mapping[str, str]) -> Path:

@@ -1,10 +1,12 @@
-"""--model and --quantization, checked against each other; a GGUF file becomes the folder that it is converted to."""
+"""--model and --quantization, checked against each other; hub names, GGUF files and .bin weights become a folder."""
 
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pdserve.hub.asked import HUGGING_FACE, MODEL_SCOPE, Asked, is_hub_name
+from pdserve.hub.snapshot import find_snapshot
 from pdserve.run_folder import default_cache_dir
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError
@@ -12,27 +14,38 @@ from wire.model_identity import read_json
 from wire.options import EngineOptions
 
 
-def with_plain_model(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """Return the options with the converted folder for --model, which stays a name that clients may use.
+def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weights: bool = True) -> EngineOptions:
+    """Return the options with a folder of safetensors and tokenizer.json for --model, which stays a name of clients.
 
-    Raises ConfigError where --quantization and the files differ, naming both, and for GGUF that is not supported.
+    What the folder is made of is fetched or converted first, once. A scheduler needs no `weights`. Raises ConfigError
+    where --quantization and the files differ, naming both, and for a model that cannot be had, saying why.
     """
     from engine.gguf_folder import ensure_converted, find_gguf
+    from engine.plain_folder import ensure_plain
 
-    file = find_gguf(Path(options.model)) if options.model else None
+    if not options.model:
+        return _without_gguf(options)
+    typed, needs_weights = options.model, weights and options.engine != "fake"
+    plain = _with_snapshot(options, environ, weights=needs_weights)
+    file, cache = find_gguf(Path(plain.model)), default_cache_dir(environ)
     if file is None:
-        if options.quantization == "gguf":
-            raise ConfigError(
-                f"--quantization gguf, but {options.model or 'the default model'} is no .gguf file, nor a folder with "
-                "nothing else"
-            )
-        _check_quantization(options)
-        return options
-    if options.quantization not in (None, "gguf"):
+        plain = _without_gguf(plain)
+        name = typed.rstrip("/").rpartition("/")[2]
+        folder = ensure_plain(Path(plain.model), cache, _progress, name=name, weights=needs_weights)
+    elif options.quantization not in (None, "gguf"):
         raise ConfigError(f"--quantization {options.quantization}, but {file} is GGUF")
-    folder = ensure_converted(file, default_cache_dir(environ), _progress)
-    names = (*options.served_model_name, options.model)
-    return replace(options, model=str(folder), served_model_name=names, quantization=None)
+    else:
+        folder = ensure_converted(file, cache, _progress)
+        plain = replace(plain, quantization=None)
+    if folder == Path(typed):
+        return plain
+    return replace(plain, model=str(folder), served_model_name=(*options.served_model_name, typed))
+
+
+def hub_of(options: EngineOptions, environ: Mapping[str, str]) -> str:
+    """Return where models are named: as typed, else as vLLM's variable says."""
+    asked_for = environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("true", "1")
+    return options.hub or (MODEL_SCOPE if asked_for else HUGGING_FACE)
 
 
 def check_model(options: EngineOptions) -> None:
@@ -50,6 +63,46 @@ def check_model(options: EngineOptions) -> None:
     grows = any("dynamic" in str(text.get(name)) for name in ("rope_scaling", "rope_parameters"))
     if asked > own and not grows:
         raise ConfigError(f"--max-model-len {asked} is above the {own} of {path}: give at most that, or leave it out")
+
+
+def flags_elsewhere(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags by which another machine fetches a hub's model, at the commit found here; none for a folder."""
+    if not _is_at_hub(options):
+        return {}
+    asked = _asked(options, environ, weights=True)
+    told = {
+        "model": asked.name, "hub": asked.hub, "revision": find_snapshot(asked, environ).commit or asked.revision,
+        "download_dir": asked.download_dir,
+    }  # fmt: skip
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _with_snapshot(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> EngineOptions:
+    """Return the options with the folder of a hub's model, and without the flags that found it."""
+    if not _is_at_hub(options):
+        if options.revision is not None:
+            raise ConfigError(f"--revision {options.revision} is for a model of a hub, and {options.model} is none")
+        return replace(options, download_dir=None, hub=None)
+    folder = find_snapshot(_asked(options, environ, weights=weights), environ).folder
+    return replace(options, model=folder, revision=None, download_dir=None, hub=None)
+
+
+def _is_at_hub(options: EngineOptions) -> bool:
+    return is_hub_name(options.model) and not Path(options.model).exists()
+
+
+def _asked(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> Asked:
+    return Asked(options.model, hub_of(options, environ), options.revision, options.download_dir, weights)
+
+
+def _without_gguf(options: EngineOptions) -> EngineOptions:
+    if options.quantization == "gguf":
+        raise ConfigError(
+            f"--quantization gguf, but {options.model or 'the default model'} is no .gguf file, nor a folder with "
+            "nothing else"
+        )
+    _check_quantization(options)
+    return options
 
 
 def _check_quantization(options: EngineOptions) -> None:

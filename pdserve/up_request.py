@@ -13,7 +13,7 @@ from pdserve import model
 from pdserve.apart import apart
 from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import CommandParser
-from pdserve.model_flags import with_plain_model
+from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
 from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -91,12 +91,12 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
+    elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
-    return UpRequest(
-        options, config.engine, *waits, to_flags(namespace), config.options.api_key, config.options.ssl_certfile
-    )
+    flags = to_flags(argparse.Namespace(**vars(namespace) | elsewhere))
+    return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
 
 
 def _check_counts(options: UpOptions) -> None:
@@ -117,7 +117,7 @@ def fill_model(namespace: argparse.Namespace) -> None:
         apart(lambda: model.ensure_default(os.environ))  # making it takes torch, which a supervisor does without
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
-    _convert_gguf(namespace)
+    _make_plain(namespace)
     step = getattr(namespace, "max_num_batched_tokens", None)
     if step is None:
         return
@@ -127,13 +127,15 @@ def fill_model(namespace: argparse.Namespace) -> None:
         namespace.max_num_batched_tokens = length
 
 
-def _convert_gguf(namespace: argparse.Namespace) -> None:
-    """Put the converted folder where a GGUF file was named, so that no process has to wait for it."""
+def _make_plain(namespace: argparse.Namespace) -> None:
+    """Put the folder where a hub's model, a GGUF file or .bin weights were named: no process has to wait for it."""
     options = from_namespace(EngineOptions, namespace)
     plain = with_plain_model(options, os.environ)
     if plain != options:
         namespace.model, namespace.served_model_name = plain.model, list(plain.served_model_name)
-        vars(namespace).pop("quantization", None)
+        for name in ("quantization", "revision", "download_dir", "hub"):
+            if getattr(plain, name) is None:
+                vars(namespace).pop(name, None)
 
 
 def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from pdserve.verify_transports import EACH, Chosen, choose
 from scheduler.model_files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
-from wire.options import add_flags, flag, from_namespace
+from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 if TYPE_CHECKING:
     from engine.oracle import Oracle
@@ -42,7 +42,7 @@ examples:
 class VerifyOptions:
     """Flags of `verify`."""
 
-    model: str = flag("", "folder of the model (default: the default model)")
+    model: str = flag("", "folder of the model, or its name at the hub (default: the default model)")
     dtype: str = flag("float32", "weights and KV of all three", choices=("float32", "bfloat16"))
     transport: str = flag(
         EACH, "of the KV hop; `each` is all that this machine can run, and names the others with the reason",
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if options.features:
         return _main_of_features(options)
     chosen = choose(options.transport)
-    folder = Path(options.model) if options.model else model.ensure_default(os.environ)
+    folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)
     print(
@@ -85,7 +85,7 @@ def _main_of_features(options: VerifyOptions) -> int:
 
     names = _FEATURE_TRANSPORTS if options.transport == EACH else (options.transport,)
     transports = [name for asked in names for name in choose(asked).names]
-    folder = Path(options.model) if options.model else model.ensure_default(os.environ)
+    folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
     prompts = make_prompts(folder, 6, longest)[-2:]
     with _work_folder() as work:

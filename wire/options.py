@@ -53,7 +53,13 @@ QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxf
 class EngineOptions:
     """Flags every process of a cluster accepts."""
 
-    model: str = flag("", "folder of the model: config.json, tokenizer.json, *.safetensors")
+    model: str = flag("", "folder of the model, or its name at the hub, as facebook/opt-125m")
+    revision: str | None = flag(None, "branch, tag or commit of a model of the hub (default: its main one)")
+    download_dir: str | None = flag(None, "folder for models of the hub (default: the hub library's own cache)")
+    hub: str | None = flag(
+        None, "where models are named (default: huggingface, or modelscope where VLLM_USE_MODELSCOPE is True)",
+        choices=("huggingface", "modelscope"),
+    )  # fmt: skip
     served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(0, "port to listen on (default: 9000 for a cluster, 8000 for pdserve serve)", parse=int)

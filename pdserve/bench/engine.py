@@ -31,7 +31,7 @@ from pdserve.bench.vllm import Missing, Vllm
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from wire.errors import ConfigError
-from wire.options import add_flags, flag, from_namespace
+from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 KV_BYTES = 2 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     from pdserve.bench.ours import Ours
     from pdserve.bench.step_profile import profile
 
-    path = Path(options.model) if options.model else model.ensure_default(os.environ)
+    path = model.find_folder(os.environ, EngineOptions(model=options.model))
     loaded = load_model(path, dtype=options.dtype, block_size=16, kv_cache_memory=KV_BYTES, num_threads=threads)
     info = loaded.model.info
     name, flags = cpu()

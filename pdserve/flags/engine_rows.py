@@ -10,7 +10,7 @@ _NOTHING, _MAYBE = Takes.NOTHING, Takes.MAYBE
 _DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
 _KERNELS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq", "marlin": "gptq"}
 
-_LOCAL = "a model is a local folder: nothing is downloaded"
+_ONE_KIND = "only the files that are read are downloaded"
 _IN_CONFIG = "write it into the model's config.json"
 _GRAPHS = "no graphs are captured"
 _STEPS = "each step is one forward pass"
@@ -31,7 +31,9 @@ def _bytes_of_gib(text: str) -> str:
 
 
 MODEL_FLAGS: Final = (
-    supported("--model"),
+    supported("--model", why="a folder, or a name at the Hugging Face hub or ModelScope: docs/models.md"),
+    supported("--revision"),
+    supported("--download-dir"),
     supported("--served-model-name", Takes.MANY),
     supported("--dtype", spelled=lambda text: _DTYPES.get(text, text), why="half is float16, float is float32"),
     supported(
@@ -42,19 +44,20 @@ MODEL_FLAGS: Final = (
     supported("--device"),
     no_effect("--tokenizer", "the tokenizer is the model folder's own: give --model's folder or nothing"),
     no_effect("--tokenizer-mode", "the tokenizer.json of the model is used", only=("auto",)),
-    no_effect("--load-format", "safetensors and GGUF are found by themselves", only=("auto", "safetensors", "gguf")),
+    no_effect(
+        "--load-format", "safetensors, .bin and GGUF are found by themselves, in this order",
+        only=("auto", "safetensors", "gguf", "pt"),
+    ),
     no_effect("--config-format", "the model's config.json is read", only=("auto", "hf")),
     no_effect("--kv-cache-dtype", "KV is kept in the model's dtype", only=("auto",)),
     no_effect("--trust-remote-code", "code that comes with a model is never run", _NOTHING),
-    no_effect("--download-dir", _LOCAL),
-    no_effect("--ignore-patterns", _LOCAL),
+    no_effect("--code-revision", "code that comes with a model is never run"),
+    no_effect("--ignore-patterns", _ONE_KIND),
     no_effect("--task", "a model generates text", only=("auto", "generate")),
     supported("--generation-config"),
     no_effect("--seed", "a request's own seed decides, and without one it gets a random one"),
     refused("--skip-tokenizer-init", "the scheduler needs the tokenizer", _NOTHING),
-    refused("--revision", _LOCAL),
-    refused("--code-revision", _LOCAL),
-    refused("--tokenizer-revision", _LOCAL),
+    refused("--tokenizer-revision", "the tokenizer is that of --revision"),
     refused("--rope-scaling", _IN_CONFIG),
     refused("--rope-theta", _IN_CONFIG),
     refused("--hf-overrides", _IN_CONFIG),

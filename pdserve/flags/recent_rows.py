@@ -15,6 +15,7 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--async-scheduling", "how steps overlap is the engine's own", _NOTHING),
     no_effect("--stream-interval", "each step is streamed", only=("1",)),
     no_effect("--data-parallel-size", "more instances are entries of the ranktable", only=("1",), short="-dp"),
+    refused("--hf-token", "a command line is no place for a token: set HF_TOKEN, or log in by `hf auth login`"),
     refused("--reasoning-parser", "not supported yet"),
     supported("--override-generation-config"),
     supported("--enable-force-include-usage", _NOTHING),

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from engine.gguf_folder import converted_path
-from pdserve import up_request
+from pdserve import model_flags, up_request
+from pdserve.hub.asked import Asked, Snapshot
 from pdserve.model_flags import with_plain_model
 from tests.engine.tiny_gguf import write_tiny_gguf
 from wire.errors import ConfigError
@@ -74,3 +76,85 @@ def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:
         with_plain_model(EngineOptions(model=str(gguf_file), quantization="awq"), {})
     with pytest.raises(ConfigError, match=rf"--quantization gguf, but {tmp_path} is no \.gguf file"):
         with_plain_model(EngineOptions(model=str(tmp_path), quantization="gguf"), {})
+
+
+@pytest.fixture
+def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """Let a hub give a folder that has everything; the list grows with what is asked of it."""
+    folder, asked = tmp_path / "snapshot", list[Asked]()
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 64}')
+
+    def find(wanted: Asked, environ: Mapping[str, str]) -> Snapshot:
+        asked.append(wanted)
+        return Snapshot(str(folder), "c0ffee")
+
+    monkeypatch.setattr(model_flags, "find_snapshot", find)
+    return asked
+
+
+def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[Asked], tmp_path: Path) -> None:
+    typed = EngineOptions(model="facebook/opt-125m", revision="v1", download_dir="/models", served_model_name=("opt",))
+
+    plain = with_plain_model(typed, {})
+
+    assert fetches == [Asked("facebook/opt-125m", "huggingface", "v1", "/models")]
+    assert (plain.model, plain.served_model_name) == (str(tmp_path / "snapshot"), ("opt", "facebook/opt-125m"))
+    assert (plain.revision, plain.download_dir, plain.hub) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "environ", "hub"),
+    [
+        (None, {}, "huggingface"),
+        (None, {"VLLM_USE_MODELSCOPE": "True"}, "modelscope"),
+        (None, {"VLLM_USE_MODELSCOPE": "False"}, "huggingface"),
+        ("modelscope", {}, "modelscope"),
+        ("huggingface", {"VLLM_USE_MODELSCOPE": "True"}, "huggingface"),
+    ],
+)
+def test_the_hub_is_as_typed_else_as_vllms_variable_says(
+    typed: str | None, environ: dict[str, str], hub: str, fetches: list[Asked]
+) -> None:
+    with_plain_model(EngineOptions(model="a/b", hub=typed), environ)
+
+    assert [one.hub for one in fetches] == [hub]
+
+
+def test_schedulers_and_fake_engines_ask_for_no_weights(fetches: list[Asked]) -> None:
+    with_plain_model(EngineOptions(model="a/b"), {}, weights=False)
+    with_plain_model(EngineOptions(model="a/b", engine="fake"), {})
+
+    assert [one.weights for one in fetches] == [False, False]
+
+
+def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
+    fetches: list[Asked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "facebook" / "opt-125m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    plain = with_plain_model(EngineOptions(model="facebook/opt-125m", download_dir="/models"), {})
+
+    assert (plain.model, fetches) == ("facebook/opt-125m", [])
+    with pytest.raises(ConfigError, match="--revision v1 is for a model of a hub, and facebook/opt-125m is none"):
+        with_plain_model(EngineOptions(model="facebook/opt-125m", revision="v1"), {})
+
+
+def test_up_gives_its_processes_the_folder_and_the_name(fetches: list[Asked], tmp_path: Path) -> None:
+    request = up_request.parse(["--model", "facebook/opt-125m", "--revision", "main", "--port", "9911"])
+
+    flags = " ".join(request.flags)
+    assert f"--model {tmp_path / 'snapshot'} --served-model-name facebook/opt-125m" in flags
+    assert "--revision" not in flags
+
+
+def test_nodes_of_another_machine_are_told_the_name_and_the_commit(fetches: list[Asked], tmp_path: Path) -> None:
+    request = up_request.parse(
+        ["--model", "facebook/opt-125m", "--download-dir", "/m", "--ray", "--address", "10.0.0.1:6379"]
+    )
+
+    flags = " ".join(request.flags)
+    assert "--model facebook/opt-125m --revision c0ffee --download-dir /m --hub huggingface" in flags
+    assert "--served-model-name facebook/opt-125m" in flags
+    assert request.engine.model == str(tmp_path / "snapshot")

@@ -1,0 +1,67 @@
+"""Which files of a repository a server reads. Pure, but for the index of the weights.
+
+config.json, tokenizer and chat template, generation settings; safetensors, and .bin only where there are none.
+Never code, and never a pickle of another name.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from engine.bin_files import BIN_INDEX, BIN_NAME
+from wire.errors import ConfigError
+from wire.model_identity import read_json
+
+CONFIG = "config.json"
+_SAFETENSORS, _SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_INDEX_OF = {_SAFETENSORS_INDEX: ".safetensors", BIN_INDEX: ".bin"}
+_SMALL = re.compile(
+    r"[\w-][\w.-]*\.(?:json|jinja)|merges\.txt|vocab\.txt|tokenizer\.model|\d+_\w+/config\.json", re.ASCII
+)
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """Return all but the weights; config.json is the last, so that where it is the others are too."""
+    wanted = [name for name in names if _SMALL.fullmatch(name) and not name.endswith(".index.json")]
+    return sorted(wanted, key=lambda name: (name == CONFIG, name))
+
+
+def weight_file(name: str, names: Collection[str]) -> str:
+    """Return the file that holds the weights, or the index of those that do. Raises ConfigError where neither is."""
+    for file in (_SAFETENSORS, _SAFETENSORS_INDEX, BIN_NAME, BIN_INDEX):
+        if file in names:
+            return file
+    kinds = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
+    others = sorted(file for file in names if file.endswith(kinds))
+    has = f"only {', '.join(others[:3])}" if others else "no weights at all"
+    more = ": download one, and give its path" if has.endswith(".gguf") else ""
+    raise ConfigError(f"{name} has neither {_SAFETENSORS} nor {BIN_NAME}, nor an index of several; {has}{more}")
+
+
+def shards(index: Path) -> list[str]:
+    """Return the files that an index names. Raises ConfigError for names that are not those of files beside it."""
+    weight_map = read_json(index).get("weight_map")
+    values = weight_map.values() if isinstance(weight_map, dict) else ()
+    ending = _INDEX_OF[index.name]
+    strange = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(ending)), None)
+    if not values or strange is not None:
+        raise ConfigError(f"{index}: its weight_map names {strange!r}, not {ending} files beside it")
+    return sorted(set(values))
+
+
+def is_index(file: str) -> bool:
+    """Tell whether `weight_file` returned an index."""
+    return file in _INDEX_OF
+
+
+def is_whole(folder: Path, *, weights: bool) -> bool:
+    """Tell whether a folder that was fetched earlier has all that is needed."""
+    if not (folder / CONFIG).is_file():
+        return False
+    if not weights:
+        return True
+    try:
+        file = weight_file(folder.name, [entry.name for entry in folder.iterdir()])
+        return all((folder / name).is_file() for name in (shards(folder / file) if is_index(file) else [file]))
+    except ConfigError:
+        return False

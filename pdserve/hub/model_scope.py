@@ -1,0 +1,59 @@
+"""Fetch a model from ModelScope, by its library: into that library's cache."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.bin_files import BIN_NAME
+from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.files import CONFIG, is_whole
+from wire.errors import ConfigError
+
+_SMALL = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
+_SAFETENSORS = ("model*.safetensors",)
+_BIN = (BIN_NAME, "pytorch_model-*.bin")
+_TRUE = ("1", "ON", "YES", "TRUE")
+
+
+def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
+    """Return the snapshot of `asked`; .bin weights only where there are no others.
+
+    Raises ConfigError, in words, where the library is missing or says no.
+    """
+    download = _library(asked)
+    offline = any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE"))
+    say(f"looking up {asked} at ModelScope")
+
+    def take(patterns: tuple[str, ...]) -> Path:
+        try:
+            return Path(
+                download(
+                    asked.name, revision=asked.revision, cache_dir=asked.download_dir, local_files_only=offline,
+                    allow_patterns=list(patterns),
+                )
+            )  # fmt: skip
+        except Exception as error:
+            words = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"--model {asked.name} is no folder here, and ModelScope does not give it ({type(error).__name__}: "
+                f"{words}): look for a mistake in the name, or give a folder; a private one needs MODELSCOPE_API_TOKEN"
+            ) from error
+
+    folder = take(_SMALL + _SAFETENSORS if asked.weights else _SMALL)
+    if asked.weights and not is_whole(folder, weights=True):
+        folder = take(_SMALL + _BIN)
+    if not is_whole(folder, weights=asked.weights):
+        what = f"{CONFIG} and weights" if asked.weights else CONFIG
+        raise ConfigError(f"{asked} of ModelScope has not got {what} in {folder}")
+    return Snapshot(str(folder))
+
+
+def _library(asked: Asked) -> Callable[..., Any]:
+    try:
+        from modelscope.hub.snapshot_download import snapshot_download
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--model {asked.name} from ModelScope needs {error.name}: pip install modelscope, or give a folder, or "
+            "--hub huggingface (VLLM_USE_MODELSCOPE unset)"
+        ) from error
+    return snapshot_download  # type: ignore[no-any-return]

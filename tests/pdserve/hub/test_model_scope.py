@@ -1,0 +1,126 @@
+"""Models of ModelScope, over a stub of its library: what is asked of it, and what is said where it fails."""
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve.hub.asked import MODEL_SCOPE, Asked
+from pdserve.hub.model_scope import fetch
+from wire.errors import ConfigError
+
+NAME = "qwen/Qwen2-7B"
+
+
+class Library:
+    """`modelscope`, which gives files of a model that match; `calls` are what it was asked."""
+
+    def __init__(self, folder: Path, files: tuple[str, ...]) -> None:
+        self.folder, self.files = folder, files
+        self.calls: list[dict[str, object]] = []
+
+    def snapshot_download(
+        self, model_id: str, *, revision: str | None, cache_dir: str | None, local_files_only: bool,
+        allow_patterns: list[str],
+    ) -> str:  # fmt: skip
+        self.calls.append(
+            {
+                "model": model_id,
+                "revision": revision,
+                "cache": cache_dir,
+                "offline": local_files_only,
+                "p": allow_patterns,
+            }
+        )
+        if not self.files:
+            raise ValueError("the model does not exist")
+        self.folder.mkdir(exist_ok=True)
+        for file in self.files:
+            if any(Path(file).match(pattern) for pattern in allow_patterns):
+                (self.folder / file).write_text("{}")
+        return str(self.folder)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Library]:
+    def put(*files: str) -> Library:
+        made = Library(tmp_path / "snapshot", files)
+        module = types.ModuleType("modelscope.hub.snapshot_download")
+        module.snapshot_download = made.snapshot_download  # type: ignore[attr-defined]
+        for name in ("modelscope", "modelscope.hub"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return made
+
+    return put
+
+
+def silent(words: str) -> None:
+    pass
+
+
+def asked(**values: object) -> Asked:
+    return Asked(NAME, MODEL_SCOPE, **values)  # type: ignore[arg-type]
+
+
+def test_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Callable[..., Library]) -> None:
+    stub = library("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "modeling.py", "m.pth")
+
+    snapshot = fetch(asked(revision="v1", download_dir="/models"), {}, silent)
+
+    assert {file.name for file in Path(snapshot.folder).iterdir()} == {
+        "config.json", "tokenizer.json", "model.safetensors",
+    }  # fmt: skip
+    (call,) = stub.calls
+    assert (call["model"], call["revision"], call["cache"], call["offline"]) == (NAME, "v1", "/models", False)
+
+
+def test_bin_weights_are_fetched_where_there_are_no_safetensors(library: Callable[..., Library]) -> None:
+    library("config.json", "pytorch_model.bin", "training_args.bin")
+
+    snapshot = fetch(asked(), {}, silent)
+
+    assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "pytorch_model.bin"}
+
+
+def test_a_scheduler_asks_for_no_weights(library: Callable[..., Library]) -> None:
+    library("config.json", "tokenizer.json", "model.safetensors")
+
+    snapshot = fetch(asked(weights=False), {"HF_HUB_OFFLINE": "1"}, silent)
+
+    assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "tokenizer.json"}
+
+
+def test_offline_it_takes_what_is_here(library: Callable[..., Library]) -> None:
+    stub = library("config.json", "model.safetensors")
+
+    fetch(asked(), {"HF_HUB_OFFLINE": "1"}, silent)
+
+    assert stub.calls[0]["offline"] is True
+
+
+def test_what_the_library_says_is_told_with_what_to_do(library: Callable[..., Library]) -> None:
+    library()
+
+    with pytest.raises(
+        ConfigError, match=rf"--model {NAME} is no folder here, and ModelScope .*does not exist\): look"
+    ):
+        fetch(asked(), {}, silent)
+
+
+def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> None:
+    library("config.json", "model.gguf")
+
+    with pytest.raises(ConfigError, match=rf"{NAME} of ModelScope has not got config\.json and weights"):
+        fetch(asked(), {}, silent)
+
+
+def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+
+    with pytest.raises(
+        ConfigError, match=rf"--model {NAME} from ModelScope needs modelscope.*: pip install modelscope"
+    ):
+        fetch(asked(), {}, silent)
