@@ -7,7 +7,7 @@ wait for it, so a large prompt is not passed for ever.
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 from scheduler.fair_queue import FairQueue
 from scheduler.grants import Grant
@@ -22,18 +22,33 @@ _MOST_RETRY_S = 60
 _WINDOW = 8
 _MOST_PASSED = 16
 
-TryPlace = Callable[[str, PromptFacts], Grant | None]
+
+class Places(Protocol):
+    """Where prompts go. `scheduler/grants.py` has the implementation."""
+
+    def look_anew(self) -> None:
+        """Something may have changed since the last call."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether it is worth trying to place anything."""
+        ...
+
+    def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
+        """Book and return a grant, or None to wait. Raises the PdserveError that ends the prompt."""
+        ...
 
 
 class Admission:
-    """Owns the queue. `try_place` books and returns a grant, or None to wait; it raises what ends the prompt."""
+    """Owns the queue."""
 
-    def __init__(self, limits: ControlLimits, try_place: TryPlace) -> None:
-        self._try_place = try_place
+    def __init__(self, limits: ControlLimits, places: Places) -> None:
+        self._places = places
         self._queue: FairQueue[Waiting] = FairQueue()
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
         self._without_room: set[Waiting] = set()  # tried since anything changed
+        self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
         self._seconds_per_grant = 0.0
 
@@ -61,6 +76,7 @@ class Admission:
         else:
             self._queue.add(waiting)
         self._room.take(waiting.tenant, waiting.facts.num_tokens)
+        self._places.look_anew()
         self._fill()
 
     def leave(self, waiting: Waiting) -> None:
@@ -71,14 +87,23 @@ class Admission:
             self._forget(waiting)
             waiting.grant.cancel()
             if held_up_others:
+                self._places.look_anew()
                 self._fill()
         elif waiting.grant.done() and not waiting.grant.cancelled() and waiting.grant.exception() is None:
             waiting.grant.result().release()
 
+    def changed(self) -> None:
+        """A load, a booking or a member changed. Many do at once: what waits is tried when all of them have."""
+        if self._pump is None and self._queue:
+            self._pump = asyncio.get_running_loop().call_soon(self.pump)
+
     def pump(self) -> None:
-        """Grant while there is room; called whenever a load, a booking or a member changed."""
-        self._without_room.clear()
-        self._fill()
+        """Grant while there is room."""
+        self._pump = None
+        self._places.look_anew()
+        if self._queue and self._places.has_room():
+            self._without_room.clear()
+            self._fill()
 
     def _fill(self) -> None:
         while self._queue and self._take_one():
@@ -101,7 +126,7 @@ class Admission:
         """Try to place a prompt; return whether it waits no more."""
         if not waiting.grant.done():  # done: cancelled while it waited; its request is about to leave
             try:
-                grant = self._try_place(waiting.prompt_id, waiting.facts)
+                grant = self._places.try_place(waiting.prompt_id, waiting.facts)
             except PdserveError as error:
                 waiting.grant.set_exception(error)
             else:

@@ -39,7 +39,7 @@ class Dispatch:
         self.ledger = Ledger()
         self._placer = Placer(registry)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight)
-        self.admission = Admission(limits, self._placer.try_place)
+        self.admission = Admission(limits, self._placer)
         self._registry = registry
         self._tries = Tries(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
         self._limits = limits
@@ -47,7 +47,7 @@ class Dispatch:
         self._id_prefix = id_prefix
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
-        registry.on_change(self.admission.pump)
+        registry.on_change(self.admission.changed)
 
     def start(self, request: GenerationRequest) -> Running:
         """Take a request.

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from scheduler.instances import Instance
-from scheduler.loads import PromptFacts
-from scheduler.placement import Plan, place, why_waiting
+from scheduler.loads import InstanceLoad, PromptFacts
+from scheduler.placement import Plan, has_room, place, why_waiting
 from scheduler.prefixes import Chain
 from scheduler.registry import Registry
 from wire.errors import Unavailable
@@ -50,10 +50,19 @@ class Grant(AbstractContextManager["Grant"]):
 
 
 class Placer:
-    """Places prompts on the registry's living instances."""
+    """Places prompts on the registry's living instances. Implements scheduler.admission.Places."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._seen: list[InstanceLoad] | None = None
+
+    def look_anew(self) -> None:
+        """Forget the loads seen: they may have changed. Until then one look does for many prompts that find no room."""
+        self._seen = None
+
+    def has_room(self) -> bool:
+        """Whether it is worth trying to place anything."""
+        return has_room(self._loads())
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
@@ -62,11 +71,12 @@ class Placer:
             return None
         grant = self.grant(prompt_id, plan)
         grant.book(facts)
+        self.look_anew()
         return grant
 
     def _place(self, facts: PromptFacts) -> Plan | None:
         try:
-            return place(self._registry.loads(), self._with_prefixes(facts))
+            return place(self._loads(), self._with_prefixes(facts))
         except Unavailable:
             if self._registry.awaits_path():
                 return None
@@ -80,6 +90,11 @@ class Placer:
         """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""
         prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
         return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))
+
+    def _loads(self) -> list[InstanceLoad]:
+        if self._seen is None:
+            self._seen = self._registry.loads()
+        return self._seen
 
     def _with_prefixes(self, facts: PromptFacts) -> PromptFacts:
         """Return the facts with what each instance holds of the prompt."""

@@ -63,6 +63,16 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     return None
 
 
+def has_room(loads: Sequence[InstanceLoad]) -> bool:
+    """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair."""
+    least = PromptFacts(0, 1)
+    pairs = _pairs(loads, least)
+    alone = _pairs(loads, PromptFacts(0, 1, pooled=True))
+    peers = _count_peers(loads)
+    found = (next(obstacles(*pair, least, link_share(*pair, *peers)), None) for pair in (*pairs, *alone))
+    return not pairs or None in found
+
+
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     """Return in words what keeps the prompt from every pair; empty where nothing does, or nothing ever can."""
     pairs = [(start, decode) for start, decode in _pairs(loads, prompt) if _fits(start, decode, prompt)]
@@ -144,7 +154,7 @@ def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
 
 def _worth(decode: InstanceLoad, prompt: PromptFacts) -> float:
     """Return what holding its part of the prompt is worth, in sequences."""
-    return _WORTH_SEQUENCES * prompt.known.get(decode.index, 0) / prompt.num_tokens
+    return _WORTH_SEQUENCES * prompt.known.get(decode.index, 0) / max(1, prompt.num_tokens)
 
 
 def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Plan:

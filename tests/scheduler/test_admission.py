@@ -1,5 +1,6 @@
 """The queue on its own: order, front, leaving, and what a caller that goes away gives back."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ class _Room:
         self.tried: list[str] = []
         self.granted: list[str] = []
         self.released: list[str] = []
+
+    def look_anew(self) -> None:
+        pass
+
+    def has_room(self) -> bool:
+        return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
         self.tried.append(prompt_id)
@@ -50,7 +57,7 @@ def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str 
 @virtual
 async def test_the_head_is_not_overtaken_and_the_front_comes_first() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     for name in "abc":
         admission.enter(waiting(name))
     admission.enter(waiting("again"), front=True)
@@ -64,7 +71,7 @@ async def test_the_head_is_not_overtaken_and_the_front_comes_first() -> None:
 @virtual
 async def test_one_that_never_fits_ends_and_the_next_goes_on() -> None:
     room = _Room(1)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     long = waiting("long", 1001)
     admission.enter(long)
     admission.enter(waiting("short"))
@@ -77,7 +84,7 @@ async def test_one_that_never_fits_ends_and_the_next_goes_on() -> None:
 @virtual
 async def test_leaving_gives_back_a_place_or_a_grant() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     first, second = waiting("first"), waiting("second")
     admission.enter(first)
     admission.enter(second)
@@ -93,7 +100,7 @@ async def test_leaving_gives_back_a_place_or_a_grant() -> None:
 @virtual
 async def test_a_place_whose_caller_was_cancelled_is_skipped() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     gone, next_one = waiting("gone"), waiting("next")
     admission.enter(gone)
     admission.enter(next_one)
@@ -107,7 +114,7 @@ async def test_a_place_whose_caller_was_cancelled_is_skipped() -> None:
 @virtual
 async def test_a_request_of_many_prompts_lets_others_in_between_and_is_not_put_off_for_ever() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     for turn in range(64):
         admission.enter(waiting(f"many{turn}", turn=turn))
     for number in range(100):
@@ -126,7 +133,7 @@ async def test_a_request_of_many_prompts_lets_others_in_between_and_is_not_put_o
 async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> None:
     room = _Room(1000)
     room.largest = 100
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     admission.enter(waiting("large", 500))
     for number in range(30):
         admission.enter(waiting(f"small{number}"))
@@ -141,7 +148,7 @@ async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> Non
 async def test_one_that_was_passed_often_and_refused_after_all_is_not_passed_again() -> None:
     room = _Room(1000)
     room.largest = 100
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     again = waiting("again", 500)
     again.passed = 16
     admission.enter(again, front=True)
@@ -154,7 +161,7 @@ async def test_one_that_was_passed_often_and_refused_after_all_is_not_passed_aga
 async def test_where_one_that_all_wait_for_leaves_the_others_go_at_once() -> None:
     room = _Room(1000)
     room.largest = 100
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     large = waiting("large", 500)
     admission.enter(large)
     for number in range(20):
@@ -169,7 +176,7 @@ async def test_where_one_that_all_wait_for_leaves_the_others_go_at_once() -> Non
 @virtual
 async def test_coming_and_going_behind_a_long_queue_tries_nobody_again() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     places = [waiting(str(number)) for number in range(2000)]
     for place in places:
         admission.enter(place)
@@ -179,14 +186,33 @@ async def test_coming_and_going_behind_a_long_queue_tries_nobody_again() -> None
         admission.leave(place)
     assert len(room.tried) == 8
     admission.pump()
+    assert len(room.tried) == 8
+    room.room, room.largest = 1, 0
+    admission.pump()
     assert len(room.tried) == 16
+
+
+@virtual
+async def test_many_changes_at_once_are_looked_at_once() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(), room)
+    admission.enter(waiting("a"))
+    room.room, room.largest = 5, 0
+    for _ in range(10):
+        admission.changed()
+    assert room.tried == ["a"]
+    room.largest = 1000
+    await asyncio.sleep(0)
+
+    assert room.granted == ["a"]
+    assert len(room.tried) == 2
 
 
 @virtual
 async def test_one_that_passes_is_paid_by_its_own_tenant() -> None:
     room = _Room(1000)
     room.largest = 100
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     admission.enter(waiting("large", 500, tenant="large"))
     for number in range(4):
         admission.enter(waiting(f"a{number}", tenant="a"))
@@ -203,7 +229,7 @@ async def test_one_that_passes_is_paid_by_its_own_tenant() -> None:
 @virtual
 async def test_priorities_and_tenants_share_one_queue() -> None:
     room = _Room(0)
-    admission = Admission(ControlLimits(), room.try_place)
+    admission = Admission(ControlLimits(), room)
     for number in range(3):
         admission.enter(waiting(f"later{number}", tenant="a", priority=1))
     for number in range(3):
@@ -218,7 +244,7 @@ async def test_priorities_and_tenants_share_one_queue() -> None:
 
 @virtual
 async def test_a_key_that_filled_its_share_is_refused_and_another_is_not() -> None:
-    admission = Admission(ControlLimits(max_queued_requests=4, num_tenants=2), _Room(0).try_place)
+    admission = Admission(ControlLimits(max_queued_requests=4, num_tenants=2), _Room(0))
     for name in "xy":
         admission.check_room(1, 10, "a")
         admission.enter(waiting(name, tenant="a"))

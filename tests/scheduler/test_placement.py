@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
 from scheduler.loads import Held, InstanceLoad, PromptFacts
-from scheduler.placement import most_output, place, why_waiting
+from scheduler.placement import has_room, most_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
@@ -268,3 +268,31 @@ def test_many_obstacles_are_told_shortly() -> None:
 
     assert told.count("prompt tokens to compute") == 4
     assert told.endswith("; and 5 more")
+
+
+def test_there_is_no_room_where_every_start_has_its_next_step() -> None:
+    assert has_room([prefill(0, outstanding_tokens=512), decode(1)])
+    assert not has_room([prefill(0, outstanding_tokens=513), decode(1)])
+    assert has_room([prefill(0, outstanding_tokens=513)])  # no pair: each prompt has to hear of it
+
+
+_loads = st.builds(
+    load, st.just(0), st.sampled_from([Role.PREFILL, Role.DECODE, Role.COMBINED]),
+    outstanding_tokens=st.sampled_from([0, 600]), blocks_free=st.integers(-2, 20), sequences=st.integers(6, 8),
+    waiting=st.integers(0, 1), held_for=st.sampled_from([{}, {1: Held(1, 16)}, {1: Held(8, 1600)}]),
+)  # fmt: skip
+
+
+@given(st.lists(_loads, min_size=2, max_size=4), st.integers(1, 200), st.booleans(), st.booleans())
+def test_no_prompt_starts_where_there_is_no_room(
+    loads: list[InstanceLoad], num_tokens: int, pooled: bool, shares: bool
+) -> None:
+    loads = [dataclasses.replace(one, index=index) for index, one in enumerate(loads)]
+    shared = {one.index: num_tokens // 64 * 64 for one in loads} if shares else {}
+    prompt = PromptFacts(num_tokens, 5, pooled=pooled, known=shared, shared=shared)
+    try:
+        plan = place(loads, prompt)
+    except (Unavailable, NeverFits):
+        return
+
+    assert plan is None or has_room(loads)

@@ -40,7 +40,7 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
-        self.admission = Admission(ControlLimits(), self._try_place)
+        self.admission = Admission(ControlLimits(), self)
         self.room = 0
         self.waiting: dict[str, Waiting] = {}  # in the order they came
         self.front: set[str] = set()
@@ -135,7 +135,15 @@ class Queue(RuleBasedStateMachine):
         self.front.add(prompt_id)
         self.admission.enter(again, front=True)
 
-    def _try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
+    def look_anew(self) -> None:
+        """Room here is known at all times."""
+
+    def has_room(self) -> bool:
+        """Whether the next finds room."""
+        return self.room > 0
+
+    def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
+        """Grant while there is room, and check that it was this one's turn."""
         if self.room == 0:
             return None
         self.room -= 1
