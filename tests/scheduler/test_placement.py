@@ -274,6 +274,8 @@ def test_there_is_no_room_where_every_start_has_its_next_step() -> None:
     assert has_room([prefill(0, outstanding_tokens=512), decode(1)])
     assert not has_room([prefill(0, outstanding_tokens=513), decode(1)])
     assert has_room([prefill(0, outstanding_tokens=513)])  # no pair: each prompt has to hear of it
+    assert has_room([prefill(0), decode(1, sequences=8)])  # for a prompt that is answered by a vector
+    assert not has_room([prefill(0, blocks_free=-1), decode(1, sequences=8)])
 
 
 _loads = st.builds(
