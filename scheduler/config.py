@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scheduler.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from wire.errors import ConfigError
 from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 
@@ -50,6 +51,13 @@ class SchedulerOptions:
     )  # fmt: skip
     use_openai: str = flag("1", "1: serve the OpenAI API (env USE_OPENAI)", env="USE_OPENAI")
     chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
+    chat_template_content_format: str = flag(
+        "auto", "contents as one text, as a list of parts, or as the template takes them", choices=CONTENT_FORMATS
+    )
+    default_chat_template_kwargs: str = flag(
+        "", "JSON object of variables for every chat template; a request's own win", parse=checked_kwargs
+    )
+    trust_request_chat_template: bool = flag(True, "take chat templates that come with a request")
     api_key: tuple[str, ...] = flag(
         (), "a key that clients have to show; may be given again (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this "
         "host sees a command line: better the variable or --api-key-file",
@@ -97,6 +105,11 @@ class SchedulerOptions:
     max_inputs: int = flag(2048, "most texts of one request for vectors or scores", parse=int)
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
+
+    def chat_settings(self) -> ChatSettings:
+        """Return what the flags say of chat templates."""
+        kwargs = parse_kwargs(self.default_chat_template_kwargs)
+        return ChatSettings(self.chat_template_content_format, self.trust_request_chat_template, kwargs)
 
 
 @dataclass(frozen=True, slots=True)

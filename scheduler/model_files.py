@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scheduler.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.model_kind import ModelKind, kind_of, unused_positions
+from scheduler.template_files import given_template, own_template
 from wire.errors import ConfigError
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-_SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ModelFiles:
     add_bos_token: bool | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    chat_template_given: bool = False
     kind: ModelKind = ModelKind.TEXT
     add_eos_token: bool | None = None
 
@@ -41,7 +43,11 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
     text_config = config | config.get("text_config", {})
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
     generation_config = _read_json(path / "generation_config.json", required=False)
-    special = {key: text for key in _SPECIAL_KEYS if (text := _token_text(tokenizer_config.get(key))) is not None}
+    special = _special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json", required=False))
+    if chat_template:
+        template: str | None = given_template(chat_template, path, tokenizer_config)
+    else:
+        template = own_template(path, tokenizer_config)
     return ModelFiles(
         folder=path,
         vocab_size=text_config.get("vocab_size"),
@@ -50,7 +56,8 @@ def read_model_files(folder: str, max_model_len: int | None = None, chat_templat
         eos_token=special.get("eos_token"),
         add_bos_token=tokenizer_config.get("add_bos_token"),
         special_tokens=special,
-        chat_template=_given_template(chat_template) if chat_template else _own_template(path, tokenizer_config),
+        chat_template=template,
+        chat_template_given=bool(chat_template),
         kind=kind_of(config),
         add_eos_token=tokenizer_config.get("add_eos_token"),
     )
@@ -87,28 +94,16 @@ def _ids(*values: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(item for item in flat if isinstance(item, int)))
 
 
+def _special_tokens(*files: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named tokens; the first file that has one decides."""
+    found: dict[str, str] = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        texts = (_token_text(file.get(name)) for file in files)
+        if (text := next((text for text in texts if text is not None), None)) is not None:
+            found[name] = text
+    return found
+
+
 def _token_text(token: Any) -> str | None:
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _own_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json, whose templates may also be a list of named ones."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    own = tokenizer_config.get("chat_template")
-    if isinstance(own, list):
-        named = {entry.get("name"): entry.get("template") for entry in own if isinstance(entry, dict)}
-        own = named.get("default")
-    return own if isinstance(own, str) else None
-
-
-def _given_template(given: str) -> str:
-    """Return the text of `--chat-template`: a file's, or itself where it can be no path."""
-    if any(mark in given for mark in ("{{", "{%", "\n")):
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--chat-template {given}: no such file, and it is no template text either") from error

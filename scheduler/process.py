@@ -34,7 +34,7 @@ from scheduler.server import listen, serve
 from scheduler.table_watch import TableWatch
 from scheduler.tokens import Tokens
 from telemetry.logs import EventLogger
-from wire.errors import ConfigError
+from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from wire.grpc_connection import GrpcConnection
 from wire.trust import Trust
 
@@ -104,7 +104,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         min_retries=options.min_retries,
     )
     control = build_control(cluster, limits, files.kind)
-    drain, tokens = Drain(), Tokens(files)
+    drain, tokens = Drain(), Tokens(files, options.chat_settings())
     front = Front(
         config,
         control.dispatch,
@@ -186,11 +186,14 @@ async def _watch_startup(control: Control, timeout_s: float) -> None:
 
 
 async def _start_templates(tokens: Tokens) -> None:
-    """Start the template process while the instances load; where that fails, the first chat tries again."""
+    """Start the template process while the instances load; where that fails, the first chat tries again.
+
+    Raises ConfigError if --chat-template cannot be compiled.
+    """
     try:
         await tokens.start()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-        log.warning("templates_not_started", reason=repr(error))
+    except (Overloaded, Unavailable, InvalidRequest) as error:
+        log.warning("templates_not_started", reason=str(error))
 
 
 def _missing(control: Control) -> str:

@@ -1,51 +1,108 @@
-"""The process that renders chat templates: no file of ours, little memory, one second at a time.
+"""The process that renders chat templates: no file, little memory, one second at a time.
 
-Run as a script by templates.py. Over stdin and stdout go messages of a 4-byte big-endian length and JSON:
-{"template", "context"} in, {"text"} or {"error"} out. It ends when stdin does.
+template_child.py starts it; template_frames.py draws what it reads from stdin and writes to stdout.
 """
 
 import functools
+import gc
 import json
+import os
 import resource
-import struct
 import sys
 import time
-from datetime import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from scheduler.content_format import ContentFormat, format_taken
+from scheduler.conversation import cut_at_mark, left_open, shaped
+from scheduler.template_environment import environment
+from scheduler.template_frames import ERROR, JOB_HEADER, READY, TEMPLATE_AS_BEFORE, TEXT, answer_frame
 
 MAX_OUTPUT_CHARS = 8 * 2**20
-_MEMORY_BYTES = 512 * 2**20
+
+_RENDER_BYTES = 64 * 2**20  # what a render may add to the idle process, and to four times its job
+_KEPT_BYTES = 16 * 2**20  # what a render may leave behind
+_COPIES = 4  # of a job: as it came, as values, as printed, as joined
 _CPU_S = 2
+_ERROR_CHARS = 500
+_WARM_UP = "{% for a in [1] %}{{ strftime_now('%Y') }}{{ a | tojson | pprint | wordwrap }}{{ lipsum() }}{% endfor %}"
 
 
-class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only prints them."""
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A template ready to render, and what content it takes."""
 
-    tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Return the body as it is."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    source: str
+    template: jinja2.Template
+    takes: ContentFormat
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment that chat templates are written for."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return made
+Compile = Callable[[str], Compiled]
 
 
-def render(template: jinja2.Template, context: dict[str, Any]) -> str:
-    """Return the text. Raises ValueError past MAX_OUTPUT_CHARS and whatever the template raises."""
+def compiler() -> Compile:
+    """Return a function that compiles templates and keeps the last few."""
+    jinja = environment()
+
+    def compiled(source: str) -> Compiled:
+        parsed = jinja.parse(source)
+        takes = format_taken(parsed)  # first: compiling rewrites what was parsed
+        return Compiled(source, jinja.from_string(parsed), takes)
+
+    return functools.lru_cache(maxsize=8)(compiled)
+
+
+def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
+    """Render one job; whatever goes wrong is the answer."""
+    try:
+        return TEXT, render(compiled(source), **json.loads(job)).encode()
+    except OSError:
+        return ERROR, b"OSError: a chat template opens no file"  # the system's own words would name ours
+    except Exception as error:  # noqa: BLE001  # the template is not ours: any exception is its own
+        return ERROR, f"{type(error).__name__}: {error}"[:_ERROR_CHARS].encode(errors="replace")
+
+
+def render(
+    compiled: Compiled, context: dict[str, Any] | None, content_format: str = "auto",
+    continue_final_message: bool = False,
+) -> str:  # fmt: skip
+    """Return the text; no context wants none. Raises ValueError past MAX_OUTPUT_CHARS, and what the template raises."""
+    if context is None:
+        return ""
+    takes = compiled.takes if content_format == "auto" else ContentFormat(content_format)
+    messages = shaped(context.get("messages", ()), takes)
+    if not continue_final_message:
+        return _generate(compiled.template, context | {"messages": messages})
+    messages, text = left_open(messages, compiled.source)
+    return cut_at_mark(_generate(compiled.template, context | {"messages": messages}), text)
+
+
+def main() -> None:
+    """Answer jobs until stdin ends."""
+    compiled, source, sink = compiler(), sys.stdin.buffer, sys.stdout.buffer
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
+    _warm_up(compiled)
+    _give_up_the_rest(statm)
+    idle_bytes = _address_bytes(statm)
+    _write(sink, READY, b"")
+    template = ""
+    while (read := _read(source, template)) is not None:
+        template, job = read
+        taken_bytes = len(template) + len(job)
+        _limit(idle_bytes + _RENDER_BYTES + _COPIES * taken_bytes)
+        kind, text = answer(template, job, compiled)
+        ends = _has_grown(statm, idle_bytes + _KEPT_BYTES + taken_bytes + len(text))
+        _write(sink, kind.upper() if ends else kind, text)
+        if ends:
+            return
+
+
+def _generate(template: jinja2.Template, context: dict[str, Any]) -> str:
     parts, size = [], 0
-    for part in template.generate(**context):
+    for part in template.generate(context):
         size += len(part)
         if size > MAX_OUTPUT_CHARS:
             raise ValueError(f"the chat template wrote more than {MAX_OUTPUT_CHARS} characters")
@@ -53,50 +110,59 @@ def render(template: jinja2.Template, context: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def answer(request: bytes, compiled: Any) -> bytes:
-    """Render one request; whatever goes wrong is the answer's `error`."""
-    try:
-        message = json.loads(request)
-        reply = {"text": render(compiled(message["template"]), message["context"])}
-    except Exception as error:  # noqa: BLE001  # the template is not ours: any exception is its own
-        reply = {"error": f"{type(error).__name__}: {error}"[:500]}
-    return json.dumps(reply).encode()
+def _warm_up(compiled: Compile) -> None:
+    """Let jinja and the libraries read what they read at first use: afterwards no file opens."""
+    import html
+    import unicodedata  # noqa: F401  # \N{…} in a text looks here
+
+    html.unescape("")
+    for template in (_WARM_UP, "{{ nothing.at.all }}", "{% for %}"):
+        answer(template, b'{"context": {}}', compiled)
 
 
-def main() -> None:
-    """Answer requests until stdin ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    compiled = functools.lru_cache(maxsize=8)(environment().from_string)
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while (request := _read(source)) is not None:
-        _limit_cpu()
-        reply = answer(request, compiled)
-        sink.write(struct.pack(">I", len(reply)) + reply)
-        sink.flush()
+def _give_up_the_rest(*kept: int) -> None:
+    for limit, value in (
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, max(kept) + 1),
+    ):
+        resource.setrlimit(limit, (value, value))
+    os.chdir("/")
 
 
-def _read(source: BinaryIO) -> bytes | None:
-    header = source.read(4)
-    return source.read(struct.unpack(">I", header)[0]) if len(header) == 4 else None
+def _read(source: BinaryIO, template: str) -> tuple[str, bytes] | None:
+    header = source.read(JOB_HEADER.size)
+    if len(header) < JOB_HEADER.size:
+        return None
+    template_bytes, job_bytes = JOB_HEADER.unpack(header)
+    if template_bytes != TEMPLATE_AS_BEFORE:
+        template = source.read(template_bytes).decode()
+    return template, source.read(job_bytes)
 
 
-def _limit_cpu() -> None:
-    """RLIMIT_CPU counts the process's whole life, so it moves on with every render."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + _CPU_S, hard))
+def _write(sink: BinaryIO, kind: bytes, text: bytes) -> None:
+    sink.write(answer_frame(kind, text))
+    sink.flush()
 
 
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None,
-    separators: tuple[str, str] | None = None, sort_keys: bool = False,
-) -> str:  # fmt: skip
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _has_grown(statm: int, limit_bytes: int) -> bool:
+    if _address_bytes(statm) <= limit_bytes:
+        return False
+    gc.collect()
+    return _address_bytes(statm) > limit_bytes
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _limit(address_bytes: int) -> None:
+    """Bound memory and time. RLIMIT_CPU counts the process's whole life, so it moves on with every render."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_bytes, most))
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + _CPU_S, most))
+
+
+def _address_bytes(statm: int) -> int:
+    return int(os.pread(statm, 64, 0).split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -1,110 +1,63 @@
-"""Chat templates, rendered by a warm child process that can be killed (template_sandbox.py)."""
+"""Chat templates, rendered by warm processes that can be killed: one for the model's, one for those of requests."""
 
 import asyncio
-import json
-import os
-import struct
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from telemetry.logs import EventLogger
-from wire.errors import InvalidRequest, Overloaded
+import orjson
+
+from scheduler.template_lane import TemplateLane
+from wire.errors import InvalidRequest
 
 _RENDER_S = 1.0
-_START_S = 10.0
 _QUEUE_S = 10.0
-_MAX_REPLY_BYTES = 64 * 2**20
-_log = EventLogger("templates")
+_QUICK_BYTES = 2**20  # of a job: larger ones take the lane where others may be slow
 
 
 class TemplateRenderer:
-    """Owns the child: starts it at first use, kills it when a render takes too long, starts the next one."""
+    """Two lanes, so that a template of a request, a second at most, holds up no chat in the model's own."""
 
-    def __init__(self, render_timeout_s: float = _RENDER_S) -> None:
-        self._render_timeout_s = render_timeout_s
-        self._turn = asyncio.Lock()
-        self._child: Process | None = None
+    def __init__(self, render_timeout_s: float = _RENDER_S, queue_timeout_s: float = _QUEUE_S) -> None:
+        self._quick = TemplateLane(render_timeout_s, queue_timeout_s)
+        self._slow = TemplateLane(render_timeout_s, queue_timeout_s)
 
-    async def render(self, template: str, context: Mapping[str, Any]) -> str:
-        """Return the text. Raises InvalidRequest with the template's own words, Overloaded if others take too long."""
-        message = json.dumps({"template": template, "context": dict(context)}).encode()
+    async def render(
+        self, template: str, context: Mapping[str, Any] | None, *, content_format: str = "auto",
+        continue_final_message: bool = False, of_request: bool = False,
+    ) -> str:  # fmt: skip
+        """Return the text, empty where `context` is None: then the template is only compiled.
+
+        `of_request` says that the template came with the request.
+
+        Raises InvalidRequest with the template's own words, Overloaded if others take too long, Unavailable if the
+        process does not start.
+        """
+        job = {
+            "context": context,
+            "content_format": content_format,
+            "continue_final_message": continue_final_message,
+        }
+        param = "chat_template" if of_request else "messages"
         try:
-            async with asyncio.timeout(_QUEUE_S):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise Overloaded(f"chat templates of other requests took more than {_QUEUE_S:g} s") from None
-        try:
-            reply = await self._ask(message)
-        finally:
-            self._turn.release()
-        if "error" in reply:
-            raise InvalidRequest(f"the chat template refused the messages: {reply['error']}", "messages")
-        return str(reply["text"])
+            source, message = template.encode(), orjson.dumps(job)
+        except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the conversation cannot be handed to its chat template: {error}", param) from None
+        lane = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
+        return await lane.render(source, message, param)
 
-    async def start(self) -> None:
-        """Start the child now, so that the first request need not wait for it."""
-        async with self._turn:
-            await self._living_child()
+    async def start(self, template: str) -> None:
+        """Start the model's process now and compile its template, so that the first chat need not wait.
+
+        Raises InvalidRequest with what is wrong with the template, Unavailable if the process does not start.
+        """
+        await self._quick.start()
+        await self.render(template, None)
 
     async def close(self) -> None:
-        """End the child."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        if child.returncode is None:
-            child.kill()
-        if child.stdin:
-            child.stdin.close()
-        await child.wait()
+        """End both processes."""
+        await asyncio.gather(self._quick.close(), self._slow.close())
 
-    async def _ask(self, message: bytes) -> dict[str, Any]:
-        child = await self._living_child()
-        try:
-            async with asyncio.timeout(self._render_timeout_s):
-                return await _exchange(child, message)
-        except TimeoutError:
-            await self.close()
-            raise InvalidRequest(
-                f"the chat template took longer than {self._render_timeout_s:g} s", "messages"
-            ) from None
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self.close()
-            raise InvalidRequest("the chat template used more memory or time than it is allowed", "messages") from None
-        except BaseException:
-            await self.close()  # an answer half read would be the next one's
-            raise
-
-    async def _living_child(self) -> Process:
-        """Return a child that has rendered something: imports are not part of a request's second."""
-        if self._child is not None and self._child.returncode is None:
-            return self._child
-        await self.close()
-        script = Path(__file__).with_name("template_sandbox.py")
-        environ = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", str(script), stdin=PIPE, stdout=PIPE, env=environ, start_new_session=True
-        )
-        try:
-            async with asyncio.timeout(_START_S):
-                await _exchange(self._child, b'{"template": "", "context": {}}')
-        except BaseException:
-            await self.close()
-            raise
-        _log.debug("template_child_started", pid=self._child.pid)
-        return self._child
-
-
-async def _exchange(child: Process, message: bytes) -> dict[str, Any]:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(struct.pack(">I", len(message)) + message)
-    await child.stdin.drain()
-    (size,) = struct.unpack(">I", await child.stdout.readexactly(4))
-    if size > _MAX_REPLY_BYTES:
-        raise ConnectionError(f"the template child announced {size} bytes")
-    reply = json.loads(await child.stdout.readexactly(size))
-    assert isinstance(reply, dict)
-    return reply
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The numbers of the living processes, the model's first."""
+        return tuple(pid for lane in (self._quick, self._slow) if (pid := lane.pid) is not None)

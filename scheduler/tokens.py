@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from scheduler.chat_options import ChatOptions
+from scheduler.chat_options import ChatOptions, ChatSettings
 from scheduler.model_files import ModelFiles
 from scheduler.pairs import encode_pair
 from scheduler.templates import TemplateRenderer
@@ -15,13 +15,17 @@ from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
 _SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work
 _AS_USUAL = ChatOptions()
+_NO_SETTINGS = ChatSettings()
 
 
 class Tokens:
     """Encodes prompts and decodes outputs of one model; thread-safe."""
 
-    def __init__(self, files: ModelFiles, renderer: TemplateRenderer | None = None) -> None:
+    def __init__(
+        self, files: ModelFiles, settings: ChatSettings = _NO_SETTINGS, renderer: TemplateRenderer | None = None
+    ) -> None:
         self.files = files
+        self._settings = settings
         self.max_model_len = files.max_model_len
         self._tokenizer = _load(files)
         self._renderer = renderer or TemplateRenderer()
@@ -67,7 +71,8 @@ class Tokens:
         return await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
-        """Return the text of a conversation in its template. Raises InvalidRequest, Overloaded."""
+        """Return the text of a conversation in its template. Raises InvalidRequest, Overloaded, Unavailable."""
+        self._settings.check(options)
         template = self.files.chat_template if options.template is None else options.template
         if template is None:
             raise InvalidRequest(
@@ -76,13 +81,20 @@ class Tokens:
             )
         context = {
             **self.files.special_tokens,
+            **self._settings.default_kwargs,
             **options.template_kwargs,
-            "messages": list(messages),
+            "messages": messages,
             "tools": options.tools,
-            "documents": list(options.documents) or None,
+            "documents": options.documents or None,
             "add_generation_prompt": options.add_generation_prompt,
         }
-        return await self._renderer.render(template, context)
+        return await self._renderer.render(
+            template,
+            context,
+            content_format=self._settings.content_format,
+            continue_final_message=options.continue_final_message,
+            of_request=options.template is not None,
+        )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids without a token have none."""
@@ -93,9 +105,19 @@ class Tokens:
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     async def start(self) -> None:
-        """Start the process that renders chat templates."""
-        if self.files.chat_template is not None:
-            await self._renderer.start()
+        """Start the process that renders chat templates, and let it look at the model's.
+
+        Raises ConfigError if the operator's own cannot be compiled, InvalidRequest if the model's cannot, Unavailable
+        if the process does not start.
+        """
+        if self.files.chat_template is None:
+            return
+        try:
+            await self._renderer.start(self.files.chat_template)
+        except InvalidRequest as error:
+            if not self.files.chat_template_given:
+                raise
+            raise ConfigError(f"--chat-template: {error}") from error
 
     async def close(self) -> None:
         """End the process that renders chat templates."""

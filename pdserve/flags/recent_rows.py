@@ -9,6 +9,8 @@ _NOTHING = Takes.NOTHING
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--shutdown-timeout"),
     supported("--attention-backend"),
+    supported("--default-chat-template-kwargs"),
+    supported("--trust-request-chat-template", _NOTHING),
     no_effect("--enable-log-requests", "prompts are never logged", _NOTHING),
     no_effect("--disable-uvicorn-access-log", "there is no access log", _NOTHING),
     no_effect("--structured-outputs-config.backend", "llguidance compiles the grammars"),

@@ -25,8 +25,8 @@ from scheduler.templates import TemplateRenderer
 
 async def main():
     renderer = TemplateRenderer()
-    await renderer.start()
-    print(renderer._child.pid, flush=True)
+    await renderer.start("")
+    print(renderer.pids[0], flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())

@@ -1,0 +1,75 @@
+"""Tell from a chat template whether it takes a message's content as one text or as a list of parts."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from jinja2 import nodes
+
+_KEEPS_A_LIST = frozenset(("list", "select", "reject", "selectattr", "rejectattr", "reverse", "sort", "unique"))
+_TELLS_KINDS_APART = frozenset(("string", "iterable", "sequence", "mapping"))
+
+
+class ContentFormat(StrEnum):
+    """What a template takes as content: EITHER is for one that asks of each what it is."""
+
+    STRING = "string"
+    OPENAI = "openai"
+    EITHER = "either"
+
+
+def format_taken(template: nodes.Template) -> ContentFormat:
+    """Return OPENAI or EITHER if the template loops over a `content`, by whatever name it is handed on, else STRING."""
+    names = _names_of_content(template)
+    if not any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For)):
+        return ContentFormat.STRING
+    asks = any(
+        test.name in _TELLS_KINDS_APART and _is_content(test.node, names) for test in template.find_all(nodes.Test)
+    )
+    return ContentFormat.EITHER if asks else ContentFormat.OPENAI
+
+
+def _names_of_content(template: nodes.Template) -> frozenset[str]:
+    """Return the variables, namespace fields and macro parameters that a content is given to anywhere."""
+    gifts = [*_assigned(template), *_passed(template)]
+    names: frozenset[str] = frozenset()
+    while (more := names | {name for name, value in gifts if _is_content(value, names)}) != names:
+        names = more
+    return names
+
+
+def _assigned(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+    for node in template.find_all(nodes.Assign):
+        target = node.target
+        if isinstance(target, nodes.Name):
+            yield target.name, node.node
+        elif isinstance(target, nodes.NSRef):
+            yield f"{target.name}.{target.attr}", node.node
+
+
+def _passed(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+    """Yield each macro's parameters with what its calls give them."""
+    parameters = {macro.name: [arg.name for arg in macro.args] for macro in template.find_all(nodes.Macro)}
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in parameters:
+            yield from zip(parameters[call.node.name], call.args, strict=False)
+            yield from ((pair.key, pair.value) for pair in call.kwargs)
+
+
+def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:
+    match node:
+        case nodes.Name():
+            return node.name in names
+        case nodes.Getattr():
+            own = f"{node.node.name}.{node.attr}" if isinstance(node.node, nodes.Name) else None
+            return node.attr == "content" or own in names
+        case nodes.Getitem(arg=nodes.Const(value=key)):
+            return bool(key == "content")
+        case nodes.Getitem(arg=nodes.Slice()):
+            return _is_content(node.node, names)
+        case nodes.Filter():
+            return node.name in _KEEPS_A_LIST and _is_content(node.node, names)
+        case nodes.CondExpr():
+            return _is_content(node.expr1, names) or _is_content(node.expr2, names)
+        case nodes.And() | nodes.Or():
+            return _is_content(node.left, names) or _is_content(node.right, names)
+    return False

@@ -1,0 +1,89 @@
+"""What a request may say of its chat template."""
+
+import inspect
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from scheduler.chat_options import MAX_KWARGS_BYTES, MAX_TEMPLATE_BYTES, RESERVED_KWARGS, ChatOptions, ChatSettings
+from scheduler.config import parse
+from wire.errors import ConfigError, InvalidRequest
+
+NEEDED = ["--model", "m"]
+
+
+def test_its_own_template_is_taken_unless_the_operator_says_no() -> None:
+    ChatSettings().check(ChatOptions(template="{{ 1 }}"))
+
+    with pytest.raises(InvalidRequest, match="chat_template_not_allowed") as refused:
+        ChatSettings(trust_request_template=False).check(ChatOptions(template="{{ 1 }}"))
+    assert refused.value.param == "chat_template"
+    ChatSettings(trust_request_template=False).check(ChatOptions(template_kwargs={"enable_thinking": False}))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("é" * (MAX_TEMPLATE_BYTES // 2) + "a", f"{MAX_TEMPLATE_BYTES + 1} bytes: at most"),
+    ],
+    ids=["nothing", "blank", "long"],
+)
+def test_a_template_that_is_none_is_refused(template: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        ChatSettings().check(ChatOptions(template=template))
+
+
+def test_a_template_at_the_limit_is_taken() -> None:
+    ChatSettings().check(ChatOptions(template="a" * MAX_TEMPLATE_BYTES))
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))
+def test_a_reserved_name_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"chat_template_kwargs.{name} is reserved") as refused:
+        ChatSettings().check(ChatOptions(template_kwargs={"fine": 1, name: 1}))
+
+    assert refused.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_no_argument_of_transformers_own_can_be_smuggled_in() -> None:
+    """What apply_chat_template takes by name, and the fields of the request, reach no template as variables."""
+    theirs = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"kwargs"}
+
+    assert theirs <= RESERVED_KWARGS
+    assert {"messages", "bos_token", "eos_token"} <= RESERVED_KWARGS
+
+
+def test_kwargs_are_bounded_in_bytes() -> None:
+    room = MAX_KWARGS_BYTES - len('{"a":""}')
+    ChatSettings().check(ChatOptions(template_kwargs={"a": "x" * room}))
+
+    with pytest.raises(InvalidRequest, match=f"{MAX_KWARGS_BYTES + 1} bytes: at most {MAX_KWARGS_BYTES}"):
+        ChatSettings().check(ChatOptions(template_kwargs={"a": "x" * (room + 1)}))
+    with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
+        ChatSettings().check(ChatOptions(template_kwargs={"a": "\ud800"}))
+
+
+def test_a_document_that_is_no_object_is_named() -> None:
+    documents: Any = [{"title": "t", "text": "x"}, "x"]
+
+    with pytest.raises(InvalidRequest, match=r"documents\.1 is not an object"):
+        ChatSettings().check(ChatOptions(documents=documents))
+
+
+def test_the_flags_say_it() -> None:
+    assert parse(NEEDED).options.chat_settings() == ChatSettings()
+
+    kwargs = ["--default-chat-template-kwargs", '{"enable_thinking": false}']
+    others = ["--no-trust-request-chat-template", "--chat-template-content-format", "openai"]
+    said = parse([*NEEDED, *kwargs, *others]).options.chat_settings()
+
+    assert said == ChatSettings("openai", trust_request_template=False, default_kwargs={"enable_thinking": False})
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"messages": []}', '{"bos_token": "x"}', "true"])
+def test_default_kwargs_that_cannot_be_are_refused_at_the_start(text: str) -> None:
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs"):
+        parse([*NEEDED, "--default-chat-template-kwargs", text])

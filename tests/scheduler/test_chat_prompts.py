@@ -1,0 +1,132 @@
+"""Conversations to token ids, held to transformers' tokenizer of the same folder."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from scheduler.chat_options import ChatOptions, ChatSettings
+from scheduler.model_files import read_model_files
+from scheduler.tokens import Tokens
+from wire.errors import ConfigError, InvalidRequest, PromptTooLong
+
+pytestmark = pytest.mark.anyio
+MakeModel = Callable[..., Path]
+Refused = Callable[[Tokens], Awaitable[object]]
+
+TALK = [{"role": "user", "content": "hello world"}, {"role": "assistant", "content": "good  "}]
+SHOWS_ALL = "{{ bos_token }}|{{ tone }}|{{ documents | tojson }}|{{ tools | tojson }}|{{ messages[0].content }}"
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, settings: ChatSettings | None = None, template: str | None = None
+) -> AsyncIterator[Tokens]:
+    """The folder's tokens, whose processes end with the block."""
+    tokens = Tokens(read_model_files(str(folder), chat_template=template), settings or ChatSettings())
+    try:
+        yield tokens
+    finally:
+        await tokens.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ChatOptions(),
+        ChatOptions(add_generation_prompt=False),
+        ChatOptions(add_generation_prompt=False, continue_final_message=True),
+        ChatOptions(template=SHOWS_ALL, template_kwargs={"tone": "dry"}, documents=[{"title": "t", "text": "x"}]),
+    ],
+    ids=["as usual", "closed", "open", "all"],
+)
+async def test_ids_equal_apply_chat_template(make_model: MakeModel, options: ChatOptions) -> None:
+    folder = make_model(bos_token="<|endoftext|>")
+    oracle: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+    expected = oracle.apply_chat_template(
+        TALK, add_generation_prompt=options.add_generation_prompt, documents=options.documents or None,
+        continue_final_message=options.continue_final_message, chat_template=options.template, return_dict=False,
+        **options.template_kwargs,
+    )  # fmt: skip
+
+    async with opened(folder) as tokens:
+        assert list(await tokens.encode_chat(TALK, options)) == expected
+        text = await tokens.render_chat(TALK, options)
+
+    assert oracle.encode(text, add_special_tokens=False) == expected
+
+
+async def test_special_tokens_are_added_when_asked(make_model: MakeModel) -> None:
+    async with opened(make_model(add_bos_token=True)) as tokens:
+        plain = await tokens.encode_chat(TALK)
+        added = await tokens.encode_chat(TALK, ChatOptions(add_special_tokens=True))
+
+    assert len(added) == len(plain) + 1
+    assert added[1:] == plain
+
+
+async def test_default_kwargs_give_way_to_the_requests(model_folder: Path) -> None:
+    settings = ChatSettings(default_kwargs={"tone": "dry", "length": 1})
+    shows = ChatOptions(template="{{ tone }}{{ length }}", template_kwargs={"tone": "warm"})
+
+    async with opened(model_folder, settings) as tokens:
+        assert await tokens.render_chat(TALK, shows) == "warm1"
+
+
+async def test_the_settings_say_how_contents_are_handed_on(model_folder: Path) -> None:
+    shows = ChatOptions(template="{{ messages[0].content }}")
+
+    async with opened(model_folder, ChatSettings(content_format="openai")) as tokens:
+        assert await tokens.render_chat(TALK, shows) == "[{'type': 'text', 'text': 'hello world'}]"
+    async with opened(model_folder, ChatSettings(content_format="string")) as tokens:
+        assert await tokens.render_chat(TALK, shows) == "hello world"
+
+
+async def test_special_tokens_are_read_from_either_file(make_model: MakeModel) -> None:
+    folder = make_model(bos_token=None)
+    (folder / "special_tokens_map.json").write_text('{"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|x|>"}')
+
+    files = read_model_files(str(folder))
+
+    assert files.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+
+
+async def test_a_model_without_template_takes_the_requests_alone(make_model: MakeModel) -> None:
+    async with opened(make_model(chat_template=None)) as tokens:
+        await tokens.start()
+        with pytest.raises(InvalidRequest, match="has no chat template"):
+            await tokens.encode_chat(TALK)
+        assert await tokens.render_chat(TALK, ChatOptions(template="{{ messages[0].content }}")) == "hello world"
+
+
+async def test_a_conversation_longer_than_the_model_is_the_messages_fault(model_folder: Path) -> None:
+    async with opened(model_folder) as tokens:
+        with pytest.raises(PromptTooLong) as refused:
+            await tokens.encode_chat([{"role": "user", "content": "a" * 100_000}])
+
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("options", [ChatOptions(template="{{ 1 }}"), ChatOptions(template_kwargs={"messages": []})])
+async def test_what_a_request_may_not_say_is_refused_at_both_doors(model_folder: Path, options: ChatOptions) -> None:
+    async with opened(model_folder, ChatSettings(trust_request_template=False)) as tokens:
+        doors: list[Refused] = [lambda t: t.encode_chat(TALK, options), lambda t: t.render_chat(TALK, options)]
+        for door in doors:
+            with pytest.raises(InvalidRequest, match="chat_template"):
+                await door(tokens)
+
+
+async def test_a_template_of_the_operator_that_cannot_be_compiled_ends_the_start(model_folder: Path) -> None:
+    async with opened(model_folder, template="{% for %}") as tokens:
+        with pytest.raises(ConfigError, match=r"--chat-template: .*TemplateSyntaxError"):
+            await tokens.start()
+
+
+async def test_a_template_of_the_model_that_cannot_be_compiled_fails_its_chats_alone(make_model: MakeModel) -> None:
+    async with opened(make_model(chat_template="{% for %}")) as tokens:
+        with pytest.raises(InvalidRequest, match="TemplateSyntaxError"):
+            await tokens.start()
+        assert await tokens.render_chat(TALK, ChatOptions(template="fine")) == "fine"

@@ -1,0 +1,166 @@
+"""What one template may cost its process, and what it finds there: memory, time, files, names."""
+
+import asyncio
+import contextlib
+
+import pytest
+from jinja2.exceptions import SecurityError, UndefinedError
+
+from scheduler.template_environment import environment
+from scheduler.template_sandbox import answer, compiler, render
+from scheduler.templates import TemplateRenderer
+from wire.errors import InvalidRequest
+
+GONE = "used more memory or time"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'a' * 10**9 }}", "MemoryError"),
+        ("{{ 'a' * 10**10 }}", "MemoryError"),
+        ("{{ [0] * 10**7 }}", "MemoryError"),
+        ("{{ '%999999999d' % 1 }}", "MemoryError"),
+        ("{{ 'a'.ljust(10**9) }}", "MemoryError"),
+        ("{{ '{:>999999999}'.format(1) }}", "MemoryError"),
+        (
+            "{% set n = namespace(s='a' * 2**20) %}{% for i in range(20) %}{% set n.s = n.s * 2 %}{% endfor %}",
+            "MemoryError",
+        ),
+        ("{{ range(99999) | batch(1) | list * 99 }}", "MemoryError"),
+        ("{{ 9 ** (9 ** 9) }}", "longer than 1 s"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than 1 s"),
+        ("{{" + "(" * 100_000 + ")" * 100_000 + "}}", "RecursionError|MemoryError|longer than 1 s"),
+        ("{{" + "-" * 100_000 + "1}}", f"RecursionError|MemoryError|longer than 1 s|{GONE}"),
+        ("{{" + "[" * 100_000 + "}}", "RecursionError|MemoryError|TemplateSyntaxError"),
+        ("{{ a" + "|string" * 10_000 + "}}", "RecursionError|MemoryError|longer than 1 s"),
+        ("{{ 1" + " + 1" * 50_000 + "}}", f"RecursionError|MemoryError|longer than 1 s|{GONE}"),
+        ("{% if 1 %}" * 20_000 + "{% endif %}" * 20_000, f"RecursionError|MemoryError|SyntaxError|{GONE}"),
+        (
+            "{% macro a() %}{{ b() }}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
+            "RecursionError",
+        ),
+        (
+            "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
+            "longer than 1 s",
+        ),
+        ("{{ lipsum(n=10**6) }}", f"longer than 1 s|MemoryError|{GONE}"),
+    ],
+    ids=lambda value: value[:40] if "{" in value else None,
+)
+async def test_a_hostile_template_is_refused_and_the_next_one_rendered(template: str, words: str) -> None:
+    renderer = TemplateRenderer()
+    try:
+        with pytest.raises(InvalidRequest, match=words):
+            await renderer.render(template, {"messages": [], "a": 1}, of_request=True)
+
+        assert await renderer.render("fine", {}, of_request=True) == "fine"
+    finally:
+        await renderer.close()
+
+
+@pytest.mark.anyio
+async def test_a_render_may_add_64_mb_to_the_idle_process() -> None:
+    renderer = TemplateRenderer()
+    try:
+        assert await renderer.render("{{ ('a' * n) | length }}", {"n": 50 * 2**20}) == str(50 * 2**20)
+        with pytest.raises(InvalidRequest, match="MemoryError"):
+            await renderer.render("{{ ('a' * n) | length }}", {"n": 68 * 2**20})
+    finally:
+        await renderer.close()
+
+
+@pytest.mark.anyio
+async def test_a_process_that_keeps_memory_answers_and_is_replaced() -> None:
+    """Jinja multiplies constants when it compiles: the texts stay in what it keeps compiled."""
+    renderer = TemplateRenderer()
+    try:
+        await renderer.start("fine")
+        before = renderer.pids
+        fat = [f"{{{{ ('{letter}' * 4000000)[n:] | length }}}}" for letter in "abcdefgh"]
+        answers = await asyncio.gather(*(renderer.render(template, {"n": 1}) for template in fat))
+
+        assert answers == ["3999999"] * 8
+        assert await renderer.render("fine", {}) == "fine"
+        assert renderer.pids != before
+    finally:
+        await renderer.close()
+
+
+@pytest.mark.anyio
+async def test_every_filter_and_test_works_where_no_file_opens() -> None:
+    """Some of them import modules at first use, which a process without files can no more."""
+    uses = [f"{{{{ [3, 1, 2] | {use} | string | length > 0 }}}}" for use in ON_LISTS]
+    uses += [f"{{{{ 'a <b> &amp; c' | {use} | string | length > 0 }}}}" for use in ON_TEXT]
+    uses += [f"{{{{ {use} }}}}" for use in OTHERS]
+    renderer = TemplateRenderer()
+    try:
+        for use in uses:
+            inside = await renderer.render(use, {})
+            assert "random" in use or inside == render(compiler()(use), {}), use
+    finally:
+        await renderer.close()
+
+
+ON_LISTS = (
+    "batch(2)", "count", "default", "first", "join", "last", "length", "list", "map('string')", "max", "min", "pprint",
+    "random", "reject('odd')", "reverse", "select('odd')", "slice(2)", "sort", "string", "sum", "tojson", "unique",
+)  # fmt: skip
+ON_TEXT = (
+    "capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "replace('a', 'b')", "safe",
+    "striptags", "title", "trim", "truncate(5)", "upper", "urlencode", "urlize", "wordcount", "wordwrap(3)",
+)  # fmt: skip
+OTHERS = (
+    "12345 | filesizeformat", "'1.5' | float | round", "{'a': 1} | dictsort", "{'a': 1} | xmlattr",
+    "{'a': 1} | items | list",
+    "[{'a': 1}] | groupby('a')", "'\\N{BULLET}'", "strftime_now('%d %b %Y %Z') | length > 0",
+    "lipsum() | length > 0", "cycler(1, 2).next()", "joiner()()", "range(3) | list",
+)  # fmt: skip
+
+
+@pytest.mark.anyio
+async def test_a_file_that_python_would_open_is_refused_without_its_path() -> None:
+    renderer = TemplateRenderer()
+    try:
+        with pytest.raises(InvalidRequest, match=r"render this: OSError: a chat template opens no file$"):
+            await renderer.render("{{ 'a'.encode('punycode') }}", {})
+    finally:
+        await renderer.close()
+
+
+def test_an_answer_is_text_or_what_went_wrong() -> None:
+    compiled = compiler()
+
+    assert answer("{{ a }}", b'{"context": {"a": 1}}', compiled) == (b"t", b"1")
+    assert answer("{% for %}", b'{"context": null}', compiled)[0] == b"e"
+    assert answer("fine", b'{"context": null}', compiled) == (b"t", b"")
+    assert answer("fine", b"not json", compiled)[0] == b"e"
+    assert answer("fine", b"[]", compiled)[0] == b"e"
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "(''|attr('format')|attr('__globals__')).x",
+        "x.__init__.y",
+        "''.format.__self__.z",
+        "dict.mro().x",
+        "dict.__class__.x",
+        "namespace.__init__.x",
+        "namespace(__class__=1).x.y",
+        "('%s'|format(x)).__class__.y",
+        "''.format_map({'a': x}).__class__.y",
+        "('{0.__class__}'|attr('format'))(x).y",
+        "raise_exception.__globals__.x",
+        "strftime_now.__globals__.x",
+        "x|map(attribute='__class__')|list|first|attr('mro')",
+        "lipsum.__globals__.os.x",
+    ],
+)
+def test_attributes_with_underscores_are_out_of_reach(escape: str) -> None:
+    text = ""
+    with contextlib.suppress(SecurityError, UndefinedError):
+        text = environment().from_string("{{ " + escape + " }}").render({"x": {}})
+
+    assert text == ""
