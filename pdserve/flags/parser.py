@@ -52,7 +52,7 @@ def prepare(
 ) -> Prepared:
     """Return what `parser` is given: the file's flags, then those typed, vLLM's settled. Raises ConfigError."""
     known = parser._option_string_actions
-    path, rest = take_config(typed)
+    path, rest = take_config(_said_once(typed) if serves else typed)
     file = words(read(path), known, environ, serves=serves) if path is not None else FileWords((), frozenset())
     merged = (*file.argv, *rest)
     alone = file.fields - _fields(rest, known)
@@ -60,6 +60,11 @@ def prepare(
         return Prepared(merged, alone, None)
     settled = settle(merged, known)
     return Prepared(settled.argv, alone, notice(settled.without_effect) if settled.without_effect else None)
+
+
+def _said_once(typed: Sequence[str]) -> tuple[str, ...]:
+    """Return the words with `--model --model X`, which vLLM's documents print, as `--model X`."""
+    return tuple(word for word, after in zip(typed, (*typed[1:], ""), strict=True) if not word == after == "--model")
 
 
 def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -195,3 +195,10 @@ def test_the_schedulers_own_line_takes_a_file(file: Path) -> None:
 
     assert prepared.argv == ("--model=/m", "--max-n=3")
     assert prepared.notice == "without effect: --enforce-eager (no graphs are captured)"
+
+
+def test_a_model_flag_printed_twice_is_said_once() -> None:
+    parser = CommandParser(serves=True, prog="x")
+    parser.add_argument("--model")
+
+    assert parser.parse_args(["--model", "--model", "a/b"]).model == "a/b"

@@ -1,0 +1,1 @@
+"""The module paths by which vLLM's users start things: `python -m pdserve.entrypoints...`."""

@@ -1,0 +1,1 @@
+"""`python -m pdserve.entrypoints.openai.api_server --model M`."""

@@ -1,0 +1,172 @@
+"""A4: the extra request parameters, each by its effect, combined and over P/D."""
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+COUNTING = [*CHAT, {"role": "assistant", "content": "Paris, of"}]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+SAMPLED = {"temperature": 1.0, "max_tokens": 100}
+
+
+def test_a4_59_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
+    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+
+    assert served.text(echo=True) == PROMPT + served.text()
+    assert served.said(COUNTING, echo=True, **going_on) == "Paris, of" + served.said(COUNTING, **going_on)
+    assert served.said(CHAT, echo=True) == served.said(CHAT)
+
+
+def test_a4_60_add_generation_prompt_false_leaves_the_header_out(served: Served, oracle: Oracle) -> None:
+    header = oracle.ids("<|im_start|>assistant\n")
+    whole, bare = served.chat(), served.chat(add_generation_prompt=False)
+
+    assert whole["usage"]["prompt_tokens"] - bare["usage"]["prompt_tokens"] == len(header)
+
+
+def test_a4_61_add_special_tokens_differs_by_the_tokenizers_own(served: Served) -> None:
+    """This tokenizer adds none; tests/scheduler/test_tokens.py has those that do."""
+    counts = [served.completion(add_special_tokens=flag)["usage"]["prompt_tokens"] for flag in (True, False)]
+    chat = [served.chat(add_special_tokens=flag)["usage"]["prompt_tokens"] for flag in (True, False)]
+
+    assert (counts[0], chat[0]) == (counts[1], chat[1])
+
+
+DOCUMENTS = "{% for document in documents %}{{ document.title }}: {{ document.text }}{% endfor %}"
+
+
+def test_a4_62_documents_reach_the_templates_that_print_them(served: Served) -> None:
+    documents = [{"title": "fox", "text": "quick"}, {"title": "dog", "text": "lazy"}]
+
+    told = served.said(chat_template=DOCUMENTS, documents=documents)
+    assert told == served.text(prompt="fox: quickdog: lazy")
+    assert served.said(documents=documents) == served.said()
+
+
+def test_a4_63_a_request_may_bring_its_chat_template(served: Served) -> None:
+    assert served.said(chat_template="{{ messages[0].content }}!") == served.text(prompt=CHAT[0]["content"] + "!")
+    for broken in ("{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('no') }}"):
+        assert served.refused("/v1/chat/completions", chat_template=broken)["message"]
+
+
+def test_a4_64_chat_template_kwargs_are_variables(served: Served) -> None:
+    asked = {"chat_template": "{{ animal }}", "chat_template_kwargs": {"animal": "the quick brown fox"}}
+
+    assert served.said(**asked) == served.text()
+    for reserved in ("messages", "tokenize", "chat_template"):
+        assert served.refused("/v1/chat/completions", chat_template_kwargs={reserved: "x"})["message"]
+
+
+@pytest.mark.parametrize("surface", ["completion", "chat"])
+def test_a4_65_response_format_asks_for_json(served: Served, surface: str) -> None:
+    ask = served.text if surface == "completion" else served.said
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+
+    told = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
+    jsonschema.validate(json.loads(told), PERSON)
+    served.agree(surface, told)
+    assert ask(response_format={"type": "text"}) == ask()
+    assert served.refused(response_format={"type": "xml"})["param"] == "response_format"
+    assert served.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
+
+
+@pytest.mark.parametrize("form", ["text", "object"])
+def test_a4_66_guided_json_holds_at_every_seed(served: Served, form: str) -> None:
+    schema: Any = json.dumps(PERSON) if form == "text" else PERSON
+    for seed in range(10):
+        told = served.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
+        jsonschema.validate(json.loads(told), PERSON)
+        served.agree(str(seed), told)
+    assert served.refused(guided_json="{")["param"] == "guided_json"
+
+
+def test_a4_67_guided_regex_holds_at_every_seed(served: Served) -> None:
+    for seed in range(10):
+        told = served.said(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
+        assert re.fullmatch("[a-c]{3,5}-[0-9]+x", told)
+    assert served.refused(guided_regex="[a")["param"] == "guided_regex"
+
+
+def test_a4_68_guided_choice_reaches_a_choice_and_its_prefix(served: Served) -> None:
+    found = {served.text(guided_choice=["a", "ab", "cd"], seed=seed, temperature=2.0) for seed in range(24)}
+
+    assert found <= {"a", "ab", "cd"}
+    assert {"a", "ab"} <= found
+
+
+SQL_EBNF = 'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntable ::= "t" | "u"'
+SQL_LARK = 'start: "SELECT " COLUMN " FROM " TABLE\nCOLUMN: "a" | "b"\nTABLE: "t" | "u"'
+
+
+@pytest.mark.parametrize("grammar", [SQL_EBNF, SQL_LARK])
+def test_a4_69_guided_grammar_takes_both_notations(served: Served, grammar: str) -> None:
+    for seed in range(5):
+        assert re.fullmatch("SELECT [ab] FROM [tu]", served.text(guided_grammar=grammar, seed=seed, **SAMPLED))
+    assert served.refused(guided_grammar="root ::= nothing_here")["param"] == "guided_grammar"
+
+
+def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Served) -> None:
+    for backend in ("outlines", "lm-format-enforcer"):
+        assert served.text(guided_choice=["yes"], guided_decoding_backend=backend) == "yes"
+    refused = served.refused(guided_choice=["yes"], guided_decoding_backend="wishes")
+    assert "Unknown guided decoding backend" in refused["message"]
+
+
+@pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
+def test_a4_71_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    for seed in range(5):
+        told = served.text(guided_json=schema, guided_whitespace_pattern=pattern, seed=seed, **SAMPLED)
+        assert set(re.sub(r'[{}":a0-9-]', "", told)) <= set(allowed), told
+
+
+def test_a4_72_only_one_way_says_what_the_output_must_be(served: Served) -> None:
+    both = {"guided_json": "{}", "guided_regex": "a"}
+    assert served.refused(**both)["param"] == "guided_json"
+    assert served.refused(guided_regex="a", response_format={"type": "json_object"})["param"] == "response_format"
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function"}}
+    assert served.refused("/v1/chat/completions", guided_json="{}", **tools)["param"] == "tools"
+
+
+def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
+    asked = {"seed": 4, **SAMPLED}
+
+    told = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
+    jsonschema.validate(json.loads(told), PERSON)
+    assert told == served.text(guided_json=PERSON, guided_whitespace_pattern="", **asked)
+    assert served.text(structured_outputs={"choice": ["one"]}) == "one"
+    chunks = events(served.post("/v1/completions", prompt=PROMPT, stream=True, structured_outputs={"choice": ["one"]}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one"
+
+
+def test_a9_134_the_guides_own_schema_with_references_is_kept(served: Served) -> None:
+    schema = {
+        "title": "Character", "type": "object",
+        "properties": {
+            "name": {"title": "Name", "maxLength": 10, "type": "string"},
+            "age": {"title": "Age", "type": "integer"},
+            "armor": {"$ref": "#/definitions/Armor"},
+        },
+        "required": ["name", "age", "armor"],
+        "definitions": {"Armor": {"title": "Armor", "enum": ["leather", "chainmail", "plate"], "type": "string"}},
+    }  # fmt: skip
+    answer = served.completion(guided_json=json.dumps(schema), max_tokens=5)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+    told = served.text(guided_json=json.dumps(schema), temperature=0.7, seed=3, max_tokens=300)
+    if told.endswith("}"):
+        jsonschema.validate(json.loads(told), schema)
+    served.agree("character", told)

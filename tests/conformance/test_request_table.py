@@ -1,0 +1,138 @@
+"""A9 and what A11 settles: the guide's table of request fields, row by row, combined and over P/D."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+def test_a9_120_the_model_is_required_and_is_the_one_that_is_served(served: Served, model: Any) -> None:
+    for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
+        absent = served.http.post(path, json=body)
+        unknown = served.post(path, **body | {"model": "gpt-9"})
+        typed = served.post(path, **body | {"model": str(model), "max_tokens": 1})
+
+        assert (absent.status_code, absent.json()["error"]["param"]) == (400, "model")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+        assert unknown.json()["error"]["type"] == "not_found_error"
+        assert typed.status_code == 200
+
+
+def test_a9_121_the_prompt_is_required(served: Served) -> None:
+    for prompt in ("", [], [[]], None, ["a", ""]):
+        assert served.refused(prompt=prompt)["param"] == "prompt"
+    missing = served.post("/v1/completions")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a9_122_max_tokens_is_16_where_nothing_is_said(served: Served) -> None:
+    said_nothing = served.post("/v1/completions", prompt=PROMPT, ignore_eos=True, temperature=0).json()
+    assert said_nothing["usage"]["completion_tokens"] == 16
+    for bad in (0, -1, 2**40, "5"):
+        assert served.refused(max_tokens=bad)["param"] == "max_tokens"
+    chat = served.post("/v1/chat/completions", messages=CHAT, ignore_eos=True, temperature=0).json()
+    assert chat["usage"]["total_tokens"] == 512
+
+
+def test_a9_123_124_125_sampling_defaults_and_ranges(served: Served) -> None:
+    asked = {"seed": 9, "max_tokens": 12}
+    written_out = served.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **asked).json()
+    left_out = served.post("/v1/completions", prompt=PROMPT, **asked).json()
+
+    assert written_out["choices"] == left_out["choices"]
+    served.agree("sampled", left_out["choices"])
+    for name, bad in (("top_p", 0), ("top_p", 1.5), ("temperature", -1), ("temperature", 2.5), ("top_k", -2)):
+        assert served.refused(**{name: bad})["param"] == name
+
+
+def test_a9_126_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
+    """Each of these characters is three tokens here, so the stop is found across their borders."""
+    asked: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
+    assert served.text(**asked) == "我说你好吗再见"
+    for stop, text in ((["你", "好"], "我说"), ("好", "我说你"), ("你好吗", "我说"), (None, "我说你好吗再见")):
+        choice = served.completion(stop=stop, **asked)["choices"][0]
+        assert choice["text"] == served.streamed(stop=stop, **asked) == text
+        assert choice["finish_reason"] == "stop"
+        assert choice["stop_reason"] == (stop[0] if isinstance(stop, list) else stop)
+
+
+def test_a9_127_a_stream_says_what_the_plain_answer_says(served: Served) -> None:
+    for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
+        asked = body | {"max_tokens": 12, "seed": 4, "n": 2}
+        plain = served.post(path, **asked).json()
+        assert plain["choices"] == served.post(path, stream=False, **asked).json()["choices"]
+        chunks = events(served.post(path, stream=True, **asked))
+        for choice in plain["choices"]:
+            own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+            text = "".join(part.get("text", "") or part.get("delta", {}).get("content", "") for part in own)
+            assert text == choice.get("text", choice.get("message", {}).get("content"))
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
+    choices = served.completion(n=3, temperature=1.0, seed=1)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    served.agree("three", choices)
+    assert served.refused(n=2, temperature=0)["param"] == "n"
+    assert served.refused(n=2, top_k=1)["param"] == "n"
+    assert served.refused(n=10**6, temperature=1.0)["param"] == "n"
+    assert served.text()
+
+
+def test_a9_129_132_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None:
+    guides_three = {"use_beam_search": True, "best_of": 2, "top_k": -1, "length_penalty": 0.8}
+    assert served.text(**guides_three) == oracle.generate(num_beams=2, length_penalty=0.8)[0]
+    rules: list[tuple[dict[str, Any], str]] = [
+        ({"n": 1}, "n"), ({"n": 2, "top_p": 0.9}, "top_p"), ({"n": 2, "top_k": 4}, "top_k"),
+        ({"n": 2, "temperature": 0.3}, "temperature"), ({}, "n"),
+    ]  # fmt: skip
+    for fields, param in rules:
+        assert served.refused(**{"use_beam_search": True, "temperature": 0} | fields)["param"] == param
+    assert served.refused(length_penalty=0.8, top_k=-1)["param"] == "length_penalty"
+
+
+def test_a9_135_the_guides_chat_as_printed(served: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100, "top_k": -1, "top_p": 1,
+        "temperature": 0, "ignore_eos": False, "stream": False,
+    }  # fmt: skip
+    answer = served.post("/v1/chat/completions", **body)
+
+    assert answer.status_code == 200, answer.text
+    served.agree("answer", answer.json()["choices"])
+
+
+def test_a8_116_combined_and_p_d_are_the_same_with_everything_at_once(served: Served) -> None:
+    asked = {
+        "prompt": [PROMPT, "what is the capital"], "n": 3, "best_of": 4, "seed": 5, "temperature": 0.9, "top_p": 0.95,
+        "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
+        "logit_bias": {"40": 1.5}, "bad_words": ["fox"], "max_tokens": 20, "min_tokens": 3, "stop": ["zz"],
+        "logprobs": 3, "echo": True, "return_token_ids": True,
+    }  # fmt: skip
+    choices = served.post("/v1/completions", **asked).json()["choices"]
+
+    assert [choice["index"] for choice in choices] == list(range(6))
+    served.agree("ids", [choice["token_ids"] for choice in choices])
+    served.agree("texts", [choice["text"] for choice in choices])
+    for choice in choices:
+        told = choice["logprobs"]
+        assert len(told["tokens"]) == len(choice["prompt_token_ids"]) + len(choice["token_ids"])
+        served.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
+
+
+def test_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
+    choice = served.completion(logprobs=2, echo=True, return_token_ids=True)["choices"][0]
+    ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+    expected = oracle.logprobs(ids)
+
+    for at in range(1, len(ids)):
+        row = expected[at - 1]
+        assert choice["logprobs"]["token_logprobs"][at] == pytest.approx(row[ids[at]].item(), abs=1e-4)
+        assert max(choice["logprobs"]["top_logprobs"][at].values()) == pytest.approx(row.max().item(), abs=1e-4)
+    chat = served.chat(logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in chat] == [2] * len(chat)
+    assert json.dumps(chat)

@@ -1,0 +1,146 @@
+"""A2: what the seeds' client examples expect of an OpenAI server, combined and over P/D."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}}
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    """The official client; any key does where none is asked for."""
+    with openai.OpenAI(base_url=f"{served.http.base_url}/v1", api_key="EMPTY", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_a2_28_models_are_listed_and_retrieved(served: Served, client: openai.OpenAI) -> None:
+    card = served.http.get("/v1/models").json()["data"][0]
+
+    assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == ("tiny", "model", 512, None)
+    assert set(card) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"}
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_a2_29_34_chats_work_from_curl_and_from_the_client(served: Served, client: openai.OpenAI) -> None:
+    messages: Any = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Who won the world series in 2020?"},
+    ]
+    posted = served.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8)
+    made = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=8)
+
+    assert posted.json()["choices"][0]["message"] == {
+        "role": "assistant", "content": made.choices[0].message.content,
+    }  # fmt: skip
+
+
+def test_a2_30_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
+    asked: Any = {"prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}
+    first, again = served.completion(**asked), served.completion(**asked)
+    made = client.completions.create(model="tiny", **asked)
+
+    assert first["usage"]["completion_tokens"] <= 7
+    assert first["choices"] == again["choices"]
+    assert made.choices[0].text == first["choices"][0]["text"]
+
+
+def test_a2_31_another_model_is_404(served: Served, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.completions.create(model="other", prompt=PROMPT)
+    assert refused.value.param == "model"
+
+
+def test_a2_33_without_a_key_any_or_none_is_taken(served: Served) -> None:
+    for headers in ({}, {"Authorization": "Bearer EMPTY"}):
+        answer = served.http.post(
+            "/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 1}, headers=headers
+        )
+        assert answer.status_code == 200
+
+
+def test_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, oracle: Oracle) -> None:
+    texts = [PROMPT, "what is the capital"]
+    ids = [oracle.ids(text) for text in texts]
+    expected = [served.text(prompt=text) for text in texts]
+
+    assert expected == [oracle.generate(text)[0] for text in texts]
+    assert served.text(prompt=ids[0]) == expected[0]
+    for prompts in (texts, ids):
+        choices = served.completion(prompt=prompts)["choices"]
+        assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(expected))
+    many = served.completion(prompt=texts, n=2, temperature=1.0, seed=3)["choices"]
+    assert [choice["index"] for choice in many] == [0, 1, 2, 3]
+    alone = served.completion(prompt=texts[1], n=2, temperature=1.0, seed=3)["choices"]
+    assert [choice["text"] for choice in many[2:]] == [choice["text"] for choice in alone]
+
+
+def test_a2_37_a_suffix_is_refused_in_words(served: Served) -> None:
+    assert served.refused(suffix="end")["message"] == (
+        "suffix is not currently supported: no model here fills in the middle"
+    )
+
+
+def test_a2_38_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for fields in ({"tools": tools}, {"tools": tools, "tool_choice": "auto"}, {"tool_choice": "required"}):
+        refused = served.refused("/v1/chat/completions", **fields)
+        assert refused["param"] in ("tools", "tool_choice")
+        assert "not supported yet" in refused["message"]
+    assert served.said(tool_choice="none") == served.said()
+
+
+def test_a2_39_extra_body_and_merged_json_are_the_same(served: Served, client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Classify this sentiment: pdserve is wonderful!"}]
+    choices = ["positive", "negative"]
+    extra = client.chat.completions.create(
+        model="tiny", messages=messages, temperature=0, extra_body={"guided_choice": choices}
+    )
+
+    assert extra.choices[0].message.content in choices
+    assert served.said(messages, guided_choice=choices, max_tokens=60) == extra.choices[0].message.content
+
+
+def test_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
+    refused = served.refused("/v1/chat/completions", messages=messages)
+
+    assert "image_url parts are not supported yet" in refused["message"]
+    assert refused["param"] == "messages.0.content.1"
+    assert served.http.get("/health").status_code == 200
+
+
+def test_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
+    assert served.text(metadata={"a": "b"}, store=True, service_tier="auto", unheard_of=[1]) == served.text()
+
+
+def test_a2_25_26_27_serve_and_the_module_form_are_one(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = {}
+        for command in (
+            ("pdserve", "serve", str(model)),
+            ("pdserve.entrypoints.openai.api_server", "--model", str(model)),
+        ):
+            flags = ("--dtype", "auto", "--api-key", "token-abc123", "--port", str(port), *ENGINE_FLAGS[1:])
+            ended = subprocess.run(
+                [sys.executable, "-m", *command, *flags], capture_output=True, text=True, timeout=60, cwd=tmp_path
+            )
+            assert ended.returncode == 2
+            said[command[0]] = ended.stderr.rpartition(": ")[2]
+        assert str(port) in ended.stderr
+    assert len(set(said.values())) == 1
+    assert CHAT
