@@ -14,6 +14,7 @@ from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.process import Cluster, serve_cluster
+from scheduler.traces import check_traces
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError
 from wire.options import EngineOptions, add_flags, from_namespace
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse(argv)
     require_free(config.engine.host, config.engine.port)
     logs.configure(config.engine.log_level, log_format=config.engine.log_format)
+    check_traces(config.options.otlp_traces_endpoint, os.environ)
     os.environ.pop(HCCL_TABLE, None)
     try:
         import instance.local  # noqa: F401 - only to say what is missing before anything starts

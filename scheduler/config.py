@@ -77,6 +77,9 @@ class SchedulerOptions:
     sse_keep_alive_interval: float | None = flag(
         None, "seconds without an event after which a stream carries a comment (default: never)", parse=float
     )
+    otlp_traces_endpoint: str | None = flag(
+        None, "URL of the collector that gets a trace of each request, as http://localhost:4317 (default: none)"
+    )
     startup_timeout: float = flag(600.0, "seconds to wait for the instances at start", parse=float)
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
     stall_timeout: float = flag(10.0, "seconds a request may go without progress", parse=float)

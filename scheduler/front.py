@@ -1,7 +1,7 @@
 """What the HTTP surface stands on: everything an endpoint needs, made once by the process's entry point."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from scheduler.metrics import Metrics
 from scheduler.request import Dispatcher
 from scheduler.stream import Observer
 from scheduler.tokens import Tokens
+from scheduler.traces import Traces
 from wire.errors import UnknownModel
 
 
@@ -53,12 +54,13 @@ class Front:
     drain: Drain = field(default_factory=Drain)
     keys: Keys = field(default_factory=Keys)
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
-    @property
-    def observer(self) -> Observer:
-        """Who hears how requests go."""
-        return self.metrics.figures
+    def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
+        """Return who hears how a request goes, by its HTTP headers: the figures, and its trace where there are any."""
+        figures = self.metrics.figures
+        return figures if self.traces is None else self.traces.observer(figures, headers)
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModel unless clients may use `name`."""

@@ -11,6 +11,7 @@ from scheduler.figures import Figures
 from scheduler.view import ClusterView
 from scheduler.vllm_metrics import VllmCollector
 from telemetry.histogram import Histogram
+from telemetry.span_exporter import SpanExporter
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
@@ -20,12 +21,12 @@ class Metrics:
 
     def __init__(
         self, view: Callable[[], ClusterView] | None = None, *, model_name: str = "",
-        max_model_len: int = edges.DEFAULT_MODEL_LEN,
+        max_model_len: int = edges.DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
     ) -> None:  # fmt: skip
         self.figures = Figures(max_model_len)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(FiguresCollector(self.figures))
+        self._registry.register(FiguresCollector(self.figures, exporter))
         self._registry.register(VllmCollector(self.figures, view, model_name))
         if view is not None:
             self._registry.register(ClusterCollector(view))
@@ -40,10 +41,11 @@ class Metrics:
 
 
 class FiguresCollector:
-    """Shows the figures under our own names."""
+    """Shows the figures under our own names, and what became of the traces."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: Figures, exporter: SpanExporter | None = None) -> None:
         self._figures = figures
+        self._exporter = exporter
 
     def describe(self) -> list[Metric]:
         """Return nothing: names need no check when they are registered."""
@@ -81,12 +83,14 @@ class FiguresCollector:
         return family
 
     def _counters(self) -> Iterator[Metric]:
-        own = self._figures
+        own, exporter = self._figures, self._exporter
         for name, help, value in (
             ("prompt_tokens", "Prompt tokens of requests that got a first token", own.prompt_tokens),
             ("generation_tokens", "Output tokens", own.output_tokens),
             ("kv_handoff_bytes", "KV bytes of finished hand-offs", own.kv_bytes),
             ("kv_handoff_early_bytes", "Those that left while their prompt was computed", own.kv_bytes_early),
+            ("trace_spans_sent", "Spans that a collector took", exporter.num_sent if exporter else 0),
+            ("trace_spans_dropped", "Spans that none took", exporter.num_dropped if exporter else 0),
         ):
             yield CounterMetricFamily(f"pdserve_{name}", help, value=value)
         http = CounterMetricFamily(

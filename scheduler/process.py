@@ -33,6 +33,7 @@ from scheduler.registry import Registry
 from scheduler.server import listen, serve
 from scheduler.table_watch import TableWatch
 from scheduler.tokens import Tokens
+from scheduler.traces import open_traces
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from wire.grpc_connection import GrpcConnection
@@ -104,16 +105,24 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
         min_retries=options.min_retries,
     )
     control = build_control(cluster, limits, files.kind)
+    model = config.engine.served_names()[0]
+    traces = open_traces(options.otlp_traces_endpoint, os.environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings())
     front = Front(
         config,
         control.dispatch,
         tokens,
-        Metrics(control.view, model_name=config.engine.served_names()[0], max_model_len=files.max_model_len),
+        Metrics(
+            control.view,
+            model_name=model,
+            max_model_len=files.max_model_len,
+            exporter=None if traces is None else traces.exporter,
+        ),
         readiness=lambda: report(control),
         health=cluster.health,
         most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),
         drain=drain,
+        traces=traces,
         keys=keys,
         defaults=read_defaults(config.engine.model, options.generation_config, options.override_generation_config),
     )
@@ -133,6 +142,8 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     finally:
         await control.dispatch.close(0)
         await tokens.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 def report(control: Control) -> ReadyReport:

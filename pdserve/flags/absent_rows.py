@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pdserve.flags.row import Takes, VllmFlag, no_effect, refused
+from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
 
 _SWITCHES: Final = frozenset((
     "--enable-lora", "--fully-sharded-loras", "--enable-lora-bias", "--enable-prompt-adapter",
@@ -24,7 +24,6 @@ _PICTURES: Final = (
     "--image-input-type", "--image-token-id", "--image-input-shape", "--image-feature-size", "--image-processor",
     "--image-processor-revision", "--disable-image-processor", "--mm-processor-kwargs", "--allowed-local-media-path",
 )  # fmt: skip
-_TRACES: Final = ("--otlp-traces-endpoint", "--collect-detailed-traces")
 
 
 def _refused(names: Sequence[str], why: str) -> Iterator[VllmFlag]:
@@ -43,5 +42,6 @@ ABSENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     *_refused(_PICTURES, "models are served for text alone"),
     no_effect("--limit-mm-per-prompt", "models are served for text alone: a picture in a request is refused"),
     no_effect("--disable-mm-preprocessor-cache", "models are served for text alone", Takes.NOTHING),
-    *_refused(_TRACES, "traces are not exported"),
+    supported("--otlp-traces-endpoint"),
+    no_effect("--collect-detailed-traces", "every trace has the stages of its prompts"),
 )  # fmt: skip

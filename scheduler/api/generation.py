@@ -82,7 +82,8 @@ class Generation:
     def _output(self, scope: Scope) -> TextStream:
         """Times count from the request's arrival: reading, rendering and tokenising it are part of the wait."""
         arrived_s = scope["state"]["arrived_s"]
-        return TextStream(self.request, self.text, self.front.tokens, self.front.observer, started_s=arrived_s)
+        observer = self.front.observer_of(scope["headers"])
+        return TextStream(self.request, self.text, self.front.tokens, observer, started_s=arrived_s)
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
         shape, asked, opened = self.shape, self.asked, set[int]()

@@ -1,0 +1,106 @@
+"""How a batch of spans gets to a collector: an HTTP POST or a gRPC call, with a deadline. Proxies are ignored."""
+
+import contextlib
+import http.client
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from telemetry.otlp_endpoint import OtlpEndpoint
+
+_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_MAX_ANSWER = 64 * 2**10
+_HTTP_AGAIN = frozenset((429, 502, 503, 504))
+_GRPC_AGAIN = frozenset((
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED,
+))  # fmt: skip
+
+
+class NotTaken(Exception):
+    """A collector did not take a batch; `may_retry` where it may later."""
+
+    def __init__(self, reason: str, *, may_retry: bool) -> None:
+        super().__init__(reason)
+        self.may_retry = may_retry
+
+
+class Transport(Protocol):
+    """Sends one request at a time."""
+
+    def send(self, payload: bytes, timeout_s: float) -> bytes:
+        """Return the collector's answer. Raises NotTaken."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+def open_transport(endpoint: OtlpEndpoint) -> Transport:
+    """Return how to send to a collector; nothing is connected before the first batch."""
+    return _Grpc(endpoint) if endpoint.is_grpc else _Http(endpoint)
+
+
+class _Http:
+    """A connection a batch: a collector may be restarted between two."""
+
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        self._endpoint = endpoint
+        self._kind = http.client.HTTPSConnection if endpoint.is_tls else http.client.HTTPConnection
+        self._socket: socket.socket | None = None
+
+    def send(self, payload: bytes, timeout_s: float) -> bytes:
+        """See Transport."""
+        connection = self._kind(self._endpoint.host, self._endpoint.port, timeout=timeout_s)
+        headers = {"content-type": "application/x-protobuf", **dict(self._endpoint.headers)}
+        try:
+            connection.connect()
+            self._socket = connection.sock
+            connection.request("POST", self._endpoint.path, payload, headers)
+            answer = connection.getresponse()
+            body = answer.read(_MAX_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            raise NotTaken(f"{type(error).__name__}: {error}", may_retry=True) from error
+        finally:
+            self._socket = None
+            connection.close()
+        if answer.status != 200:
+            raise NotTaken(f"status {answer.status}", may_retry=answer.status in _HTTP_AGAIN)
+        return body
+
+    def close(self) -> None:
+        """See Transport. From another thread it ends a send that is under way."""
+        with contextlib.suppress(OSError):
+            if (under_way := self._socket) is not None:
+                under_way.shutdown(socket.SHUT_RDWR)
+
+
+class _Grpc:
+    """One channel, which reconnects by itself."""
+
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        target, options = f"{endpoint.host}:{endpoint.port}", [("grpc.enable_http_proxy", 0)]
+        if ":" in endpoint.host:
+            target = f"[{endpoint.host}]:{endpoint.port}"
+        self._channel = (
+            grpc.secure_channel(target, grpc.ssl_channel_credentials(), options)
+            if endpoint.is_tls
+            else grpc.insecure_channel(target, options)
+        )
+        self._export: Callable[..., bytes] = self._channel.unary_unary(_METHOD)
+        self._headers = endpoint.headers
+
+    def send(self, payload: bytes, timeout_s: float) -> bytes:
+        """See Transport."""
+        try:
+            return self._export(payload, timeout=timeout_s, metadata=self._headers)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+            raise NotTaken(f"gRPC status {code.name}", may_retry=code in _GRPC_AGAIN) from error
+
+    def close(self) -> None:
+        """See Transport."""
+        self._channel.close()
