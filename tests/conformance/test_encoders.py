@@ -129,4 +129,5 @@ def cls_vector(network: Any, ids: list[int]) -> torch.Tensor:
     """Return the first token's hidden state at length 1: what an encoder without more files makes."""
     with torch.no_grad():
         hidden: torch.Tensor = network(input_ids=torch.tensor([ids])).last_hidden_state[0, 0].double()
-    return hidden / hidden.norm()
+    unit: torch.Tensor = hidden / hidden.norm()
+    return unit
