@@ -19,7 +19,7 @@ from ranktable_tools.generate import (
     tensor_parallel_note,
 )
 from ranktable_tools.save_tables import make_directory
-from ranktable_tools.table_file import write_global, write_local
+from ranktable_tools.table_file import read_local, write_global, write_local
 
 Say = Callable[[str], None]
 
@@ -51,10 +51,11 @@ def gen(
     if kind == "npu" and request.share_devices:
         raise RanktableError("--share-devices is for GPUs: an NPU is in one instance alone")
     check_request(request)
+    _refuse_other_devices(request, arguments.save_dir)
     generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
     _save(generated, arguments.save_dir, say)
     absent = absent_note(kind, request.device_ids, present_devices(kind, root / "dev"))
-    for note in (_address_note(arguments, request), tensor_parallel_note(request), absent):
+    for note in (_address_note(arguments, request), tensor_parallel_note([*map(len, request.instances)]), absent):
         if note is not None:
             say(f"Note: {note}")
     say(f"Generate global ranktable successful, host ip is {request.ip}")
@@ -86,6 +87,21 @@ def _device_ips(
     if source is not None:
         raise RanktableError(f"--device-ip-from {source} is for npu; the devices of {kind} have the host's address")
     return dict.fromkeys(request.device_ids, request.ip)
+
+
+def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
+    """Raise RanktableError for a local table that is there and of other devices: the names do not part their ids."""
+    for ids, name in zip(request.instances, request.file_names, strict=True):
+        path = os.path.join(save_dir, name)
+        try:
+            there = read_local(path).server.device_ids
+        except RanktableError:
+            continue  # none is there, or none that anybody could start from
+        if there != ids:
+            raise RanktableError(
+                f"{path} is there, of the devices {','.join(there)}, and would be that of {','.join(ids)}; nothing was "
+                "written: give another --save-dir, or remove it"
+            )
 
 
 def _save(generated: Generated, save_dir: str, say: Say) -> None:

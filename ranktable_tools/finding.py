@@ -25,7 +25,7 @@ class Finding:
     def __str__(self) -> str:
         note = "note: " if self.severity == "note" else ""
         instead = f"; {self.instead}" if self.instead else ""
-        return f"{self.file}: {note}{self.message}{instead} [{self.code}]"
+        return f"{_named(self.file)}: {note}{self.message}{instead} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
         """Return the finding as `--format json` prints it; a value past a thousand characters is cut to a string."""
@@ -48,5 +48,9 @@ def of_problem(file: str, problem: Problem, severity: Severity = "error") -> Fin
 
 def of_error(file: str, error: RanktableError) -> Finding:
     """Return the finding of an error that names its file or not, the cure after its last semicolon."""
-    message, _, instead = str(error).removeprefix(f"{file}: ").partition("; ")
+    message, _, instead = str(error).removeprefix(f"{_named(file)}: ").partition("; ")
     return Finding(file, "error", error.code, error.place, error.value, message, instead)
+
+
+def _named(file: str) -> str:
+    return file or "''"

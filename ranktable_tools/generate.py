@@ -10,7 +10,8 @@ from ranktable_tools.file_names import HOST, global_name, local_name
 from ranktable_tools.ports import counted_ports, parse_port
 from ranktable_tools.tables import Device, LocalTable, Server, TablePart
 
-_DEVICE_ID = re.compile(r"[0-9]{1,9}")
+_MAX_DIGITS = 9
+_DEVICE_ID = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...
     words = [word for value in values for word in value.split()]
     lists = tuple(tuple(word.split(",")) for word in words)
     for word, ids in zip(words, lists, strict=True):
+        long = next((one for one in ids if len(one) > _MAX_DIGITS and _DEVICE_ID.fullmatch(one)), None)
+        if long is not None:
+            shown = f"{long[:24]}, a device id of {len(long)} digits"
+            raise RanktableError(f"Input format error. {flag} has {shown}; at most {_MAX_DIGITS} are read")
         if not all(_DEVICE_ID.fullmatch(device_id) for device_id in ids):
             raise RanktableError(
                 f"Input format error. {flag} has {word!r}; "
@@ -133,9 +138,8 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
     )
 
 
-def tensor_parallel_note(request: GenRequest) -> str | None:
-    """Return a note when instances differ in their number of devices; that is allowed."""
-    sizes = [len(ids) for ids in request.instances]
+def tensor_parallel_note(sizes: Sequence[int]) -> str | None:
+    """Return a note when instances, prefill first, differ in their number of devices; that is allowed."""
     if len(set(sizes)) < 2:
         return None
     listed = ",".join(str(size) for size in sizes)

@@ -69,6 +69,8 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def _read_text(path: str) -> str:
+    if not path:
+        raise RanktableError("'': no file is named, as a variable that is not set does", code="unreadable")
     try:
         _refuse_what_may_hang(path)
         with open(path, "rb") as file:

@@ -29,6 +29,8 @@ def check_inputs(flag: str, inputs: Sequence[str], outputs: Sequence[Path]) -> N
 
 def make_directory(save_dir: str) -> None:
     """Make the folder for the files. Raises RanktableError naming it."""
+    if not save_dir:
+        raise RanktableError("--save-dir '' names no folder, as a variable that is not set gives it")
     try:
         os.makedirs(save_dir, exist_ok=True)
     except OSError as error:

@@ -45,6 +45,7 @@ def _read(root: Node, options: ReadOptions) -> Reading:
         if group_id == "0":
             schedulers += placed
         elif group_id == "1":
+            _refuse_devices(node, placed)
             notes += [f"{entry.place}: the controller {entry.server.server_ip} is left out" for entry in placed]
         elif group_id is not None:
             instances += _instances(node, placed)
@@ -74,6 +75,15 @@ def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServe
     if all(sorted(of_server, key=int) == [str(rank) for rank in range(len(of_server))] for of_server in ranks):
         return [[server] for server in placed]
     return [placed]
+
+
+def _refuse_devices(node: Node, controllers: Sequence[PlacedServer]) -> None:
+    """Want a controller without devices: a table with some there is another's, whose instances would be left out."""
+    for entry in controllers:
+        ids = entry.server.device_ids
+        if ids:
+            advice = "must be absent: the controller has no device (is this table MindIE's?)"
+            Node(ids, f"{entry.place}.device", node.problems).refuse("scheduler-device", advice)
 
 
 def _check_ports(node: Node) -> None:

@@ -60,6 +60,7 @@ _LOOPBACK = with_value(modelarts(), "server_group_list.0.server_list.0.server_ip
 
 FILES = (
     Broken("the file is not there", "unreadable", {}, ("lint", "gone.json")),
+    Broken("no name, as a variable that is not set gives it", "unreadable", {}, ("lint", "")),
     _lint("the file is cut off", "not-json", '{"version": "1.0", "server_group_list": ['),
     _lint("a number is NaN", "not-json", '{"version": NaN}'),
     _lint("a comment", "json-comment", '{"version": "1.0", // the version\n "status": "completed"}'),
@@ -223,6 +224,13 @@ OTHER_DIALECTS = (
             ],
             "super_pod_list": [pod("1", A, C), pod("2", B)],
         },
+    ),
+    _lint(
+        "MindIE: a controller with a device, as the guide's prefill group",
+        "scheduler-device",
+        modelarts(),
+        "--dialect",
+        "mindie",
     ),
     _mindie("MindIE: three coordinators", "scheduler-count", "server_group_list.0", group(0, *map(server, (A, B, C)))),
     _mindie("MindIE: no port", "bad-port", "server_group_list.2.server_list.0.predict_port", "99999"),

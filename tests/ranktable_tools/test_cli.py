@@ -238,3 +238,13 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_gen_again_replaces_the_files_of_the_same_devices(tmp_path: Path) -> None:
+    assert main(GEN) == 0
+    (local,) = tmp_path.glob("local_*_45.json")
+    before = local.stat().st_ino
+
+    assert main(GEN) == 0
+
+    assert local.stat().st_ino != before

@@ -124,9 +124,8 @@ def test_a_wrong_ip_is_named(ip: str) -> None:
 
 
 def test_unequal_instances_are_a_note() -> None:
-    assert tensor_parallel_note(_request("0,1", "2,3")) is None
-    note = tensor_parallel_note(_request("0,1", "2 3"))
-    assert note == "the instances differ in tensor-parallel-size, prefill first: 2,1,1"
+    assert tensor_parallel_note([2, 2]) is None
+    assert tensor_parallel_note([2, 1, 1]) == "the instances differ in tensor-parallel-size, prefill first: 2,1,1"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,18 @@ def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: py
     assert main(["lint", "whole/global_ranktable_merge.json", *map(str, tmp_path.glob("local*"))]) == 0
 
 
+def test_merge_notes_instances_of_unlike_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["gen", "--prefill-server-list", "0,1", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
+    main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
+    files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
+    capsys.readouterr()
+
+    assert main(["merge", "--global-ranktable-list", *files]) == 0
+
+    note = "Note: the instances differ in tensor-parallel-size, prefill first: 2,1"
+    assert note in capsys.readouterr().out.splitlines()
+
+
 def test_merge_gives_table_and_secret_to_their_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
     files = _two_hosts()
