@@ -1,7 +1,6 @@
 """`pdserve serve MODEL`: the scheduler's surface over one combined instance, in one process."""
 
 import argparse
-import asyncio
 import os
 import signal
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pdserve.ports import require_free
 from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.loop import run
 from scheduler.process import Cluster, serve_cluster
 from scheduler.traces import check_traces
 from telemetry import logs
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
-    asyncio.run(_serve(config))
+    run(_serve(config))
     return 0
 
 

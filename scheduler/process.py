@@ -24,6 +24,7 @@ from scheduler.generation_defaults import read_defaults
 from scheduler.https import read_https
 from scheduler.limits import ControlLimits
 from scheduler.link_probe import LinkProbe
+from scheduler.loop import run as run_loop
 from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
@@ -62,7 +63,7 @@ class Cluster:
 def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible."""
     trust.warn()
-    asyncio.run(serve_cluster(config, cluster_of(plan, trust)))
+    run_loop(serve_cluster(config, cluster_of(plan, trust)))
     return 0
 
 
@@ -128,8 +129,9 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     )
     log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
     serving = serve(
-        build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop, https=https
-    )
+        build_app(front), bound, drain, shutdown_timeout_s=options.shutdown_timeout, stop=stop, https=https,
+        client_timeout_s=options.client_timeout,
+    )  # fmt: skip
     try:
         await _until_first_ends(
             asyncio.create_task(serving),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import signal
 import socket
@@ -13,13 +14,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from scheduler.drain import Drain
-from scheduler.http_protocol import BoundedProtocol
+from scheduler.http_protocol import HttpProtocol
 from scheduler.https import Https
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 
 _log = EventLogger("server")
-_MAX_HEADER_BYTES = 64 * 2**10
 _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
 
@@ -53,20 +53,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 async def serve(
     app: ASGIApp, bound: socket.socket, drain: Drain, *, shutdown_timeout_s: float, stop: asyncio.Event | None = None,
-    https: Https | None = None,
+    https: Https | None = None, client_timeout_s: float = 30.0,
 ) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and give running ones `shutdown_timeout_s`.
 
-    A second signal ends them at once. The socket is closed on return. With `https` nothing else is spoken.
+    A second signal ends them at once. The socket is closed on return. With `https` nothing else is spoken. A client
+    that reads nothing for `client_timeout_s` is given up.
     """
     tls: dict[str, Any] = {} if https is None else {
         "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
         "ssl_cert_reqs": https.cert_reqs,
     }  # fmt: skip
+    protocol: Any = functools.partial(HttpProtocol, reader_s=client_timeout_s)
     server = _Uvicorn(
         uvicorn.Config(
-            app, http=BoundedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
-            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            app, http=protocol, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S, **tls,
         )
     )  # fmt: skip

@@ -4,7 +4,6 @@ python benchmarks/door/front.py --prefill PORT --decode PORT [--profile FILE] [f
 """
 
 import argparse
-import asyncio
 import cProfile
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, parse
+from scheduler.loop import run as run_loop
 from scheduler.process import Cluster, serve_cluster
 from telemetry import logs
 from wire.grpc_connection import GrpcConnection
@@ -45,7 +45,7 @@ def main() -> None:
 
 def run(config: SchedulerConfig, expected: tuple[ExpectedInstance, ...]) -> None:
     """Serve as the scheduler's own process does."""
-    asyncio.run(serve_cluster(config, Cluster(expected, GrpcConnection)))
+    run_loop(serve_cluster(config, Cluster(expected, GrpcConnection)))
 
 
 if __name__ == "__main__":

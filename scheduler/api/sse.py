@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
+from scheduler.http_exchange import Receiving
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
@@ -62,6 +63,28 @@ async def within(timeout_s: float, sending: Awaitable[None]) -> None:
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; if the client goes away first, cancel it and raise ClientGone."""
+    if isinstance(receive, Receiving):
+        await _until_told(receive, work)
+    else:
+        await _until_received(receive, work)
+
+
+async def _until_told(receive: Receiving, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` in this task, which our own server interrupts when the client goes."""
+    task = asyncio.current_task()
+    assert task is not None
+    receive.when_gone(task.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if receive.why_gone and task.uncancel() == 0:
+            raise ClientGone(receive.why_gone) from None
+        raise
+    finally:
+        receive.when_gone(None)
+
+
+async def _until_received(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:

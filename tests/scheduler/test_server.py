@@ -215,7 +215,14 @@ async def test_a_reader_that_stops_reading_is_given_up(serve: Any, model_folder:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         stop = asyncio.Event()
         task = asyncio.create_task(
-            serve_app(build_app(served.front), bound, served.front.drain, shutdown_timeout_s=1, stop=stop)
+            serve_app(
+                build_app(served.front),
+                bound,
+                served.front.drain,
+                shutdown_timeout_s=1,
+                stop=stop,
+                client_timeout_s=0.05,
+            )
         )
         body = f'{{"model": "{model_folder}", "prompt": {["hi"] * 60}, "n": 16, "max_tokens": 400, "stream": true}}'
         with socket.socket() as reader:

@@ -1,0 +1,195 @@
+"""One request and its answer on a connection: what the app receives and sends, as bytes."""
+
+import asyncio
+import http
+import re
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Scope
+
+from telemetry.logs import EventLogger
+
+_log = EventLogger("server")
+_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
+_BARE = frozenset((204, 304))
+_UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+class Exchange:
+    """Owns the body that came and is not read yet, and how far the answer is. `receive` is the app's, and so `send`.
+
+    The head of an answer leaves with its first bytes of body. `keep_alive` may be set to False until then.
+    """
+
+    def __init__(
+        self, scope: Scope, transport: asyncio.Transport, default_headers: list[tuple[bytes, bytes]],
+        answered: Callable[[], None], *, keep_alive: bool, expects: bool,
+    ) -> None:  # fmt: skip
+        self.keep_alive = keep_alive
+        self.receive = Receiving(self)
+        self._scope, self._transport, self._default_headers = scope, transport, default_headers
+        self._answered, self._expects = answered, expects
+        self._body, self._body_complete, self._told_all = bytearray(), False, False
+        self._changed: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._head: bytes | None = None
+        self._started, self.complete = False, False
+        self.gone, self.why_gone = False, ""
+        self._chunked, self._left = False, 0
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the app answer. What it leaves half done is cut, so that the client sees that it is not whole."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a request
+            _log.error("request_broke", error)
+        finally:
+            if not self.complete and not self.gone:
+                self._transport.abort()
+
+    def feed(self, body: bytes) -> int:
+        """Take a part of the body; return how many bytes are not read. Of an answered request nothing is kept."""
+        if self.complete or self.gone:
+            return 0
+        self._body += body
+        self._wake()
+        return len(self._body)
+
+    def complete_body(self) -> None:
+        """The body is whole."""
+        self._body_complete = True
+        self._wake()
+
+    def leave(self, why: str) -> None:
+        """The client is gone."""
+        self.gone, self.why_gone = True, why
+        self._wake()
+        self.resume()
+        if not self.complete:
+            self.receive.tell()
+
+    def pause(self) -> None:
+        """Let `send` wait."""
+        if self._writable is None:
+            self._writable = asyncio.get_running_loop().create_future()
+
+    def resume(self) -> None:
+        """Let `send` go on."""
+        waiting, self._writable = self._writable, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def read(self) -> Message:
+        """Return what came of the body since the last call, or that the client is gone or the answer complete."""
+        if self._expects and not self._started:
+            self._expects = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self.gone or self.complete or self._body or (self._body_complete and not self._told_all)):
+            self._transport.resume_reading()
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+        if self.gone or self.complete:
+            return {"type": "http.disconnect"}
+        self._told_all = self._body_complete
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": not self._body_complete}
+
+    async def send(self, message: Message) -> None:
+        """Write a part of the answer; waits while the client reads too slowly. Silent once it is gone."""
+        while self._writable is not None and not self.gone:
+            await self._writable
+        if self.gone:
+            return
+        if message["type"] == "http.response.start":
+            assert not self._started, "an answer starts once"
+            self._started = True
+            self._head = self._head_of(message["status"], message.get("headers", ()))
+        else:
+            assert self._started, "the body comes behind the head"
+            assert not self.complete, "the body ends once"
+            self._write(message.get("body", b""), more=message.get("more_body", False))
+
+    def _head_of(self, status: int, headers: Any) -> bytes:
+        parts = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        bare = status in _BARE or self._scope["method"] == "HEAD"
+        length: int | None = None
+        for name, value in (*self._default_headers, *headers):
+            assert not _UNSAFE.search(name + value), "a header holds no control characters"
+            if name == b"content-length":
+                length = int(value)
+            parts += (name, b": ", value, b"\r\n")
+        self._left = 0 if bare else length or 0
+        if length is None and not bare:
+            if self._scope["http_version"] == "1.1":
+                self._chunked = True
+                parts.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.keep_alive = False  # HTTP/1.0 knows only the end of the connection
+                self._left = -1
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        elif self._scope["http_version"] != "1.1":
+            parts.append(b"connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        if self._chunked:
+            content = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                content += b"0\r\n\r\n"
+        elif self._left == -1:
+            content = body
+        else:
+            content = body[: self._left]
+            self._left -= len(content)
+        if self._head is not None:
+            content, self._head = self._head + content, None
+        if content:
+            self._transport.write(content)
+        if not more:
+            self._end()
+
+    def _end(self) -> None:
+        self.complete = True
+        if self._left > 0:
+            _log.error("answer_too_short", path=self._scope["path"], missing=self._left)
+            self.keep_alive = False
+        self._body.clear()
+        self._wake()
+        self._answered()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+
+class Receiving:
+    """An exchange's `receive`, which can also call back the moment its client goes away before the answer is whole."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._when_gone: Callable[[], object] | None = None
+
+    async def __call__(self) -> Message:
+        """Return the next message."""
+        return await self._exchange.read()
+
+    @property
+    def why_gone(self) -> str:
+        """Why the client has gone, in words; "" while it is there."""
+        return self._exchange.why_gone
+
+    def when_gone(self, call: Callable[[], object] | None) -> None:
+        """Call `call` once if the client goes away, at once if it has; None calls nothing any more."""
+        self._when_gone = call
+        if call is not None and self._exchange.gone:
+            self.tell()
+
+    def tell(self) -> None:
+        """Call who waits."""
+        call, self._when_gone = self._when_gone, None
+        if call is not None:
+            call()
