@@ -99,8 +99,8 @@ def serve(model_folder: Path) -> Serve:
         health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), most: int | None = None,
         defaults: GenerationDefaults | None = None, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
-        tokens = Tokens(read_model_files(str(folder)))
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
+        tokens = Tokens(read_model_files(str(folder)), config.options.chat_settings())
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
         front = Front(
