@@ -169,6 +169,7 @@ class EngineCore:
 
     def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: Outcome) -> None:
         batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
+        outcome.num_tokens = len(batch.token_ids)
         try:
             output = self._model.launch(batch, announcer if announcer.wanted else None).collect()
             parts = read_output(output, batch, pieces)

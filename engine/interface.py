@@ -110,6 +110,7 @@ class StepResult:
     `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
     `progressed` are prompts that came further without a token that could be told (beam search). `interrupted` tells of
     prompts put aside between two of their tokens how often they were by now: as copies, and as token ids alone.
+    `num_tokens` went through the model, of prompts and of outputs.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -122,6 +123,7 @@ class StepResult:
     pooled: tuple[PooledPrompt, ...] = ()
     progressed: tuple[str, ...] = ()
     interrupted: tuple[tuple[str, int, int], ...] = ()
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

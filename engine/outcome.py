@@ -19,6 +19,7 @@ class Outcome:
     progressed: list[str] = field(default_factory=list)
     pooled: list[PooledPrompt] = field(default_factory=list)
     interrupted: list[tuple[str, int, int]] = field(default_factory=list)
+    num_tokens: int = 0
 
     def result(self, seconds: float) -> StepResult:
         """Return all of it as the step's result."""
@@ -33,4 +34,5 @@ class Outcome:
             progressed=tuple(dict.fromkeys(self.progressed)),
             pooled=tuple(self.pooled),
             interrupted=tuple(self.interrupted),
+            num_tokens=self.num_tokens,
         )

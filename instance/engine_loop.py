@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.interface import Chunk, Engine, OnLayer, StepResult
+from telemetry.histogram import Histogram
 from telemetry.logs import EventLogger
+from wire.types import STEP_TOKEN_EDGES
 
 log = EventLogger("engine")
 
@@ -26,6 +28,7 @@ class EngineLoop:
         self._mark = clock()
         self.steps = 0
         self.step_seconds = 0.0
+        self.step_tokens = Histogram(STEP_TOKEN_EDGES)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -73,6 +76,8 @@ class EngineLoop:
         result = self._engine.step(self._layer_done)
         self.steps += 1
         self.step_seconds += result.seconds
+        if result.num_tokens:
+            self.step_tokens.observe(result.num_tokens)
         self._mark = self._clock()
         self._on_step(result)
 

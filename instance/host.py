@@ -193,6 +193,8 @@ class InstanceHost:
             progress_age_s=self.loop.progress_age(),
             steps=self.loop.steps,
             step_seconds=self.loop.step_seconds,
+            tokens_computed=int(self.loop.step_tokens.sum),
+            step_tokens=self.loop.step_tokens.counts,
             preemptions=engine.preemptions,
             prefix_tokens_sought=blocks.tokens_sought,
             prefix_tokens_found=blocks.tokens_found,

@@ -25,6 +25,7 @@ GAUGES = {
     "progress_age_s": "Seconds since the engine last made progress",
     "steps": "Steps of the engine since the start",
     "step_seconds": "Seconds spent in steps since the start",
+    "tokens_computed": "Tokens that went through the model since the start, of prompts and of outputs",
     "kv_bytes_sent": "KV bytes sent over all links since the start",
     "kv_bytes_received": "KV bytes received over all links since the start",
     "preemptions": "Prompts put aside for lack of KV blocks since the start",

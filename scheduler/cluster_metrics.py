@@ -32,6 +32,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("prefix_tokens_sought", "Tokens looked for among cached ones", lambda load: load.prefix_tokens_sought),
     ("prefix_tokens_found", "Tokens that were cached", lambda load: load.prefix_tokens_found),
     ("steps", "Steps of the instance", lambda load: load.steps),
+    ("step_seconds", "Seconds in its steps", lambda load: load.step_seconds),
+    ("tokens_computed", "Tokens that went through its model", lambda load: load.tokens_computed),
 )
 _LEDGER: tuple[tuple[str, str, Callable[[LedgerView], float]], ...] = (
     ("requests_received", "Requests accepted", lambda ledger: ledger.received),

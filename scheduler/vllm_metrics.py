@@ -5,6 +5,7 @@ What is the whole cluster's has the label engine="cluster", what is one instance
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -12,12 +13,13 @@ from scheduler import edges
 from scheduler.figures import Figures
 from scheduler.view import ClusterView, InstanceView
 from telemetry.histogram import Histogram
-from wire.types import LoadSnapshot
+from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 CLUSTER = "cluster"
 REASONS = ("stop", "length", "abort", "error")
 _LABELS = ("model_name", "engine")
 _UNCOUNTED = frozenset(("/health", "/ready", "/ping", "/load", "/version", "/metrics"))
+_EDGE_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")
 
 _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("num_requests_running", "Sequences in the instance's batch", lambda load: load.running),
@@ -52,6 +54,7 @@ class VllmCollector:
             instances = _by_engine(view.instances)
             yield self._waiting(view, instances)
             yield from self._loads(instances)
+            yield self._iterations(instances)
             yield _cache_config(instances)
 
     def _histograms(self) -> Iterator[Metric]:
@@ -107,6 +110,15 @@ class VllmCollector:
                 for engine, _, load in instances:
                     family.add_metric(self._labels(engine), value(load))
                 yield family
+
+    def _iterations(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
+        """What the instances counted; one that tells no counts is left out."""
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS)
+        for engine, _, load in instances:
+            if len(load.step_tokens) == len(STEP_TOKEN_EDGES) + 1:
+                buckets = [*zip(_EDGE_TEXTS, map(float, accumulate(load.step_tokens)), strict=True)]
+                family.add_metric(self._labels(engine), buckets, load.tokens_computed)
+        return family
 
     def _labels(self, engine: str) -> tuple[str, str]:
         return (self._model_name, engine)

@@ -28,6 +28,11 @@ class Histogram:
         """Values so far."""
         return sum(self._counts)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values lie up to each edge and above the one before, then how many above all. Any thread."""
+        return tuple(self._counts)
+
     def observe(self, value: float) -> None:
         """Count one value; one that lies on an edge belongs below it."""
         self._counts[bisect_left(self._edges, value)] += 1

@@ -177,7 +177,7 @@ _LOAD_FIELDS = (
     "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
     "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
     "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
-    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped",
+    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed",
 )  # fmt: skip
 _LINK_FIELDS = (
     "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",
@@ -187,6 +187,7 @@ _LINK_FIELDS = (
 def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:
     """Convert a load snapshot."""
     message = pb.LoadSnapshot(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+    message.step_tokens.extend(load.step_tokens)
     message.links.extend(link_to_pb(link) for link in load.links)
     return message
 
@@ -194,7 +195,8 @@ def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:
 def load_from_pb(message: pb.LoadSnapshot) -> LoadSnapshot:
     """Convert a load snapshot."""
     links = tuple(link_from_pb(link) for link in message.links)
-    return LoadSnapshot(**{name: getattr(message, name) for name in _LOAD_FIELDS}, links=links)
+    told = {name: getattr(message, name) for name in _LOAD_FIELDS}
+    return LoadSnapshot(**told, step_tokens=tuple(message.step_tokens), links=links)
 
 
 def link_to_pb(link: LinkStatus) -> pb.LinkStatus:

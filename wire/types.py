@@ -6,6 +6,7 @@ from enum import StrEnum
 from wire.kv_layout import KvTensor
 
 PROTOCOL_VERSION = 3
+STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Role(StrEnum):
@@ -295,7 +296,9 @@ class LoadSnapshot:
     Blocks in use are held by a sequence or a ticket; `blocks_probe` of them by probes. `uncomputed_tokens` are prompt
     tokens accepted and not yet computed. `progress_age_s` is how long ago the engine loop last turned or finished a
     layer. `prefix_tokens_sought` were looked for among blocks computed before, `prefix_tokens_found` were there.
-    `blocks_swapped` of preempted sequences have copies outside the pool.
+    `blocks_swapped` of preempted sequences have copies outside the pool. Of all `steps`, which computed
+    `tokens_computed`, so many as `step_tokens` says had at most STEP_TOKEN_EDGES tokens each and more than the edge
+    before; the last had more than all.
     """
 
     blocks_total: int
@@ -320,6 +323,8 @@ class LoadSnapshot:
     prefix_tokens_sought: int = 0
     prefix_tokens_found: int = 0
     blocks_swapped: int = 0
+    tokens_computed: int = 0
+    step_tokens: tuple[int, ...] = ()
     links: tuple["LinkStatus", ...] = field(default=())
 
 

@@ -106,7 +106,8 @@ class EncoderCore:
         pooled = tuple(
             PooledPrompt(state.prompt_id, values, seconds) for state, values in zip(states, answers, strict=True)
         )
-        return StepResult(pooled=pooled, seconds=seconds)
+        num_tokens = sum(len(state.token_ids) for state in states)
+        return StepResult(pooled=pooled, seconds=seconds, num_tokens=num_tokens)
 
     def load(self) -> EngineLoad:
         """Return the figures of now. Any thread."""

@@ -66,6 +66,17 @@ def test_an_engine_that_raises_is_asked_again_without_spinning(what: str, monkey
         monkeypatch.undo()
 
 
+def test_the_tokens_of_each_step_are_counted() -> None:
+    finished = threading.Event()
+
+    with looping(lambda result: finished.set() if any(token.finish for token in result.tokens) else None) as loop:
+        loop.post(lambda core: core.add(prompt("p", 3, max_tokens=5)))
+        assert finished.wait(DEADLINE_S)
+
+    assert loop.step_tokens.sum == 3 + 4, "the prompt, then each output token but the last"
+    assert loop.step_tokens.buckets((1, 8)) == [("1.0", 4), ("8.0", 5), ("+Inf", 5)]
+
+
 def test_posted_work_that_raises_does_not_keep_the_rest_from_running() -> None:
     done = threading.Event()
 

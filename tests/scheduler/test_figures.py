@@ -149,6 +149,28 @@ def test_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
     assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4
 
 
+def test_each_instance_tells_the_tokens_of_its_steps() -> None:
+    counts = (3, 2, *(0,) * 11, 1)  # three steps of one token, two of up to 8, one above 16,384
+    load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, steps=6, tokens_computed=20_000, step_tokens=counts)
+    silent = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+    view = _view(
+        *(
+            InstanceView(index, "c", Role.COMBINED, str(index), "living", "", None, told)
+            for index, told in enumerate((load, silent))
+        )
+    )
+
+    found = _samples(Metrics(lambda: view, model_name="m"))
+
+    steps = {name: value for name, value in found.items() if name.startswith("vllm:iteration_tokens_total")}
+    labels = 'engine="0",model_name="m"'
+    assert steps[f"vllm:iteration_tokens_total_sum{{{labels}}}"] == 20_000
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"}'] == 3
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="m"}'] == 5
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"}'] == 6
+    assert len(steps) == len(counts) + 2, "the other instance tells none"
+
+
 def test_two_lives_of_one_entry_are_one_sample() -> None:
     loads = [LoadSnapshot(100, used, 0, 0, 0, 0, 0, 0, 0.0) for used in (10, 20)]
     view = _view(

@@ -115,6 +115,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
         "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
+        "step_seconds_total": 0, "tokens_computed_total": 0,
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
         "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "kv_blocks_swapped": 12, "table_agrees": 1,
