@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ranktable_tools.any_file import read_table
 from ranktable_tools.dialects import modelarts
-from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import MERGED_GLOBAL, MERGED_LOCAL
 from ranktable_tools.generate import tensor_parallel_note
 from ranktable_tools.merge import NamedPart, check_enough, merge
@@ -13,7 +12,7 @@ from ranktable_tools.merge_local import NamedInstance, instance_of, merge_local
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.save_tables import check_inputs, save
 from ranktable_tools.table_file import read_part
-from ranktable_tools.tables import GlobalTable, Table, TablePart
+from ranktable_tools.tables import GlobalTable, Table
 
 Say = Callable[[str], None]
 
@@ -22,7 +21,7 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
     """Merge the global tables in `paths` into one file in `save_dir` and return it."""
     check_enough(paths)
     check_inputs("--global-ranktable-list", paths, [Path(save_dir, MERGED_GLOBAL)])
-    parts = [NamedPart(path, _part(path, share_devices)) for path in paths]
+    parts = [NamedPart(path, read_part(path, share_devices=share_devices)) for path in paths]
     table = merge(parts, share_devices=share_devices)
     for path in save(save_dir, [(MERGED_GLOBAL, modelarts.global_text(table))]):
         say(f"Save {path}")
@@ -31,18 +30,6 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
         say(f"Note: {note}")
     say(f"Merge {len(paths)} global ranktable successful.")
     return table
-
-
-def _part(path: str, share_devices: bool) -> TablePart:
-    try:
-        return read_part(path, share_devices=share_devices)
-    except RanktableError as error:
-        if (error.code, error.place) != ("missing-key", "server_group_list"):
-            raise
-        words = (
-            "is no global table: server_group_list is missing; merge joins global ones (merge-local joins local ones)"
-        )
-        raise RanktableError(f"{path}: {words}") from error
 
 
 def merge_local_files(paths: Sequence[str], save_dir: str, say: Say) -> Table:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from ranktable_tools.dialects import modelarts
 from ranktable_tools.document import Node, Problem
@@ -11,6 +12,8 @@ from ranktable_tools.reading import Reading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import GlobalTable, LocalTable, Server, Table, TablePart, whole
+
+_KEYS = {"global": "server_group_list", "local": "server_list"}
 
 
 def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
@@ -23,7 +26,7 @@ def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
 
 def read_part(path: str, *, share_devices: bool = False) -> TablePart:
     """Return the global table in `path`, groups may be missing. Raises RanktableError naming file, place and value."""
-    root = Node(read_json(path), "", [])
+    root = _root(path, "global")
     reading = _checked(root, modelarts.read_global, share_devices)
     if reading is None:
         raise refusal(path, root.problems)
@@ -40,7 +43,7 @@ def read_local(path: str) -> LocalTable:
 
 def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Problem], GlobalTable | None]:
     """Return every problem of a whole global table, and the table when there is none."""
-    root = Node(read_json(path), "", [])
+    root = _root(path, "global")
     modelarts.check_whole(root)
     reading = _checked(root, modelarts.read_global, share_devices)
     return root.problems, None if reading is None else whole(part_of(reading.table))
@@ -48,7 +51,7 @@ def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Prob
 
 def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
     """Return every problem of the local table of a process of ours, and the table when there is none."""
-    root = Node(read_json(path), "", [])
+    root = _root(path, "local")
     reading = modelarts.read_local(root)
     servers = [placed.server for placed in reading.servers]
     if len(servers) > 1:
@@ -88,6 +91,16 @@ def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
     more = f" (and {len(problems) - 1} more: ranktable lint {path})" if len(problems) > 1 else ""
     first = problems[0]
     return RanktableError(f"{path}: {first}{more}", code=first.code, place=first.place, value=first.value)
+
+
+def _root(path: str, wanted: Literal["global", "local"]) -> Node:
+    """Return the document. Raises RanktableError for the table of the other kind, which has everything missing."""
+    root = Node(read_json(path), "", [])
+    other: Literal["global", "local"] = "local" if wanted == "global" else "global"
+    if root.has(_KEYS[other]) and not root.has(_KEYS[wanted]):
+        words = f"is a {other} table, with {_KEYS[other]}; a {wanted} one is wanted here, with {_KEYS[wanted]}"
+        raise RanktableError(f"{path}: {words}", code="missing-key", place=_KEYS[wanted])
+    return root
 
 
 def _servers(servers: Sequence[Server]) -> str:

@@ -288,7 +288,7 @@ def test_use_openai_is_one_unless_zero(environ: dict[str, str], value: str | Non
 def test_another_use_openai_is_refused(environ: dict[str, str], value: str) -> None:
     message = _refusal({**environ, "USE_OPENAI": value})
 
-    words = "must be 1 (the OpenAI API, the default); 0 (the /generate service) is not supported yet"
+    words = "must be 1 (the OpenAI API, the default) or 0 (/generate)"
     assert message == f'USE_OPENAI is "{value}": {words}'
 
 
@@ -318,3 +318,16 @@ def test_the_plan_deals_cores(environ: dict[str, str], save: Save, guide_local: 
     plan = resolve({**environ, "RANK_TABLE_FILE_PATH": save("local.json", guide_local)})
 
     assert core_share(plan.global_table, plan.own, {"localhost"}, range(16)).cores == tuple(range(8, 16))
+
+
+def test_tables_in_each_others_place_are_told(environ: dict[str, str]) -> None:
+    table, host = environ["GLOBAL_RANK_TABLE_FILE_PATH"], environ["RANK_TABLE_FILE_PATH"]
+
+    assert _refusal({**environ, "GLOBAL_RANK_TABLE_FILE_PATH": host}) == (
+        f"GLOBAL_RANK_TABLE_FILE_PATH: {host}: is a local table, with server_list; "
+        "a global one is wanted here, with server_group_list"
+    )
+    assert _refusal({**environ, "RANK_TABLE_FILE_PATH": table}) == (
+        f"RANK_TABLE_FILE_PATH: {table}: is a global table, with server_group_list; "
+        "a local one is wanted here, with server_list"
+    )
