@@ -31,16 +31,17 @@ _DEVICES = {"prefill": "4,5", "decode": "6,7"}
 class HostCluster:
     """Hosts are its instances' (`prefill` and `decode`, with a number or without), `scheduler` and `clients`.
 
-    Owns them and the process on each but the last.
+    Those of `late` are there from the start and belong to the cluster when they join. Owns all and the processes.
     """
 
     def __init__(
-        self, folder: Path, model: Path, flags: Sequence[str], instances: Sequence[str] = ("prefill", "decode")
-    ) -> None:
+        self, folder: Path, model: Path, flags: Sequence[str], instances: Sequence[str] = ("prefill", "decode"),
+        late: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.instances = tuple(instances)
         self.ports = {name: FIRST_PORT + number for number, name in enumerate(instances)}
-        self.network = Network((*instances, "scheduler", "clients"))
+        self.network = Network((*instances, *late, "scheduler", "clients"))
         self.flags = ("--model", str(model), "--served-model-name", "tiny", "--host=0.0.0.0", *flags)
         self.processes: dict[str, Process] = {}
         self.base_url = f"http://{self.network.address_by_name['scheduler']}:{SCHEDULER_PORT}"
@@ -64,7 +65,7 @@ class HostCluster:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The hosts with a process."""
+        """The hosts in the table."""
         return (*self.instances, "scheduler")
 
     @contextmanager
@@ -81,29 +82,47 @@ class HostCluster:
     def merge(self, *command: str) -> str:
         """Collect the hosts' tables on the scheduler's, merge them there, copy the outcome to all; return its words."""
         desk = self.folder / "desk"
-        desk.mkdir()
+        desk.mkdir(exist_ok=True)
         parts = []
         for name in self.members:
             parts.append(f"global_ranktable_{self.network.address_by_name[name]}.json")
             shutil.copy(self.folder / name / parts[-1], desk)
         listed = ("--global-ranktable-list", *parts, "--save-dir", ".")
         said = self.network.hosts["scheduler"].run(*command, *listed, cwd=desk)
-        for name in self.members:
-            for file in ("global_ranktable_merge.json", SECRET_NAME):
+        for name in {*self.members, *self.processes}:
+            for file in (SECRET_NAME, "global_ranktable_merge.json"):
                 if (desk / file).exists():
-                    shutil.copy(desk / file, self.folder / name)
+                    shutil.copy(desk / file, self.folder / name / "copied")
+                    (self.folder / name / "copied").replace(self.folder / name / file)
         return said
 
     def up(self) -> "HostCluster":
         """Start a process on each host by start_servers.sh and wait until the cluster is ready."""
         for name in self.members:
-            port = self.ports.get(name, SCHEDULER_PORT)
-            self.processes[name] = Process(
-                self.folder / name / "log", self._environment(name), (*self.flags, f"--port={port}"),
-                self.network.hosts[name].before,
-            )  # fmt: skip
+            self._start(name)
         self.wait("ready", lambda: ask(self.client)[0])
         return self
+
+    def join(self, name: str) -> None:
+        """Put a late host into the cluster while it serves: gen there with its port, merge anew, start its process."""
+        self.ports[name] = FIRST_PORT + len(self.ports)
+        words = (*_lists(name), "--ports", str(self.ports[name]), "--save-dir", ".")
+        self.network.hosts[name].run(*RANKTABLE, "gen", *words, cwd=self._own(name))
+        self.instances = (*self.instances, name)
+        self.merge(*MERGE)
+        self._start(name)
+
+    def leave(self, name: str) -> Process:
+        """Merge anew without this host; return its process, which ends by itself."""
+        self.instances = tuple(one for one in self.instances if one != name)
+        self.merge(*MERGE)
+        return self.processes.pop(name)
+
+    def states(self) -> dict[str, str]:
+        """What the scheduler says of each instance, by its host's address."""
+        with self.as_client() as client:
+            instances = client.get("/ready").json()["instances"]
+        return {one["address"].partition(":")[0]: one["state"] for one in instances}
 
     def gauge(self, name: str) -> list[Sample]:
         """Return the samples of one metric."""
@@ -141,6 +160,13 @@ class HostCluster:
             "NODE_PORTS": ",".join(map(str, self.ports.values())),
             "USE_OPENAI": "1",
         }
+
+    def _start(self, name: str) -> None:
+        port = self.ports.get(name, SCHEDULER_PORT)
+        self.processes[name] = Process(
+            self.folder / name / "log", self._environment(name), (*self.flags, f"--port={port}"),
+            self.network.hosts[name].before,
+        )  # fmt: skip
 
     def _own(self, name: str) -> Path:
         folder = self.folder / name

@@ -1,0 +1,50 @@
+"""Clients that ask all the time, and the limits of a cluster within which each of their requests has to end."""
+
+import asyncio
+
+import httpx
+
+from tests.faults.asking import Seen, ask
+from tests.faults.cases import ANSWER, ERROR
+
+NUM_CLIENTS, MAX_TOKENS = 6, 40
+FIRST_TOKEN_S, STALL_S, BUSY_S = 20, 10, 15
+PHASE_S = 90.0
+LIMITS = (f"--first-token-timeout={FIRST_TOKEN_S}", f"--stall-timeout={STALL_S}", "--prefill-chunk-size=32")
+
+
+class Load:
+    """Clients that ask a prompt of their own again and again until told to stop. Owns what they saw, by client."""
+
+    def __init__(self, http: httpx.AsyncClient, stall_s: int) -> None:
+        self.seen: list[list[Seen]] = [[] for _ in range(NUM_CLIENTS)]
+        self._deadline_s = FIRST_TOKEN_S + stall_s + BUSY_S
+        self._http, self._stopped, self._ending = http, False, asyncio.Event()
+
+    async def client(self, number: int) -> None:
+        """Be one of them; a request that ends later than the cluster's limits allow is a failure."""
+        prompt = [3 + (11 * number + 5 * at) % 200 for at in range(90)]
+        while not self._stopped:
+            async with asyncio.timeout(self._deadline_s):
+                self.seen[number].append(await ask(self._http, prompt, MAX_TOKENS))
+            self._ending.set()
+
+    async def each(self, num_answers: int, num_errors: int = 0) -> None:
+        """Return when each client has seen so many more endings of each kind."""
+        before = [len(one) for one in self.seen]
+        async with asyncio.timeout(PHASE_S):
+            for start, one in zip(before, self.seen, strict=True):
+                while _count(one[start:], ANSWER) < num_answers or _count(one[start:], ERROR) < num_errors:
+                    await self._ended()
+
+    async def _ended(self) -> None:
+        self._ending.clear()
+        await self._ending.wait()
+
+    def stop(self) -> None:
+        """Let each client end after the request it is at."""
+        self._stopped = True
+
+
+def _count(seen: list[Seen], ending: str) -> int:
+    return sum(one.ending == ending for one in seen)
