@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.bin_files import BIN_INDEX, find_bin_files
+from engine.bin_files import BIN_INDEX, BinFiles, check_archive, find_bin_files
 from engine.file_digest import DIGEST_DIGITS, file_digest
 from engine.model_cache import make_once
 from wire.errors import ConfigError
@@ -129,6 +129,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
+    bins = find_bin_files(folder) if _WEIGHTS in parts else None
+    for file in bins.files if bins else ():
+        check_archive(file)  # before anything that takes time
     target.mkdir()
     for file in _copied(folder):
         copy = target / file.relative_to(folder)
@@ -138,20 +141,18 @@ def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
         from engine.vocab_tokenizer import write_tokenizer
 
         write_tokenizer(folder, target)
-    if _WEIGHTS in parts:
-        _write_weights(folder, target)
+    if bins is not None:
+        _write_weights(folder, bins, target)
         return
     for file in _linked(folder):
         (target / file.name).symlink_to(file.resolve())
 
 
-def _write_weights(folder: Path, target: Path) -> None:
+def _write_weights(folder: Path, bins: BinFiles, target: Path) -> None:
     from transformers import AutoConfig
 
     from engine.bin_conversion import convert_bin
 
-    bins = find_bin_files(folder)
-    assert bins is not None, "it was asked for"
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))

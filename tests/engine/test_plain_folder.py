@@ -19,6 +19,7 @@ from engine.plain_folder import _make, ensure_plain, lacking
 from tests.engine.bin_models import make_bin_model, split_tokenizer
 from tests.engine.step_runner import generate
 from tests.engine.tiny_models import make_tiny_model
+from tests.pdserve.hub.printed_models import put_code
 from wire.errors import ConfigError
 from wire.model_identity import identify
 
@@ -42,14 +43,6 @@ def answers_of_transformers(folder: Path) -> list[list[int]]:
         )
         answers.append(made[0].tolist()[len(prompt) :])
     return answers
-
-
-def put_code(folder: Path, marker: Path) -> None:
-    """Put code that writes `marker` into a model folder, and let config.json name it for everything."""
-    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: ...\n")
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), "modeling_evil.Evil")
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def silent(words: str) -> None:
