@@ -13,18 +13,18 @@ pytestmark = pytest.mark.anyio
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Both event loops that the scheduler runs on: their processes are not the same code."""
+    if request.param:
+        pytest.importorskip("uvloop")
+    return "asyncio", {"use_uvloop": request.param}
+
+
 @pytest.fixture
 async def renderer() -> AsyncIterator[TemplateRenderer]:
     """A renderer whose processes end with the test."""
     made = TemplateRenderer()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def hasty() -> AsyncIterator[TemplateRenderer]:
-    """A renderer with little patience."""
-    made = TemplateRenderer(render_timeout_s=0.3)
     yield made
     await made.close()
 
@@ -76,15 +76,15 @@ async def test_a_bad_template_is_the_requests_error_in_its_own_words(
     assert await renderer.render("fine", {}, of_request=True) == "fine"
 
 
-async def test_what_a_process_left_open_is_not_lost_with_it(hasty: TemplateRenderer) -> None:
+async def test_what_a_process_left_open_is_not_lost_with_it(renderer: TemplateRenderer) -> None:
     """One template of a request never ends; those before and behind it in its lane are answered all the same."""
-    await hasty.render("warm", {}, of_request=True)
-    jobs = [asyncio.create_task(hasty.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3)]
-    endless = asyncio.create_task(hasty.render(ENDLESS, {}, of_request=True))
-    jobs += [asyncio.create_task(hasty.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3, 30)]
+    await renderer.render("warm", {}, of_request=True)
+    jobs = [asyncio.create_task(renderer.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3)]
+    endless = asyncio.create_task(renderer.render(ENDLESS, {}, of_request=True))
+    jobs += [asyncio.create_task(renderer.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3, 30)]
 
     assert await asyncio.gather(*jobs) == [str(n) for n in range(30)]
-    with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+    with pytest.raises(InvalidRequest, match="longer than 1 s"):
         await endless
 
 
@@ -150,11 +150,14 @@ async def test_a_cancelled_render_leaves_no_answer_for_the_next(renderer: Templa
     assert await renderer.render("next", {}) == "next"
 
 
-async def test_a_large_conversation_is_rendered(renderer: TemplateRenderer) -> None:
+async def test_a_large_conversation_is_rendered() -> None:
     """Five million characters are more than a pipe, more than a million tokens, and less than the limits."""
     content = "你好" * 2_500_000
-
-    text = await renderer.render("{{ messages[0].content }}", {"messages": [{"content": content}]})
+    renderer = TemplateRenderer(render_timeout_s=10)
+    try:
+        text = await renderer.render("{{ messages[0].content }}", {"messages": [{"content": content}]})
+    finally:
+        await renderer.close()
 
     assert text == content
 
