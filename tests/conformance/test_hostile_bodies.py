@@ -1,0 +1,108 @@
+"""Bodies that have killed other servers: each is 400 in words or a plain answer, and the next request is as before."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+COSTS: list[dict[str, Any]] = [
+    {"n": 10**9}, {"n": 0}, {"n": -1}, {"n": "3"}, {"n": True}, {"n": 2**63}, {"best_of": 10**6},
+    {"prompt": ["a"] * 100_000}, {"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": None},
+    {"prompt": [2**31]}, {"prompt": [-1]}, {"prompt": [320]}, {"prompt": [[1], ["a"]]},
+    {"logprobs": 10**6}, {"logprobs": -1}, {"prompt_logprobs": 10**6}, {"max_tokens": 2**31}, {"min_tokens": 10**9},
+    {"bad_words": ["a"] * 10_000}, {"bad_words": ["x" * 10**6]},
+    {"allowed_token_ids": [320]}, {"allowed_token_ids": [-1]}, {"allowed_token_ids": ["x"]},
+    {"allowed_token_ids": list(range(320)) * 100}, {"logit_bias": {"320": 1}}, {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"x": 1}}, {"stop": ["x"] * 10_000}, {"stop": "x" * 10**6}, {"stop_token_ids": [2**40]},
+    {"presence_penalty": 1e308}, {"frequency_penalty": -3}, {"repetition_penalty": 0},
+    {"repetition_penalty": 1e308}, {"temperature": 1e308}, {"seed": 2**64}, {"cache_salt": "\u0000/../"},
+    {"cache_salt": "x" * 10**6}, {"truncate_prompt_tokens": 2**40}, {"stream_options": {"include_usage": True}},
+]  # fmt: skip
+GRAMMARS: list[dict[str, Any]] = [
+    {"guided_regex": "["}, {"guided_regex": "(?=a)"},
+    {"guided_regex": "(a)\\1"}, {"guided_regex": "a" * 2**20}, {"guided_json": {"type": "nope"}},
+    {"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, {"guided_json": ""}, {"guided_json": {}}, {"guided_json": 3},
+    {"guided_json": "[" * 10_000}, {"guided_choice": []}, {"guided_choice": ["a"] * 5000},
+    {"guided_grammar": "root ::= root"}, {"guided_grammar": 'root ::= "a"{0,2147483647}'},
+    {"guided_grammar": "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "("}}}},
+    {"structured_outputs": {"structural_tag": "{}"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["costs", "grammars"])
+def test_a_hostile_body_is_400_in_words_and_the_next_request_is_as_before(served: Served, kind: str) -> None:
+    before = served.text()
+    for body in COSTS if kind == "costs" else GRAMMARS:
+        error = served.refused(**{"max_tokens": 4} | body)
+        assert error["message"], body
+        assert error["param"], (body, error)
+        assert not any(leak in error["message"] for leak in ("Traceback", "0x", "/home", "/tmp", ".py"))
+    assert served.text() == before
+
+
+def test_grammars_that_cost_much_end_within_their_limits(served: Served) -> None:
+    """Backtracking engines hang on the first two; here a step costs no more with them than with any other."""
+    assert set(served.text(guided_regex="(a+)+b", max_tokens=30, seed=1, temperature=1.0)) <= {"a", "b"}
+    assert served.text(guided_regex="(.{0,1000}){0,1000}")
+    for number in range(40):
+        asked = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
+        schema = asked | {"additionalProperties": False}
+        told = served.text(guided_json=schema, guided_whitespace_pattern="", max_tokens=40)
+        assert json.loads(told) == {f"k{number}": number}
+
+
+MIXED: list[dict[str, Any]] = [
+    {}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.3, "seed": 2, "top_k": 20}, {"guided_choice": ["yes", "no"]},
+    {"guided_regex": "[ab]{6}", "temperature": 1.0, "seed": 3}, {"logit_bias": {"40": 8}}, {"presence_penalty": 2.0},
+    {"frequency_penalty": -1.0, "temperature": 0.8, "seed": 4}, {"repetition_penalty": 1.6}, {"bad_words": ["a", "e"]},
+    {"allowed_token_ids": [50, 51, 52], "temperature": 1.0, "seed": 5}, {"min_tokens": 8}, {"logprobs": 2},
+    {"use_beam_search": True, "n": 2}, {"n": 3, "temperature": 1.0, "seed": 6}, {"stop_token_ids": list(range(60, 90))},
+]  # fmt: skip
+
+
+def test_64_requests_at_once_each_say_what_they_say_alone(served: Served) -> None:
+    bodies = [
+        {"model": "tiny", "prompt": f"{PROMPT} {at % 5}", "max_tokens": 10, "temperature": 0, **MIXED[at % len(MIXED)]}
+        for at in range(64)
+    ]
+    alone = [served.http.post("/v1/completions", json=body).json() for body in bodies]
+
+    async def all_at_once() -> list[Any]:
+        async with httpx.AsyncClient(base_url=served.http.base_url, timeout=120, trust_env=False) as http:
+            aborted = [asyncio.create_task(http.post("/v1/completions", json=body)) for body in bodies[:8]]
+            asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for body in bodies]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in aborted:
+                task.cancel()
+            await asyncio.gather(*aborted, return_exceptions=True)
+            return [response.json() for response in await asyncio.gather(*asked)]
+
+    together = asyncio.run(all_at_once())
+    for body, one, other in zip(bodies, alone, together, strict=True):
+        said = [[choice["text"] for choice in answer["choices"]] for answer in (one, other)]
+        assert said[0] == said[1], body
+
+
+def test_requests_that_share_an_id_are_independent(served: Served) -> None:
+    async def all_at_once() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=served.http.base_url, timeout=120, trust_env=False) as http:
+            headers = {"X-Request-Id": "___decode_addr_10.0.0.9:1"}
+            bodies = [
+                {"model": "tiny", "messages": CHAT, "max_tokens": 4, "temperature": 1.0, "seed": seed}
+                for seed in range(50)
+            ]
+            return await asyncio.gather(
+                *(http.post("/v1/chat/completions", json=body, headers=headers) for body in bodies)
+            )
+
+    answers = asyncio.run(all_at_once())
+    assert {answer.status_code for answer in answers} == {200}
+    texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[:3] == [served.said(max_tokens=4, temperature=1.0, seed=seed) for seed in range(3)]
