@@ -36,7 +36,7 @@ start_servers.sh starts one process of a cluster; its role comes from its local 
   GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same everywhere
   RANK_TABLE_FILE_PATH         this process's local ranktable
   NODE_PORTS                   scheduler: ports of the instances in the table's order, as 8088,8089
-  USE_OPENAI                   scheduler: 1 (the OpenAI API, the default)
+  USE_OPENAI                   scheduler: 1 (the OpenAI API, the default) or 0 (/generate)
   PDSERVE_SECRET_FILE          the cluster secret (default: cluster_secret beside the global ranktable, where it is)
 """
 

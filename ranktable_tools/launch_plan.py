@@ -127,6 +127,6 @@ def _read(variable: str, path: str, read: Callable[[str], _Table]) -> _Table:
 def _use_openai(environ: Mapping[str, str]) -> bool:
     value = environ.get("USE_OPENAI", "1")
     if value not in ("0", "1"):
-        words = "must be 1 (the OpenAI API, the default); 0 (the /generate service) is not supported yet"
+        words = "must be 1 (the OpenAI API, the default) or 0 (/generate)"
         raise RanktableError(f'USE_OPENAI is "{value}": {words}')
     return value == "1"

@@ -17,6 +17,7 @@ from scheduler.api.direct import Direct
 from scheduler.api.embeddings import EmbeddingBody, create_embedding
 from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
+from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
 from scheduler.api.models import list_models, retrieve_model
@@ -52,6 +53,12 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         flag="enable_tokenizer_info_endpoint",
     ),
 )  # fmt: skip
+OLD_ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST", "/generate", generate, "text", "Continue a prompt",
+        GenerateBody, TEXT, media_types=("application/json", "text/plain"),
+    ),
+)  # fmt: skip
 OPS_ROUTES: tuple[Route, ...] = (
     Route("GET", "/health", health, "operations", "Whether this process can work", says_no=True),
     Route("GET", "/ready", ready, "operations", "Whether a request would be served now", says_no=True),
@@ -85,8 +92,9 @@ def build_app(front: Front) -> ASGIApp:
 
 
 def open_routes(options: SchedulerOptions) -> tuple[Route, ...]:
-    """Return what is served, the routes that describe it last."""
-    routes = tuple(route for route in (*OPENAI_ROUTES, *OPS_ROUTES) if route.is_open(options))
+    """Return what is served, the routes that describe it last; with USE_OPENAI=0 the old API in place of OpenAI's."""
+    served = OPENAI_ROUTES if options.use_openai == "1" else OLD_ROUTES
+    routes = tuple(route for route in (*served, *OPS_ROUTES) if route.is_open(options))
     document = openapi.describe(routes, own_version())
     describing = (
         Route("GET", "/openapi.json", openapi.endpoint_of(document), "operations", "This API, as OpenAPI 3.1"),

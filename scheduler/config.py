@@ -49,7 +49,9 @@ class SchedulerOptions:
         (), "ports of the instances in the table's order, as 8088,8089 (env NODE_PORTS)",
         parse=parse_ports, env="NODE_PORTS",
     )  # fmt: skip
-    use_openai: str = flag("1", "1: serve the OpenAI API (env USE_OPENAI)", env="USE_OPENAI")
+    use_openai: str = flag(
+        "1", "1: serve the OpenAI API, 0: /generate as vLLM's first server did (env USE_OPENAI)", env="USE_OPENAI"
+    )
     chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
     chat_template_content_format: str = flag(
         "auto", "contents as one text, as a list of parts, or as the template takes them", choices=CONTENT_FORMATS
@@ -158,9 +160,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if engine.max_model_len is not None and engine.max_model_len < 2:
         raise ConfigError(f"--max-model-len {engine.max_model_len} is too short: at least 2")
     if options.use_openai not in ("0", "1"):
-        raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API; nothing else is known")
-    if options.use_openai == "0":
-        raise ConfigError("USE_OPENAI=0 (the /generate service) is not supported yet: set USE_OPENAI=1")
+        raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API, 0 is /generate")
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name == "max_logprobs":

@@ -75,7 +75,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, path = error.detail, request.url.path[:_SHOWN_PATH]
     if error.status_code == 404:
-        message = f"no such path: {request.method} {path}; /v1/models lists the models"
+        message = f"no such path: {request.method} {path}; /openapi.json lists the paths"
     elif error.status_code == 405:
         message = f"{path} does not take {request.method}, but {(error.headers or {}).get('Allow', 'another method')}"
     return _http_response(error.status_code, message, error.headers)

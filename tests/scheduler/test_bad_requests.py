@@ -252,7 +252,7 @@ async def test_a_wrong_path_or_method_is_named_with_what_there_is(serve: Any) ->
         path = await served.client.post("/v1/" + "x" * 500)
         method = await served.client.get("/v1/completions")
 
-        assert path.json()["error"]["message"] == f"no such path: POST /v1/{'x' * 124}; /v1/models lists the models"
+        assert path.json()["error"]["message"] == f"no such path: POST /v1/{'x' * 124}; /openapi.json lists the paths"
         assert method.json()["error"]["message"] == "/v1/completions does not take GET, but POST"
 
 

@@ -1,0 +1,154 @@
+"""POST /generate, with USE_OPENAI=0: the API of vLLM's first server (0.6: vllm/entrypoints/api_server.py).
+
+    {"prompt": "Hello", "n": 2, "temperature": 0.8}   ->   {"text": ["Hello world", "Hello there"]}
+
+A stream is one such object after another, each with all the text so far and a NUL byte behind it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import ConfigDict, Field
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from scheduler.api.body import read_json
+from scheduler.api.completions import DEFAULT_MAX_TOKENS
+from scheduler.api.errors import error_body, json_response, request_id_of
+from scheduler.api.generation_body import GenerationBody
+from scheduler.api.prepared import Prepared, prepare_generation
+from scheduler.api.prompts import encode_prompt, read_prompts
+from scheduler.api.refusals import refuse_fields
+from scheduler.api.request_ids import new_id
+from scheduler.api.sse import ClientGone, until_disconnect, within
+from scheduler.front import Front
+from scheduler.request import GenerationRequest
+from scheduler.stream import TextStream
+from telemetry.logs import EventLogger
+from wire.errors import Draining, InvalidGrammar
+
+_log = EventLogger("api")
+_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class GenerateBody(GenerationBody):
+    """The body of /generate: a prompt and sampling parameters, and nothing else. It needs no model."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    model: str = ""
+    prompt: Any = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    detokenize: Literal[True] | None = None
+
+
+async def generate(front: Front, request: Request) -> "Texts":
+    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    raw = await read_json(request, front.config.options)
+    refuse_fields(raw)
+    body, tokens = GenerateBody.read(raw), front.tokens
+    if body.model:
+        front.check_model(body.model)
+    bounded = body.truncate_prompt_tokens is None
+    (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)
+    add_special = body.add_special_tokens is not False
+    ids = await encode_prompt(given, tokens, add_special_tokens=add_special, bounded=bounded)
+    prepared = await prepare_generation(
+        front, body, request, [ids], default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
+    )
+    return Texts(prepared, new_id("gen"), given if isinstance(given, str) else tokens.decode(given))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """An ASGI response: runs the request when called, and cancels it when the client goes away."""
+
+    prepared: Prepared
+    request_id: str
+    prompt: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises a PdserveError as long as nothing was sent."""
+        run = self._stream if self.prepared.asked.stream else self._whole
+        with self.prepared.front.drain.request():
+            _log.info("request_taken", request_id=self.request_id, http_id=request_id_of(scope), prompts=1)
+            try:
+                await until_disconnect(receive, run(scope, receive, send))
+            except ClientGone as gone:
+                _log.info("client_gone", request_id=self.request_id, reason=gone)
+            except InvalidGrammar as error:
+                error.param = error.param or self.prepared.asked.structured_by
+                raise
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        texts: list[str] = []
+        async with aclosing(self._texts(scope)) as made:
+            async for so_far in made:
+                texts = so_far
+        response = json_response({"text": texts})
+        await within(self.prepared.front.config.options.client_timeout, response(scope, receive, send))
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error before the first frame is an HTTP status; after it, a frame that ends the stream."""
+        front = self.prepared.front
+        frames = _Frames(send, front.config.options.client_timeout)
+        try:
+            async with aclosing(self._texts(scope)) as made:
+                async for texts in made:
+                    await frames.write({"text": texts})
+        except ClientGone:
+            raise
+        except asyncio.CancelledError:
+            if frames.started and front.drain.draining:
+                await frames.write(error_body(Draining("the server is shutting down"), scope))
+                await frames.end()
+            raise
+        except Exception as error:
+            if not frames.started:
+                raise
+            await frames.write(error_body(error, scope))
+        await frames.end()
+
+    async def _texts(self, scope: Scope) -> AsyncGenerator[list[str], None]:
+        """Yield all texts so far, each behind its prompt, whenever one has grown."""
+        prepared, front = self.prepared, self.prepared.front
+        options = front.config.options
+        request = GenerationRequest(
+            self.request_id, prepared.prompts, prepared.params, options.first_token_timeout, options.stall_timeout,
+            cache_salt=prepared.cache_salt, tenant=prepared.tenant, priority=prepared.priority,
+        )  # fmt: skip
+        observer, arrived_s = front.observer_of(scope["headers"]), scope["state"]["arrived_s"]
+        output = TextStream(request, prepared.text, front.tokens, observer, started_s=arrived_s)
+        texts = [self.prompt] * prepared.params.n
+        async with aclosing(output.pieces(front.dispatcher)) as pieces:
+            async for piece in pieces:
+                texts[piece.index] += piece.text
+                yield texts
+
+
+class _Frames:
+    """Writes one response of frames; a client that does not read for `timeout_s` is given up."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self.started = False
+
+    async def write(self, body: dict[str, Any]) -> None:
+        """Send a frame, the response's start before the first. Raises ClientGone if the client does not read."""
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._body(orjson.dumps(body) + b"\0", more=True)
+
+    async def end(self) -> None:
+        """End the response."""
+        await self._body(b"", more=False)
+
+    async def _body(self, content: bytes, *, more: bool) -> None:
+        message = {"type": "http.response.body", "body": content, "more_body": more}
+        await within(self._timeout_s, self._send(message))

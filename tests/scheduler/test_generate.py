@@ -1,0 +1,156 @@
+"""USE_OPENAI=0: POST /generate as vLLM's first server answered, over a scripted dispatcher."""
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from scheduler.fake import Line
+from scheduler.request import GenerationRequest
+from tests.scheduler.conftest import Served
+from wire.errors import InternalError
+from wire.types import FinishReason
+
+pytestmark = pytest.mark.anyio
+
+OLD = {"use_openai": "0"}
+
+
+async def post(served: Served, **body: Any) -> Any:
+    """Return the body of a good answer."""
+    response = await served.client.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def frames(text: str) -> list[dict[str, Any]]:
+    """Return the frames of a stream, each with a NUL byte behind it."""
+    *whole, rest = text.split("\0")
+    assert rest == ""
+    return [json.loads(frame) for frame in whole]
+
+
+async def test_a8_105_the_text_stands_behind_its_prompt(serve: Any) -> None:
+    async with serve(" good morning", **OLD) as served:
+        answer = await post(served, prompt="hello", max_tokens=len(served.ids(" good morning")))
+
+        assert answer == {"text": ["hello good morning"]}
+        assert served.dispatcher.requests[0].prompts == (served.ids("hello"),)
+
+
+async def test_a8_105_every_choice_has_a_text(serve: Any) -> None:
+    def says(request: GenerationRequest, prompt: int, sequence: int) -> Line:
+        return Line(texts[sequence])
+
+    async with serve(says, **OLD) as served:
+        texts = [served.ids(" world"), served.ids(" good")]
+        answer = await post(served, prompt="hello", n=2, temperature=0.8, max_tokens=max(map(len, texts)))
+
+        assert answer == {"text": ["hello world", "hello good"]}
+
+
+async def test_a8_105_a_stream_is_frames_of_all_the_text_so_far(serve: Any) -> None:
+    async with serve(" 你好 world", **OLD) as served:
+        body = {"prompt": "hello", "n": 2, "stream": True, "max_tokens": len(served.ids(" 你好 world"))}
+        response = await served.client.post("/generate", json=body)
+
+        told = frames(response.text)
+        assert response.status_code == 200
+        assert told[-1] == {"text": ["hello 你好 world"] * 2}
+        assert len(told) > 2
+        for before, after in itertools.pairwise(told):
+            assert all(new.startswith(old) for old, new in zip(before["text"], after["text"], strict=True))
+        assert all(text.startswith("hello") for frame in told for text in frame["text"])
+
+
+async def test_a8_105_sampling_parameters_reach_the_request(serve: Any) -> None:
+    async with serve("a", **OLD) as served:
+        await post(served, prompt="hello", temperature=0.5, top_k=7, top_p=0.9, presence_penalty=1.0, seed=4)
+        await post(served, prompt="hello", use_beam_search=True, best_of=3, temperature=0, logprobs=2, detokenize=True)
+        await post(served, prompt=list(served.ids("hello")), max_tokens=1)
+
+        first, second, third = (request.params for request in served.dispatcher.requests)
+        assert (first.temperature, first.top_k, first.top_p, first.presence_penalty, first.seed) == (0.5, 7, 0.9, 1, 4)
+        assert first.max_tokens == 16
+        assert second.beam_search is not None
+        assert third.max_tokens == 1
+
+
+async def test_a8_106_the_openai_routes_are_not_there(serve: Any) -> None:
+    async with serve(**OLD) as served:
+        for method, path in (
+            ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/embeddings"), ("POST", "/tokenize"),
+        ):  # fmt: skip
+            response = await served.client.request(method, path, json={})
+            assert (response.status_code, response.json()["error"]["code"]) == (404, 404)
+        assert (await served.client.get("/health")).status_code == 200
+        assert "/generate" in (await served.client.get("/openapi.json")).json()["paths"]
+
+    async with serve() as served:
+        assert (await served.client.post("/generate", json={"prompt": "a"})).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": ["a", "b"]}, 400, "prompt"),
+        ({"prompt": "a", "temprature": 1}, 400, "temprature"),
+        ({"prompt": "a", "top_p": 0}, 400, "top_p"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "a", "n": 2, "temperature": 0}, 400, "n"),
+        ({"prompt": "a", "detokenize": False}, 400, "detokenize"),
+        ({"prompt": "a", "ticket": "x"}, 400, "ticket"),
+        ({"prompt": "a", "stream": True, "use_beam_search": True, "best_of": 2, "temperature": 0}, 400, "stream"),
+        ({"prompt": "a", "model": "other"}, 404, "model"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name(serve: Any, body: Any, status: int, param: str) -> None:
+    async with serve(**OLD) as served:
+        response = await served.client.post("/generate", json=body)
+
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+        assert not served.dispatcher.requests
+
+
+async def test_an_error_in_the_middle_is_the_last_frame(serve: Any) -> None:
+    async with serve("hello world", **OLD) as served:
+        served.dispatcher.fail_after, served.dispatcher.error = 1, InternalError("broken")
+        response = await served.client.post("/generate", json={"prompt": "hello", "stream": True})
+
+        *texts, error = frames(response.text)
+        assert all(set(frame) == {"text"} for frame in texts)
+        assert error["error"]["code"] == 500
+
+
+async def test_an_error_before_the_first_text_is_a_status(serve: Any) -> None:
+    async with serve(**OLD) as served:
+        served.dispatcher.fail_after, served.dispatcher.error = 0, InternalError("broken")
+        response = await served.client.post("/generate", json={"prompt": "hello", "stream": True})
+
+        assert response.status_code == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a8_105_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool) -> None:
+    async with serve("hello world", **OLD) as served:
+        served.dispatcher.hold_after = 1
+        asking = asyncio.create_task(served.client.post("/generate", json={"prompt": "hello", "stream": stream}))
+        await asyncio.wait_for(served.dispatcher.held.wait(), 10)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=10)
+
+        await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
+        assert served.dispatcher.endings == ["cancelled"]
+
+
+async def test_a_sequence_that_ends_by_a_stop_text_keeps_what_came_before(serve: Any) -> None:
+    async with serve("hello world", **OLD) as served:
+        served.dispatcher.last_finish = FinishReason.STOP
+        answer = await post(served, prompt="a ", stop=[" world"])
+
+        assert answer == {"text": ["a hello"]}
