@@ -110,6 +110,18 @@ COMMANDS = (
     ),
 )
 
+LOOKING = (
+    Broken("watch: no table", None, {}, ("watch", "gone.json")),
+    Broken("watch: no time between looks", None, {"t.json": modelarts()}, ("watch", "t.json", "--interval", "0")),
+    Broken("watch: an end in the past", None, {"t.json": modelarts()}, ("watch", "t.json", "--for=-1")),
+    Broken("doctor: two global tables", None, {"a.json": modelarts(), "b.json": modelarts()},
+           ("doctor", "a.json", "b.json")),
+    Broken("doctor: a table that is not there", None, {}, ("doctor", "gone.json")),
+    Broken("doctor: more than a link should carry", None, {}, ("doctor", "--mib", "2000")),
+    Broken("doctor: no time for the checks", None, {}, ("doctor", "--timeout", "0")),
+    Broken("doctor: no address of a scheduler", None, {}, ("doctor", "--url", "ftp://10.0.0.18")),
+)  # fmt: skip
+
 _GUIDE = Command(guide.main, "-ERROR: ")
 
 
@@ -127,4 +139,8 @@ GUIDE = (
     _guides("merge-local: one table", "--mode", "merge-local", "--local-ranktable-list", "a.json"),
 )
 
-SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`ranktable`": COMMANDS, "`pd_ranktable_tools.py`": GUIDE}
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {
+    "`ranktable gen`, `merge`, `convert`, `show`, `diff`": COMMANDS,
+    "`ranktable watch`, `doctor`": LOOKING,
+    "`pd_ranktable_tools.py`": GUIDE,
+}
