@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from ranktable_tools.containers import build_image, docker_run, guide_paths
+from pdserve import container_command
+from ranktable_tools.containers import guide_paths
 from tests.docs.broken_input import Broken, Command
 from tests.ranktable_tools.broken_inputs import with_value
 from tests.ranktable_tools.documents import A, Document, local, modelarts, server
 
-_DOCKER = Command(docker_run.main, "docker_run.sh: ")
-_IMAGE = Command(build_image.main, "build_image.sh: ")
+_DOCKER = Command(lambda words: container_command.main(["docker_run", *words]), "docker_run.sh: ")
+_IMAGE = Command(lambda words: container_command.main(["build_image", *words]), "build_image.sh: ")
 _PATHS = Command(guide_paths.main, "link_guide_paths: ")
 _TABLES: Mapping[str, Document] = {"g.json": modelarts(), "l.json": local()}
 _GIVEN = ("--image", "pdserve", "--dir", "/data", "--device-type", "npu")
@@ -46,12 +47,21 @@ DOCKER_RUN = (
     _row("a volume without its place", "decode", *_LOCAL, "--volume", "/data"),
     _row("a name that docker does not take", "decode", *_LOCAL, "--name", "a b"),
     _row("a size in words", "decode", *_LOCAL, "--shm-size", "much"),
+    _row("a slip in a flag", "decode", *_LOCAL, "--shm=2g"),
+    Broken(
+        "a slip in a key of --config", None, {"c.yaml": "image: pdserve\nshm-sise: 2g\n"},
+        ("decode", "--config=c.yaml"), _DOCKER,
+    ),
     _row("an image that is a flag", "decode", "--image=--privileged", "--dir", "/data", "--local-table", "l.json"),
 )  # fmt: skip
 
 OTHERS = (
     Broken("build_image.sh: no base image", None, {}, ("--image-name=pdserve",), _IMAGE),
     Broken("build_image.sh: a name no image has", None, {}, ("--base-image=a", "--image-name=Pd serve"), _IMAGE),
+    Broken("build_image.sh: a slip in a flag", None, {}, ("--base-imag=a", "--image-name=b"), _IMAGE),
+    Broken(
+        "build_image.sh: a slip in a key of --config", None, {"c.yaml": "base_imag: a\n"}, ("--config=c.yaml",), _IMAGE
+    ),
     Broken("link_guide_paths: no folder", None, {}, (), _PATHS),
     Broken("link_guide_paths: a path that is taken", None, {"AscendCloud-LLM": "a file\n"}, (".",), _PATHS),
 )

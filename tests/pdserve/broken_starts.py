@@ -1,0 +1,97 @@
+"""Every input that start_servers.sh and `pdserve up` refuse before anything is started, as data."""
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdserve import cli, launch
+from tests.docs.broken_input import Broken, Command
+from tests.ranktable_tools.broken_inputs import with_value
+from tests.ranktable_tools.documents import A, Document, local, modelarts, server
+
+
+def _start(arguments: Sequence[str]) -> int:
+    """Start a process of a cluster; what it says of itself before it ends is left out."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return launch.main(arguments)
+
+
+_SERVERS = Command(_start, "pdserve.launch: ")
+_UP = Command(cli.main, "pdserve up: ")
+_TABLES: Mapping[str, Document] = {"g.json": modelarts(), "l.json": local(), "host.json": local(server(A))}
+_DECODE = {"GLOBAL_RANK_TABLE_FILE_PATH": "g.json", "RANK_TABLE_FILE_PATH": "l.json"}
+_SCHEDULER = _DECODE | {"RANK_TABLE_FILE_PATH": "host.json", "NODE_PORTS": "8088,8089"}
+_MODEL: Mapping[str, Any] = {
+    "config.json": {
+        "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_size": 64, "vocab_size": 320, "max_position_embeddings": 512,
+    },
+    "tokenizer.json": {},
+}  # fmt: skip
+
+
+def _decode(what: str, *words: str, files: Mapping[str, Any] | None = None, **environ: str) -> Broken:
+    said = {name: value for name, value in (_DECODE | environ).items() if value != "unset"}
+    typed = ("--model=.", "--port=8089", *words)
+    return Broken(what, None, _TABLES if files is None else files, typed, _SERVERS, said)
+
+
+def _scheduler(what: str, *words: str, files: Mapping[str, Any] | None = None, **environ: str) -> Broken:
+    return _decode(what, *words, files=files, **{**_SCHEDULER, **environ})
+
+
+START_SERVERS = (
+    _decode("no global table is named", GLOBAL_RANK_TABLE_FILE_PATH="unset"),
+    _decode("the global table is not there", GLOBAL_RANK_TABLE_FILE_PATH="gone.json"),
+    _decode("the global table is no JSON", files={**_TABLES, "g.json": "{"}),
+    _decode("no local table is named", RANK_TABLE_FILE_PATH="unset"),
+    _decode("the local table is not there", RANK_TABLE_FILE_PATH="gone.json"),
+    _decode(
+        "the local table is no entry of the global one",
+        files={**_TABLES, "l.json": with_value(local(), "server_list.0.device.0.device_id", "5")},
+    ),
+    _decode("the global table for the local one", RANK_TABLE_FILE_PATH="g.json"),
+    _decode("one GPU in two instances", files={**_TABLES, "g.json": modelarts(decode=[server(A, 5, 6)])}),
+    _scheduler("scheduler: no port of an instance anywhere", NODE_PORTS="unset"),
+    _scheduler("scheduler: fewer ports than instances", NODE_PORTS="8088"),
+    _scheduler("scheduler: a port that is no number", NODE_PORTS="8088,x"),
+    _scheduler("scheduler: a port twice on one host", NODE_PORTS="8088,8088", files={
+        **_TABLES, "g.json": modelarts(prefill=[server(A, 4, 5)], decode=[server(A, 6, 7)]),
+    }),
+    _scheduler("scheduler: USE_OPENAI is neither 1 nor 0", USE_OPENAI="yes"),
+    _decode("a slip in a flag", "--max-modellen=4096"),
+    _decode("a flag of vLLM's that is refused", "--pipeline-parallel-size=2"),
+    _decode("a value that is none", "--max-num-seqs=many"),
+    _decode("a number out of range", "--block-size=0"),
+    _decode("another tensor-parallel size than the table's devices", "--tensor-parallel-size=4",
+            files={**_TABLES, **_MODEL}),
+    _decode("a step shorter than a sequence", "--max-model-len=4096", "--max-num-batched-tokens=2048"),
+    _decode("shared devices where they are NPUs", "--share-devices", "--device=npu"),
+    _decode("--http-port is --port too", "--http-port=8089", files={**_TABLES, **_MODEL}),
+    _decode("a certificate without its key", "--tls-cert=cert.pem"),
+)  # fmt: skip
+
+
+def _up(what: str, *words: str, files: Mapping[str, Any] | None = None) -> Broken:
+    return Broken(what, None, _MODEL if files is None else files, ("up", "--model=.", *words), _UP)
+
+
+PDSERVE_UP = (
+    _up("no decode instance", "--decode=0"),
+    _up("more instances than one machine takes", "--prefill=99999"),
+    _up("more instances than a Ray cluster takes", "--ray", "--address=10.0.0.18:6379", "--prefill=99999"),
+    _up("a Ray cluster without --ray", "--address=10.0.0.18:6379"),
+    _up("Ray's client for a cluster", "--ray", "--address=ray://10.0.0.18:10001"),
+    _up("restarts below none", "--max-restarts=-1"),
+    _up("a port that is none", "--port=70000"),
+    _up("what it decides itself", "--node-ports=8088,8089"),
+    _up("a slip in a flag", "--prefil=2"),
+    _up("a folder that is no model", files={}),
+    _up("a length above the model's", "--max-model-len=4096"),
+    _up("a KV pool without room for a sequence", "--kv-cache-memory=4096", "--dtype=float32"),
+    _up("a size that is none", "--kv-cache-memory=plenty"),
+    _up("fewer KV ports than ranks", "--kv-transport=tcp", "--kv-port-range=20000-20000"),
+)
+
+SECTIONS: Mapping[str, tuple[Broken, ...]] = {"`start_servers.sh`": START_SERVERS, "`pdserve up`": PDSERVE_UP}
