@@ -35,10 +35,11 @@ def instance_lines(
 def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
     """Return the lines of the scheduler."""
     instances = ", ".join(f"{one.name} {_at(one.host, one.port)}" for one in plan.instance_addresses)
+    api, question = ("OpenAI API", "/v1/models") if plan.use_openai else ("/generate", "/health")
     return (
-        f"ports: OpenAI API {_at(engine.host, engine.port)}",
+        f"ports: {api} {_at(engine.host, engine.port)}",
         "devices: none",
-        f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}/v1/models",
+        f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}{question}",
     )
 
 

@@ -107,3 +107,12 @@ def test_the_scheduler_says_whom_it_waits_for_and_where_it_will_answer(tmp_path:
         "next: it waits for prefill-0 10.0.0.18:8088, decode-0 10.0.0.18:8089; once it is ready, ask: "
         f"curl http://{reached}/v1/models",
     )
+
+
+def test_the_scheduler_of_use_openai_0_says_what_it_serves(tmp_path: Path) -> None:
+    engine = replace(EngineOptions(), host="127.0.0.1", port=9000)
+
+    first, _, last = scheduler_lines(engine, replace(_plan(tmp_path, None), use_openai=False))
+
+    assert first == "ports: /generate 127.0.0.1:9000"
+    assert last.endswith("ask: curl http://127.0.0.1:9000/health")
