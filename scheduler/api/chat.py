@@ -13,7 +13,7 @@ from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.logprobs import TokenTeller, scored_output, scored_prompt
-from scheduler.api.messages import read_messages
+from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared import prepare_generation
 from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id
@@ -79,8 +79,8 @@ def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
 
 def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> tuple[str, ...]:
     """With `echo`, the last message stands before the answer if it is of the same speaker."""
-    content = messages[-1].get("content")
-    return (content,) if body.echo and messages[-1]["role"] == role and isinstance(content, str) else ()
+    last = messages[-1]
+    return (text_of(last["content"]),) if body.echo and last["role"] == role else ()
 
 
 class ChatShape:

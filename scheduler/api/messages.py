@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the conversation as templates take it: roles and texts."""
+    """Return the conversation as templates take it: roles, and contents as they came, texts or lists of text parts."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     return [_message(item, f"messages.{index}") for index, item in enumerate(value)]
@@ -35,19 +35,24 @@ def _extras(value: Mapping[str, Any]) -> Message:
     return extras
 
 
-def _content(value: Any, path: str) -> str:
+def text_of(content: str | list[dict[str, str]]) -> str:
+    """Return the text of a content; its parts are lines."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _content(value: Any, path: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"{path} must be a text or a list of text parts", path)
-    return "\n".join(_part(item, f"{path}.{index}") for index, item in enumerate(value))
+    return [_part(item, f"{path}.{index}") for index, item in enumerate(value)]
 
 
-def _part(value: Any, path: str) -> str:
+def _part(value: Any, path: str) -> dict[str, str]:
     part = value if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
     if kind == "text" and isinstance(text, str):
-        return text
+        return {"type": "text", "text": text}
     if isinstance(kind, str) and kind != "text":
         raise InvalidRequest(f"{path}: {kind[:40]} parts are not supported yet: this model takes text only", path)
     raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)

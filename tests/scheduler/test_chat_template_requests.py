@@ -1,0 +1,139 @@
+"""What a request says of its chat template, over HTTP, at every door that takes `messages`."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+HELLO = [{"role": "user", "content": "hello"}]
+DOORS = ("/v1/chat/completions", "/tokenize", "/v1/embeddings")
+LOOPS = "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}"
+
+
+async def prompt_of(served: Any, **fields: Any) -> str:
+    """Return the text that a chat made of `fields` continues."""
+    body = {"model": served.model, "messages": HELLO} | fields
+    response = await served.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return str(served.front.tokens.decode(served.dispatcher.requests[-1].prompts[0], skip_special_tokens=False))
+
+
+async def refusals_of(served: Any, **fields: Any) -> list[dict[str, Any]]:
+    """Return the errors of all doors."""
+    body = {"model": served.model, "messages": HELLO} | fields
+    responses = [await served.client.post(door, json=body) for door in DOORS]
+    assert [response.status_code for response in responses] == [400, 400, 400], [r.text for r in responses]
+    return [response.json()["error"] for response in responses]
+
+
+async def test_the_requests_template_wins_and_sees_its_variables_and_documents(serve: Any) -> None:
+    template = "{{ messages[0].content }}|{{ mood }}|{{ documents[0].title }}|{{ add_generation_prompt }}"
+    documents = [{"title": "fox", "text": "brown"}]
+    async with serve() as served:
+        text = await prompt_of(
+            served, chat_template=template, chat_template_kwargs={"mood": "dry"}, documents=documents
+        )
+
+        assert text == "hello|dry|fox|True"
+
+
+async def test_the_operators_variables_are_there_and_give_way(serve: Any) -> None:
+    async with serve(default_chat_template_kwargs='{"mood": "dry", "pace": "slow"}') as served:
+        text = await prompt_of(served, chat_template="{{ mood }} {{ pace }}", chat_template_kwargs={"mood": "warm"})
+
+        assert text == "warm slow"
+
+
+async def test_parts_reach_a_template_that_loops_over_them(serve: Any) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    async with serve() as served:
+        assert await prompt_of(served, chat_template=LOOPS) == "[text:hello]"
+        messages = [{"role": "user", "content": parts}]
+        assert await prompt_of(served, chat_template=LOOPS, messages=messages) == "[text:a][text:b]"
+        assert "a\nb<|im_end|>" in await prompt_of(served, messages=messages)
+
+
+async def test_the_format_of_contents_is_the_operators(serve: Any) -> None:
+    async with serve(chat_template_content_format="string") as served:
+        messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+
+        assert await prompt_of(served, chat_template="{{ messages[0].content }}", messages=messages) == "a"
+
+
+async def test_the_last_message_is_left_open(serve: Any) -> None:
+    last = {"role": "assistant", "content": "Well "}
+    async with serve() as served:
+        text = await prompt_of(
+            served, messages=[*HELLO, last], continue_final_message=True, add_generation_prompt=False
+        )
+
+        assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nWell "
+
+
+async def test_no_door_takes_a_template_where_the_operator_says_no(serve: Any) -> None:
+    async with serve(trust_request_chat_template=False) as served:
+        for error in await refusals_of(served, chat_template="{{ 1 }}"):
+            assert "chat_template_not_allowed" in error["message"]
+            assert error["param"] == "chat_template"
+        for error in await refusals_of(served, chat_template_kwargs={"chat_template": "{{ 1 }}"}):
+            assert error["param"] == "chat_template_kwargs.chat_template"
+        assert served.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"tokenize": True}, {"messages": []}, {"self": 1}, {"bos_token": "x"}, {"add_generation_prompt": False}]
+)
+async def test_no_door_takes_a_reserved_name(serve: Any, kwargs: dict[str, Any]) -> None:
+    async with serve() as served:
+        (name,) = kwargs
+        for error in await refusals_of(served, chat_template_kwargs=kwargs):
+            assert error["param"] == f"chat_template_kwargs.{name}"
+            assert name in error["message"]
+        assert served.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ cycler.__init__.__globals__ }}", "SecurityError"),
+        ("{{ 'a' * 10**10 }}", "MemoryError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("", "empty"),
+    ],
+)
+async def test_a_bad_template_is_400_at_every_door(serve: Any, template: str, words: str) -> None:
+    async with serve() as served:
+        for error in await refusals_of(served, chat_template=template):
+            assert words in error["message"]
+            assert error["param"] == "chat_template"
+            assert error["type"] == "invalid_request_error"
+        assert await prompt_of(served) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_an_endless_template_is_400_and_no_chat_waits_for_it(serve: Any) -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    async with serve() as served:
+        await prompt_of(served, chat_template="both processes are there now")
+        await served.front.tokens.start()
+        body = {"model": served.model, "messages": HELLO, "chat_template": endless}
+        slow = asyncio.create_task(served.client.post("/v1/chat/completions", json=body))
+        for _ in range(3):
+            await prompt_of(served)
+        answered_before = not slow.done()
+        refused = await slow
+
+        assert answered_before
+        assert refused.status_code == 400
+        assert "longer than 1 s" in refused.json()["error"]["message"]
+
+
+async def test_a_model_without_a_template_takes_the_requests(serve: Any, make_model: Any) -> None:
+    async with serve(folder=make_model(chat_template=None)) as served:
+        body = {"model": served.model, "messages": HELLO}
+
+        assert (await served.client.post("/v1/chat/completions", json=body)).status_code == 400
+        assert await prompt_of(served, chat_template="{{ messages[0].content }}") == "hello"
