@@ -19,16 +19,18 @@ _LOCK_TIMEOUT_S = 1200.0
 _POLL_S = 0.2
 
 
-def make_once(path: Path, make: Callable[[Path], Path], progress: Callable[[str], None]) -> Path:
+def make_once(
+    path: Path, make: Callable[[Path], Path], progress: Callable[[str], None], *, timeout_s: float = _LOCK_TIMEOUT_S
+) -> Path:
     """Return `path`, made by `make` where it is missing: in a staging folder it is given, whose child it returns.
 
-    Raises ConfigError when another process holds the lock for 20 minutes, and what `make` raises.
+    Raises ConfigError when another process holds the lock for `timeout_s`, and what `make` raises.
     """
     if path.is_dir():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}-"
-    with _only_one(path.parent / f"{prefix}lock", path.name, progress):
+    with _only_one(path.parent / f"{prefix}lock", path.name, progress, timeout_s):
         if not path.is_dir():
             _remove_leftovers(path.parent, prefix)
             with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as staging:
@@ -37,14 +39,14 @@ def make_once(path: Path, make: Callable[[Path], Path], progress: Callable[[str]
 
 
 @contextmanager
-def _only_one(lock: Path, name: str, progress: Callable[[str], None]) -> Iterator[None]:
+def _only_one(lock: Path, name: str, progress: Callable[[str], None], timeout_s: float) -> Iterator[None]:
     """Hold `lock` for the block; the system drops it with the process, so a dead holder leaves nothing behind."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     with lock.open("w") as handle:
         told = False
         while not _try_lock(handle.fileno()):
             if time.monotonic() > deadline:
-                raise ConfigError(f"another process has held {lock} for {_LOCK_TIMEOUT_S:.0f} s")
+                raise ConfigError(f"another process has held {lock} for {timeout_s:.0f} s")
             if not told:
                 progress(f"waiting for another process that is making {name}")
                 told = True

@@ -7,9 +7,11 @@ config.json and its like are copied; safetensors that are there are linked to; c
 A process of its own does it, so that what it reads and imports stays out of ours.
 """
 
+import ctypes
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _GPT2_MODELS = ("gpt2", "opt")
 _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
 _CONVERT_TIMEOUT_S = 3600.0
+_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: who converts for nobody ends
 _REFUSED = 3  # exit status of a conversion that says why in its last line
 
 
@@ -47,7 +50,10 @@ def ensure_plain(
         _convert(folder, staging / target.name, parts)
         return staging / target.name
 
-    return make_once(target, make, progress)
+    try:
+        return make_once(target, make, progress, timeout_s=_CONVERT_TIMEOUT_S)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be converted into {target}: {error}") from error
 
 
 def lacking(folder: Path, *, weights: bool) -> tuple[str, ...]:
@@ -117,6 +123,7 @@ def _convert(folder: Path, target: Path, parts: Sequence[str]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Make TARGET of FOLDER with PARTS; a refusal is the last line of stderr."""
     folder, target, parts = Path(argv[0]), Path(argv[1]), argv[2:]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         _make(folder, target, parts)
     except ModuleNotFoundError as error:

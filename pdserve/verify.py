@@ -65,9 +65,8 @@ def main(argv: Sequence[str]) -> int:
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)
-    print(
-        f"{folder.name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True
-    )
+    name = Path(options.model or folder).name
+    print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
     for name, why in chosen.lacking.items():
         print(f"not run: P/D over {name}: {why}", flush=True)
     with _work_folder() as work:

@@ -81,7 +81,10 @@ def main(argv: Sequence[str]) -> int:
     from pdserve.bench.step_profile import profile
 
     path = model.find_folder(os.environ, EngineOptions(model=options.model))
-    loaded = load_model(path, dtype=options.dtype, block_size=16, kv_cache_memory=KV_BYTES, num_threads=threads)
+    loaded = load_model(
+        path, dtype=options.dtype, block_size=16, kv_cache_memory=KV_BYTES, num_threads=threads,
+        name=Path(options.model or path).name,
+    )  # fmt: skip
     info = loaded.model.info
     name, flags = cpu()
     say(

@@ -205,3 +205,30 @@ def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> N
 
     with pytest.raises(ConfigError, match=r"merges\.txt, line 3: 'abc' is not a pair of pieces"):
         ensure_plain(folder, tmp_path, silent, name="bad", weights=False)
+
+
+def test_who_converts_ends_with_the_process_that_waits(opt: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizers.py").write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
+    code = "import sys; from engine.plain_folder import _convert; from pathlib import Path\n" + (
+        "import subprocess; run = subprocess.run\n"
+        "subprocess.run = lambda *a, capture_output, **k: run(*a, **k)  # its stdout is ours\n"
+        "_convert(Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
+    )
+    command = [sys.executable, "-P", "-c", code, str(opt), str(tmp_path / "made")]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "\n"
+        waiting.kill()
+
+        assert waiting.stdout.read() == "", "the end of the pipe: nobody has it any more"
+
+
+def test_a_cache_that_cannot_be_written_is_named(opt: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(
+        ConfigError, match=rf"{opt} cannot be converted into {tmp_path}/file/checkpoints/opt-\w+: .*Not a"
+    ):
+        ensure_plain(opt, tmp_path / "file", silent, name="opt", weights=False)

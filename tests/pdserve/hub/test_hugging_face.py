@@ -1,6 +1,7 @@
 """Models of the Hugging Face hub: which files are fetched, with whose token, and what is said where that fails."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -200,3 +201,30 @@ def test_an_index_that_leads_elsewhere_is_refused(hub: FakeHub, fetched: Callabl
     file.write_text(index("safetensors", "gone"))
     with pytest.raises(ConfigError, match=r"names gone\.safetensors, which the repository has not got"):
         fetched(LLAMA)
+
+
+def test_large_files_are_told_one_by_one(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+    (hub.repos[QWEN] / "model.safetensors").write_bytes(bytes(10_500_000))
+    said: list[str] = []
+
+    fetched(QWEN, said)
+
+    assert said[1] == "downloaded model.safetensors (7 of 7 files, 10.5 MB of 10.5 MB)"
+
+
+def test_a_folder_that_cannot_be_written_is_named(fetched: Callable[..., Snapshot], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match=rf"{OPT} cannot be kept here: .*{tmp_path}/file"):
+        fetched(OPT, download_dir=str(tmp_path / "file"))
+
+
+def test_without_the_library_it_says_how_to_get_it(
+    fetched: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    with pytest.raises(
+        ConfigError, match=rf"--model {OPT} is no folder here, and fetching it needs huggingface_hub: pip"
+    ):
+        fetched(OPT)
