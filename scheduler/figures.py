@@ -76,12 +76,13 @@ class Figures:
         if done.first_token_s is None:
             self.prompt_tokens += done.num_prompt_tokens
         self.whole.observe(done.seconds)
-        self.n.observe(done.request.params.n)
-        self.max_tokens.observe(done.request.params.max_tokens)
         self.request_prompt_tokens.observe(done.num_prompt_tokens)
         cached = sum(prompt.times.cached_tokens for prompt in done.served)
         self.request_computed_tokens.observe(max(0, done.num_prompt_tokens - cached))
-        self.request_output_tokens.observe(done.num_output_tokens)
+        if not done.request.poolings:
+            self.n.observe(done.request.params.n)
+            self.max_tokens.observe(done.request.params.max_tokens)
+            self.request_output_tokens.observe(done.num_output_tokens)
         self._observe_phases(done)
 
     def http_request(self, route: str, method: str, status: int) -> None:

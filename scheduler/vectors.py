@@ -1,24 +1,31 @@
 """Run a request with poolings to its vectors, and compare two of them."""
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from scheduler.request import Dispatcher, GenerationRequest, PathEvent, Vector
+from scheduler.request import Dispatcher, GenerationRequest, PathEvent, PromptDone, Vector
 from wire.errors import InternalError
 
 Values = tuple[float, ...]
 
 
-async def collect_vectors(dispatcher: Dispatcher, request: GenerationRequest) -> list[Values]:
-    """Return the vector (or the score, as the only value) of each prompt, in order. Raises what failed the request."""
+async def collect_vectors(
+    dispatcher: Dispatcher, request: GenerationRequest, heard: Callable[[PromptDone], None] = lambda done: None
+) -> list[Values]:
+    """Return the vector (or the score, as the only value) of each prompt, in order. Raises what failed the request.
+
+    `heard` is told of each prompt how it was served.
+    """
     found: dict[int, Values] = {}
     running = dispatcher.start(request)
     async with aclosing(cast("AsyncGenerator[PathEvent, None]", running.events())) as events:
         async for event in events:
             if isinstance(event, Vector):
                 found[event.prompt] = event.values
+            elif isinstance(event, PromptDone):
+                heard(event)
     if len(found) != len(request.prompts):
         raise InternalError(f"request {request.request_id} ended with {len(found)} of {len(request.prompts)} vectors")
     return [found[prompt] for prompt in range(len(request.prompts))]

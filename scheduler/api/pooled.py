@@ -1,6 +1,5 @@
 """Run one request for vectors or scores and answer it."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,12 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api.errors import json_response, request_id_of
 from scheduler.api.prepared import cache_salt_of
+from scheduler.api.served import server_timing
 from scheduler.api.sse import ClientGone, until_disconnect, within
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
-from scheduler.vectors import Values, collect_vectors
+from scheduler.vector_run import VectorRun
+from scheduler.vectors import Values
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest
 from wire.types import Pooling, SamplingParams
@@ -40,8 +41,7 @@ def pooling_request(
 class Pooled:
     """An ASGI response: runs `request` when called, and cancels it when the client goes away.
 
-    `tell` makes the answer of the vectors. Of more prompts than --max-prompts so many run at a time: a request for
-    vectors takes no more of the queue than any other.
+    `tell` makes the answer of the vectors. Of more prompts than --max-prompts so many run at a time.
     """
 
     front: Front
@@ -59,25 +59,14 @@ class Pooled:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        vectors: list[Values] = []
-        for part in self._parts():
-            vectors += await self._collect(part)
-        response = json_response(await self.tell(vectors))
-        await within(self.front.config.options.client_timeout, response(scope, receive, send))
-
-    def _parts(self) -> list[GenerationRequest]:
-        whole, most = self.request, self.front.config.options.max_prompts
-        starts = range(0, len(whole.prompts), most)
-        return [
-            dataclasses.replace(
-                whole, prompts=whole.prompts[at : at + most], poolings=whole.poolings[at : at + most]
-            )
-            for at in starts
-        ]  # fmt: skip
-
-    async def _collect(self, part: GenerationRequest) -> list[Values]:
+        options = self.front.config.options
+        observer, arrived_s = self.front.observer_of(scope["headers"]), scope["state"]["arrived_s"]
+        run = VectorRun(self.request, observer, at_once=options.max_prompts, started_s=arrived_s)
         try:
-            return await collect_vectors(self.front.dispatcher, part)
+            vectors = await run.collect(self.front.dispatcher)
         except InvalidRequest as error:  # an instance's words cross the wire, the name of the field does not
             error.param = error.param or ("dimensions" if str(error).startswith("dimensions ") else "input")
             raise
+        timing = server_timing(run.served)
+        response = json_response(await self.tell(vectors), 200, {"server-timing": timing} if timing else {})
+        await within(options.client_timeout, response(scope, receive, send))

@@ -182,6 +182,19 @@ async def test_many_texts_take_turns_in_the_queue(serve: Any) -> None:
         assert {len(request.poolings) for request in served.dispatcher.requests} == {3, 2}
 
 
+async def test_the_metrics_count_the_request_and_generate_nothing(serve: Any) -> None:
+    async with serve(max_prompts=2) as served:
+        response = await served.client.post(URL, json={"model": served.model, "input": [[1, 2], [3], [4, 5, 6]]})
+        text = (await served.client.get("/metrics")).text
+
+        assert "prefill;dur=100" in response.headers["server-timing"]
+        assert 'pdserve_request_endings_total{ending="finished"} 1.0' in text
+        assert "pdserve_request_prompt_tokens_sum 6.0" in text
+        assert "pdserve_prompt_tokens_total 6.0" in text
+        assert "pdserve_request_generation_tokens_count 0.0" in text
+        assert 'pdserve_stage_seconds_count{stage="prefill"} 3.0' in text
+
+
 async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
     async with serve() as served:
         served.dispatcher.hold_after = 1

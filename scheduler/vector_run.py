@@ -1,0 +1,66 @@
+"""One request for vectors or scores: run it, a part of its prompts at a time, and tell how it went."""
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from scheduler.request import Dispatcher, GenerationRequest, PromptDone
+from scheduler.request_done import RequestDone
+from scheduler.request_log import log_request
+from scheduler.stream import Observer
+from scheduler.vectors import Values, collect_vectors
+from wire.errors import Cancelled
+
+
+class VectorRun:
+    """Runs `request`, of its prompts `at_once` at a time: many prompts take no more of the queue than others do.
+
+    `served` is whole once `collect` has ended. `started_s` is when the request arrived, by the loop's clock.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, observer: Observer, *, at_once: int, started_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        self._request = request
+        self._observer = observer
+        self._at_once = at_once
+        self._started_s = started_s
+        self._clock = clock or asyncio.get_running_loop().time
+        self.served: list[PromptDone] = []
+
+    async def collect(self, dispatcher: Dispatcher) -> list[Values]:
+        """Return the vector (or the score, as the only value) of each prompt. Raises what failed the request."""
+        found: list[Values] = []
+        with self._told_to_observer():
+            for at in range(0, len(self._request.prompts), self._at_once):
+                found += await collect_vectors(dispatcher, self._part(at), functools.partial(self._heard, at))
+        return found
+
+    def _part(self, at: int) -> GenerationRequest:
+        whole, part = self._request, slice(at, at + self._at_once)
+        return dataclasses.replace(whole, prompts=whole.prompts[part], poolings=whole.poolings[part])
+
+    def _heard(self, at: int, done: PromptDone) -> None:
+        self.served.append(dataclasses.replace(done, prompt=at + done.prompt))
+        self._observer.prompt_done(done)
+
+    @contextmanager
+    def _told_to_observer(self) -> Iterator[None]:
+        dispatched_s, ending, error = self._clock() - self._started_s, "failed", ""
+        try:
+            yield
+            ending = "finished"
+        except (asyncio.CancelledError, Cancelled):
+            ending = "cancelled"
+            raise
+        except Exception as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            seconds = self._clock() - self._started_s
+            done = RequestDone(self._request, tuple(self.served), ending, seconds, dispatched_s, error=error)
+            self._observer.request_done(done)
+            log_request(done)
