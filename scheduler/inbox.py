@@ -1,6 +1,7 @@
 """What instances tell one prompt, in one queue, and the prompt's hold on each of them."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,64 @@ class Arrival:
     event: PromptEvent
 
 
-Inbox = asyncio.Queue[Arrival]
+class Inbox:
+    """What one prompt hears, in order. Owned by the one task that reads it.
+
+    A wait with a deadline costs no timer of its own: one timer stands for all of them, and looks at the last deadline
+    only when it goes off.
+    """
+
+    def __init__(self) -> None:
+        self._arrivals: deque[Arrival] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def empty(self) -> bool:
+        """Whether nothing waits to be read."""
+        return not self._arrivals
+
+    def put_nowait(self, arrival: Arrival) -> None:
+        """Add an arrival."""
+        self._arrivals.append(arrival)
+        self._wake(None)
+
+    async def get(self, deadline: float) -> Arrival:
+        """Return the next arrival. Raises TimeoutError when the loop's clock reaches `deadline` first."""
+        while not self._arrivals:
+            loop = asyncio.get_running_loop()
+            self._deadline = deadline
+            if self._timer is None or self._timer.when() > deadline:
+                self.rest()
+                self._timer = loop.call_at(deadline, self._look)
+            self._reader = loop.create_future()
+            await self._reader
+        return self._arrivals.popleft()
+
+    def rest(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._reader is None or self._reader.done():
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._look)
+        else:
+            self._wake(TimeoutError())
+
+    def _wake(self, error: TimeoutError | None) -> None:
+        reader, self._reader = self._reader, None
+        if reader is None or reader.done():
+            return
+        if error is None:
+            reader.set_result(None)
+        else:
+            reader.set_exception(error)
 
 
 class Work:

@@ -50,7 +50,7 @@ class PromptRun:
             pooling=self.request.poolings[self.prompt] if self.request.poolings else None,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
-        self.inbox: Inbox = asyncio.Queue()
+        self.inbox = Inbox()
 
     @property
     def prompt_id(self) -> str:
@@ -104,6 +104,7 @@ class PromptRun:
                 yield work
             finally:
                 self._works.remove(work)
+                self.inbox.rest()
 
     async def hear(self) -> Arrival:
         """Return the next arrival. Raises DeadlineExceeded at the deadline.
@@ -116,8 +117,7 @@ class PromptRun:
         patience = loop.time() + self.request.first_token_timeout_s
         while True:
             try:
-                async with asyncio.timeout_at(self.deadline):
-                    arrival = await self.inbox.get()
+                arrival = await self.inbox.get(self.deadline)
             except TimeoutError:
                 if not self._may_wait() or loop.time() >= patience:
                     raise self.deadline_error() from None

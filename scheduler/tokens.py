@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from scheduler.byte_level import byte_level_of
 from scheduler.chat_options import ChatOptions, ChatSettings
 from scheduler.model_files import ModelFiles
 from scheduler.pairs import encode_pair
@@ -30,6 +31,7 @@ class Tokens:
         self._tokenizer = _load(files)
         self._renderer = renderer or TemplateRenderer()
         self.texts = TokenTexts(self._tokenizer)
+        self.byte_level = byte_level_of(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)

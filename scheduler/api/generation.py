@@ -65,7 +65,7 @@ class Generation:
 
     async def _answer_stream(self, scope: Scope, send: Send) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
-        writer = EventWriter(send, self.front.config.options.client_timeout)
+        writer = EventWriter(send)
         try:
             await self._write_pieces(writer, self._output(scope))
         except ClientGone:

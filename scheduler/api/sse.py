@@ -28,19 +28,18 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Writes one response of events; a client that does not read for `timeout_s` is given up."""
+    """Writes one response of events. A client that does not read is the server's to give up (http_protocol.py)."""
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._timeout_s = timeout_s
         self.started = False
 
     async def write(self, content: bytes) -> None:
-        """Send events, the response's start before the first. Raises ClientGone if the client does not read."""
+        """Send events, the response's start before the first."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await within(self._timeout_s, self._send({"type": "http.response.body", "body": content, "more_body": True}))
+        await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def fail(self, body: dict[str, Any]) -> None:
         """Send an error and end the response: no event stands after it."""
@@ -49,7 +48,7 @@ class EventWriter:
 
     async def end(self) -> None:
         """End the response."""
-        await within(self._timeout_s, self._send({"type": "http.response.body", "body": b"", "more_body": False}))
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def within(timeout_s: float, sending: Awaitable[None]) -> None:

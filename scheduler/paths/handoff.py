@@ -172,8 +172,7 @@ class HandoffPath:
         deadline = loop.time() + self._limits.settle_s
         while not on_prefill.ended or not prompt.inbox.empty():
             try:
-                async with asyncio.timeout_at(deadline):
-                    arrival = await prompt.inbox.get()
+                arrival = await prompt.inbox.get(deadline)
             except TimeoutError:
                 log.warning("handoff_unsettled", request_id=prompt.request.request_id, prefill=self._prefill)
                 return

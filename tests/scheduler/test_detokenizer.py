@@ -5,12 +5,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.detokenizer import Detokenizer
-from scheduler.model_files import ModelFiles
+from scheduler.detokenizer import Detokenizer, Window
+from scheduler.model_files import ModelFiles, read_model_files
 from scheduler.tokens import Tokens
+
+
+@pytest.fixture(scope="session", params=["bytes", "window"])
+def tokens(request: pytest.FixtureRequest, model_folder: Path) -> Tokens:
+    """The tiny model's tokens, once with its bytes known and once without: every test here runs with both decoders."""
+    made = Tokens(read_model_files(str(model_folder)))
+    assert made.byte_level is not None
+    if request.param == "window":
+        made.byte_level = None
+    return made
 
 
 def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
@@ -51,7 +61,7 @@ def test_bytes_that_never_become_a_character_are_let_out_and_cost_no_more_with_t
     text = "".join(detokenizer.push(broken) for _ in range(500)) + detokenizer.flush()
 
     assert text == "\ufffd" * 500
-    assert len(detokenizer._window) <= 16
+    assert not isinstance(detokenizer._decoder, Window) or len(detokenizer._decoder._window) <= 16
 
 
 def test_special_tokens_are_skipped_or_shown(tokens: Tokens) -> None:
@@ -121,3 +131,24 @@ def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> 
     for skip in (True, False):
         expected = reference.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(ids=st.lists(st.integers(0, 263), max_size=20))
+def test_added_tokens_of_any_characters_are_told_as_the_tokenizer_does(odd: Tokens, ids: list[int]) -> None:
+    assert odd.byte_level is not None
+    for skip in (True, False):
+        assert "".join(_pushed(odd, ids, skip_special_tokens=skip)) == odd.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """A byte-level tokenizer whose added tokens look like bytes, have spaces, or stand outside its alphabet."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<\uff5cend\u2581of\uff5c>", "é", "ĠĊ")])
+    tokenizer.add_tokens(["two words", "naïve", "中", "ÿ"])
+    folder: Path = tmp_path_factory.mktemp("odd")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokens(ModelFiles(folder, None, 100, (), None, None))
