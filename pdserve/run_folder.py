@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from wire.errors import ConfigError
 
@@ -97,17 +98,27 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against another `pdserve up`. Raises ConfigError when one holds it."""
-        (self.path / "logs").mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        """Hold the folder against another `pdserve up`. Raises ConfigError when one holds it, or it cannot be made."""
+        with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"another `pdserve up` holds the run folder {self.path}") from None
             yield
 
+    def _lock_file(self) -> TextIO:
+        try:
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            return (self.path / "lock").open("w")
+        except OSError as error:
+            raise self._cannot_be_used(error) from error
+
+    def _cannot_be_used(self, error: OSError) -> ConfigError:
+        words = f"the run folder {self.path} cannot be used: {error.strerror}"
+        return ConfigError(f"{words}: name another, by --run-dir or PDSERVE_RUN_DIR")
+
     def read(self) -> ClusterState | None:
-        """Return the cluster's state, or None when there is none."""
+        """Return the cluster's state, or None when there is none. Raises ConfigError for one that cannot be read."""
         try:
             data = json.loads(self._state.read_text())
             processes = tuple(ProcessRecord(**process) for process in data.pop("processes"))
@@ -116,7 +127,9 @@ class RunFolder:
             return ClusterState(processes=processes, supervisor=watcher, **data)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError) as error:
+        except OSError as error:
+            raise self._cannot_be_used(error) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self._state} is not a state pdserve wrote: {error}; delete it") from error
 
     def write(self, state: ClusterState) -> None:

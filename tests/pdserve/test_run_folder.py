@@ -136,3 +136,31 @@ def test_last_line_skips_blank_lines(tmp_path: Path) -> None:
     assert last_line(log) == "last words"
     assert last_lines(log, 5) == ["first", "last words"]
     assert last_line(tmp_path / "missing.log") == "(no log)"
+
+
+@pytest.mark.parametrize("text", ['"text"', "[]", "null", "\udc80"])
+def test_state_that_is_no_object_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_bytes(text.encode(errors="surrogateescape"))
+
+    with pytest.raises(ConfigError, match=r"state\.json is not a state pdserve wrote"):
+        RunFolder(tmp_path).read()
+
+
+def test_a_folder_that_cannot_be_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = RunFolder(tmp_path / "file" / "run")
+    words = (
+        rf"the run folder {folder.path} cannot be used: Not a directory: name another, by --run-dir or PDSERVE_RUN_DIR"
+    )
+
+    with pytest.raises(ConfigError, match=words):
+        folder.read()
+    with pytest.raises(ConfigError, match=words), folder.lock():
+        pass
+
+
+def test_a_folder_in_the_place_of_its_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+
+    with pytest.raises(ConfigError, match="cannot be used: Is a directory"), RunFolder(tmp_path).lock():
+        pass
