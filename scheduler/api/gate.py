@@ -10,6 +10,7 @@ from scheduler.api.keys import Keys
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
 from scheduler.metrics import Metrics
+from scheduler.turnstile import Turnstile
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 
@@ -34,6 +35,7 @@ class Gate:
         self._keys = keys or Keys()
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -47,6 +49,8 @@ class Gate:
         )
         exchange = _Exchange(send, client_id or own_id)
         try:
+            if scope["method"] == "POST":
+                await self._turnstile.enter()
             app = self._app if tenant is not None else unauthorized()
             await app(scope, receive, exchange.send)
         except ClientGone:
