@@ -1,6 +1,7 @@
 """GET /openapi.json and /docs: what they say is what is served."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import openapi_spec_validator
@@ -38,6 +39,14 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
     body = document["components"]["schemas"]["CompletionBody"]
     assert body["required"] == ["model"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in body["properties"]["temperature"]["anyOf"]
+
+
+@pytest.mark.parametrize("use_openai", ["0", "1"])
+def test_the_page_of_the_api_names_every_route(use_openai: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
+
+    opened = SchedulerOptions(use_openai=use_openai, enable_docs=True, enable_tokenizer_info_endpoint=True)
+    assert [route.path for route in open_routes(opened) if route.path.replace(":path", "") not in page] == []
 
 
 async def test_docs_are_served_by_flag_alone(serve: Any) -> None:

@@ -51,6 +51,7 @@ async def test_a_text_gets_the_tokenizers_special_tokens_unless_told_not_to(
         ({}, "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"),
         ({"add_generation_prompt": False}, "<|im_start|>user\nhello<|im_end|>\n"),
         ({"chat_template": "{{ messages[0].content }} {{ who }}", "chat_template_kwargs": {"who": "fox"}}, "hello fox"),
+        ({"continue_final_message": True}, "<|im_start|>user\nhello"),
     ],
 )
 async def test_a_conversation_is_told_as_its_template_writes_it(serve: Any, fields: Any, text: str) -> None:
