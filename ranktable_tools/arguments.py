@@ -10,6 +10,9 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 
 
+CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML; a flag that is typed wins."
+
+
 class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser without abbreviations whose errors are RanktableErrors, with the flag nearest to a slip."""
 
@@ -51,7 +54,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def add_command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:
     """Add one subcommand and what it does in a sentence."""
-    return commands.add_parser(name, help=does, description=does)
+    return commands.add_parser(name, help=does, description=does, epilog=CONFIG_HELP)
 
 
 def add_device_lists(parser: argparse.ArgumentParser) -> None:

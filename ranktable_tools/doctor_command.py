@@ -6,7 +6,7 @@ import socket
 import sys
 from urllib.parse import urlsplit
 
-from ranktable_tools.arguments import OneLineParser, add_command
+from ranktable_tools.arguments import CONFIG_HELP, OneLineParser, add_command
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.doctor.case import GLOBAL_VARIABLE, LOCAL_VARIABLE, Case, read_tables
 from ranktable_tools.doctor.examination import TIMEOUT_S, examine
@@ -32,7 +32,7 @@ examples:
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
     parser = add_command(commands, "doctor", "Check this host, and its way to the others.")
-    parser.epilog = EPILOG
+    parser.epilog = f"{EPILOG}\n{CONFIG_HELP}"
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help=f"global and local table (default: those of {GLOBAL_VARIABLE} and "
         f"{LOCAL_VARIABLE})",

@@ -135,6 +135,14 @@ def test_without_a_file_and_for_help_nothing_changes(capsys: pytest.CaptureFixtu
     assert "ranktable gen --config cluster.yaml" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", command_parsers())
+def test_the_help_of_every_command_names_the_flag(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+
+    assert "--config FILE" in capsys.readouterr().out
+
+
 def test_one_file_is_for_the_processes_too() -> None:
     config = _config(GEN)
 
