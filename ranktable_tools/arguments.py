@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
 
-
 CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML; a flag that is typed wins."
 
 
