@@ -21,8 +21,26 @@ def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) 
     Raises ConfigError, in words, where the library is missing or says no.
     """
     download = _library(asked)
-    offline = any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE"))
+    if any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE")):
+        return _snapshot(asked, download, offline=True)
     say(f"looking up {asked} at ModelScope")
+    try:
+        return _snapshot(asked, download, offline=False)
+    except _NotGiven as error:
+        try:
+            found = _snapshot(asked, download, offline=True)
+        except ConfigError:
+            raise error from error.__cause__
+        say(f"ModelScope does not give {asked} ({_words(error.__cause__)}): taking it as it is in {found.folder}")
+        return found
+
+
+class _NotGiven(ConfigError):
+    """The library raised something."""
+
+
+def _snapshot(asked: Asked, download: Callable[..., Any], *, offline: bool) -> Snapshot:
+    """Return the whole of what is wanted. Raises ConfigError, `_NotGiven` for what the library says."""
 
     def take(patterns: tuple[str, ...]) -> Path:
         try:
@@ -33,10 +51,9 @@ def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) 
                 )
             )  # fmt: skip
         except Exception as error:
-            words = " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"--model {asked.name} is no folder here, and ModelScope does not give it ({type(error).__name__}: "
-                f"{words}): look for a mistake in the name, or give a folder; a private one needs MODELSCOPE_API_TOKEN"
+            raise _NotGiven(
+                f"--model {asked.name} is no folder here, and ModelScope does not give it ({_words(error)}): look for "
+                "a mistake in the name, or give a folder; a private one needs MODELSCOPE_API_TOKEN"
             ) from error
 
     folder = take(_SMALL + _SAFETENSORS if asked.weights else _SMALL)
@@ -46,6 +63,10 @@ def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) 
         what = f"{CONFIG} and weights" if asked.weights else CONFIG
         raise ConfigError(f"{asked} of ModelScope has not got {what} in {folder}")
     return Snapshot(str(folder))
+
+
+def _words(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _library(asked: Asked) -> Callable[..., Any]:

@@ -96,6 +96,23 @@ def test_up_fetches_before_it_starts_anything(name: str, hub: FakeHub, tmp_path:
         command("down")
 
 
+@pytest.mark.long
+def test_code_beside_a_local_model_never_runs(hub: FakeHub, tmp_path: Path) -> None:
+    expected, marker = greedy(hub.repos[LLAMA], 7), tmp_path / "marker"
+    put_code(hub.repos[LLAMA], marker)
+    command = Pdserve(tmp_path / "run", hub.repos[LLAMA])
+    command.engine = (*ENGINE_FLAGS, "--trust-remote-code")
+    try:
+        up = command.up()
+
+        assert up.returncode == 0, up.stderr
+        assert "--trust-remote-code (code that comes with a model is never run)" in up.stderr
+        assert complete(command.patient, "tiny") == expected
+    finally:
+        command("down")
+    assert not marker.exists()
+
+
 def test_up_of_a_gated_model_is_one_line_and_starts_nothing(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add(LLAMA)
     command = Pdserve(tmp_path / "run", Path(LLAMA))

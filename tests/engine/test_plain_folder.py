@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from engine.bin_files import BIN_NAME
 from engine.loader import load_model
 from engine.plain_folder import _make, ensure_plain, lacking
+from scheduler.model_files import read_model_files
+from scheduler.tokens import Tokens
 from tests.engine.bin_models import make_bin_model, split_tokenizer
 from tests.engine.step_runner import generate
 from tests.engine.tiny_models import make_tiny_model
@@ -115,6 +117,22 @@ def test_it_is_made_once_with_a_notice_and_without_the_code_beside_it(opt: Path,
     assert said[0].startswith(f"converting {folder} to safetensors: 1 .bin, ")
     assert {file.suffix for file in made.iterdir()} == {".json", ".txt", ".safetensors"}
     assert not marker.exists()
+
+
+def test_code_of_a_folder_that_is_taken_as_it_is_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, marker = make_tiny_model("llama", tmp_path / "llama"), tmp_path / "marker"
+    put_code(folder, marker)
+
+    made = ensure_plain(folder, tmp_path / "cache", silent, name="llama")
+    load_model(made, dtype="float32", block_size=16, kv_cache_memory=1 << 20, num_threads=1)
+    Tokens(read_model_files(str(made)))
+
+    assert made == folder
+    assert not marker.exists()
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(Exception, match="Evil"):
+        AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert marker.exists(), "with trust it would have run"
 
 
 def test_it_is_the_same_model_on_every_host(opt: Path, tmp_path: Path) -> None:

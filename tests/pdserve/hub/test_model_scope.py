@@ -20,6 +20,7 @@ class Library:
     def __init__(self, folder: Path, files: tuple[str, ...]) -> None:
         self.folder, self.files = folder, files
         self.calls: list[dict[str, object]] = []
+        self.is_reachable = True
 
     def snapshot_download(
         self, model_id: str, *, revision: str | None, cache_dir: str | None, local_files_only: bool,
@@ -34,6 +35,8 @@ class Library:
                 "p": allow_patterns,
             }
         )
+        if not self.is_reachable and not local_files_only:
+            raise ConnectionError("no route")
         if not self.files:
             raise ValueError("the model does not exist")
         self.folder.mkdir(exist_ok=True)
@@ -99,6 +102,17 @@ def test_offline_it_takes_what_is_here(library: Callable[..., Library]) -> None:
     fetch(asked(), {"HF_HUB_OFFLINE": "1"}, silent)
 
     assert stub.calls[0]["offline"] is True
+
+
+def test_without_a_network_it_takes_what_is_here(library: Callable[..., Library]) -> None:
+    stub, said = library("config.json", "model.safetensors"), list[str]()
+    stub.is_reachable = False
+
+    snapshot = fetch(asked(), {}, said.append)
+
+    assert said[1] == (
+        f"ModelScope does not give {NAME} (ConnectionError: no route): taking it as it is in {snapshot.folder}"
+    )
 
 
 def test_what_the_library_says_is_told_with_what_to_do(library: Callable[..., Library]) -> None:
