@@ -18,7 +18,7 @@ from scheduler.api.inputs import AnyInputs, encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
-from scheduler.api.request_ids import new_id
+from scheduler.api.request_ids import new_id, shown_id
 from scheduler.front import Front
 from scheduler.truncation import truncate_prompt
 from scheduler.vectors import Values
@@ -54,7 +54,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:
         return {
-            "id": wanted.request_id,
+            "id": shown_id(wanted.request_id, request),
             "object": "list",
             "created": int(time.time()),
             "model": body.model,
@@ -70,7 +70,8 @@ async def _prompts(front: Front, body: EmbeddingBody) -> tuple[tuple[int, ...], 
     if (body.input is None) is (body.messages is None):
         raise InvalidRequest("give either input or messages", "input")
     if body.messages is None:
-        inputs = read_inputs(body.input, max_inputs=front.config.options.max_inputs)
+        longest = tokens.max_model_len if keep is None else None
+        inputs = read_inputs(body.input, max_inputs=front.config.options.max_inputs, longest=longest)
         add_special = body.add_special_tokens is not False
         return await encode_inputs(inputs, tokens, add_special_tokens=add_special, keep=keep, side=side)
     ids = await tokens.encode_chat(read_messages(body.messages), chat_options(body))

@@ -27,8 +27,15 @@ AnyInputs = Annotated[
 AnyTexts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _listed(_TEXT)]})]
 
 
-def read_inputs(value: Any, *, max_inputs: int) -> tuple[Input, ...]:
-    """Return the inputs of a text, a list of texts, a list of token ids or a list of such lists."""
+def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[Input, ...]:
+    """Return the inputs of a text, a list of texts, a list of token ids or a list of such lists.
+
+    Lists of more than `longest` ids are refused by their length alone, before anything walks through them.
+    """
+    lists = [value, *value[:max_inputs]] if isinstance(value, list) else []
+    for ids in lists:
+        if longest is not None and isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
+            raise _too_long(len(ids), longest, "input")
     items = value if isinstance(value, list) and value and not _is_ids(value) else [value]
     _check_count(len(items), max_inputs, "input")
     if all(isinstance(item, str) for item in items):
@@ -76,12 +83,16 @@ def fitting(ids: tuple[int, ...], tokens: Tokens, param: str) -> tuple[int, ...]
     if not ids:
         raise InvalidRequest(f"{param}: a text has no tokens", param)
     if len(ids) > tokens.max_model_len:
-        raise PromptTooLong(
-            f"This model's maximum context length is {tokens.max_model_len} tokens; a text has {len(ids)}: "
-            "shorten it, or ask by truncate_prompt_tokens: -1",
-            param,
-        )
+        raise _too_long(len(ids), tokens.max_model_len, param)
     return ids
+
+
+def _too_long(count: int, longest: int, param: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"This model's maximum context length is {longest} tokens; a text has {count}: shorten it, or ask for as many "
+        "as fit by truncate_prompt_tokens: -1",
+        param,
+    )
 
 
 def _check_count(count: int, most: int, param: str) -> None:

@@ -12,7 +12,7 @@ from scheduler.api.body import read_json
 from scheduler.api.inputs import AnyTexts, encode_inputs, fitting, read_texts
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
-from scheduler.api.request_ids import new_id
+from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.schemas import Body
 from scheduler.front import Front
 from scheduler.model_kind import ModelKind
@@ -58,7 +58,7 @@ async def create_score(front: Front, request: Request) -> Pooled:
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:
         return {
-            "id": wanted.request_id,
+            "id": shown_id(wanted.request_id, request),
             "object": "list",
             "created": int(time.time()),
             "model": body.model,

@@ -3,8 +3,9 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from scheduler.front import Front
 from wire.errors import InvalidRequest
 
 _FEW = 2000  # ids: below this a hop to a thread costs more than the work
+_MOST = 2**20
 
 
 class TokenizeBody(ConversationBody):
@@ -34,7 +36,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=_MOST)]
 
 
 async def tokenize(front: Front, request: Request) -> Response:

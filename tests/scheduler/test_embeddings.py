@@ -48,6 +48,16 @@ async def test_a_1_9_a_text_is_answered_as_openai_does(serve: Any) -> None:
         assert served.dispatcher.requests[0].poolings == (Pooling(),)
 
 
+async def test_the_clients_id_stands_in_the_answers(serve: Any) -> None:
+    async with serve() as served:
+        headers, body = {"x-request-id": "my-7"}, {"model": served.model, "input": "a"}
+
+        response = await served.client.post(URL, json=body, headers=headers)
+
+        assert response.json()["id"] == "embd-my-7"
+        assert served.dispatcher.requests[0].request_id != "embd-my-7"
+
+
 @pytest.mark.parametrize("form", ["texts", "ids", "lists of ids"])
 async def test_every_form_of_input_is_answered_in_order(serve: Any, form: str) -> None:
     async with serve() as served:

@@ -110,6 +110,7 @@ async def test_many_tokens_are_one_text(serve: Any) -> None:
         ("/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
         ("/detokenize", {"tokens": [1, -1]}, 400, "tokens"),
         ("/detokenize", {"tokens": [384]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [1] * (2**20 + 1)}, 400, "tokens"),
         ("/detokenize", {"model": "other", "tokens": [1]}, 404, "model"),
     ],
 )
