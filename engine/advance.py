@@ -50,8 +50,9 @@ class Advance:
         if prompt.hold:
             self._end_prefill(prompt, outcome)
             return
-        if prompt.num_cached:
-            outcome.cached.append((prompt.state.prompt_id, prompt.num_cached))
+        if prompt.started_at is not None and not prompt.num_interruptions:  # else it is computed again, and was told
+            seconds = self._clock() - prompt.started_at
+            outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached))
         if prompt.ended:
             self._roster.remove(prompt)
         else:

@@ -107,7 +107,8 @@ class PooledPrompt:
 class StepResult:
     """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
 
-    `cached` tells of prompts that generate here, once computed, how many of their tokens needed no computing, if any.
+    `computed` tells of prompts that generate here, once they are computed, in how many seconds since they were begun,
+    and how many of their tokens needed no computing.
     `progressed` are prompts that came further without a token that could be told (beam search). `interrupted` tells of
     prompts put aside between two of their tokens how often they were by now: as copies, and as token ids alone.
     `num_tokens` went through the model, of prompts and of outputs.
@@ -117,7 +118,7 @@ class StepResult:
     prefilled: tuple[Prefilled, ...] = ()
     failed: tuple[tuple[str, Exception], ...] = ()
     first_steps: tuple[tuple[str, float], ...] = ()
-    cached: tuple[tuple[str, int], ...] = ()
+    computed: tuple[tuple[str, float, int], ...] = ()
     seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     pooled: tuple[PooledPrompt, ...] = ()

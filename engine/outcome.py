@@ -14,7 +14,7 @@ class Outcome:
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[tuple[str, float]] = field(default_factory=list)
-    cached: list[tuple[str, int]] = field(default_factory=list)
+    computed: list[tuple[str, float, int]] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     progressed: list[str] = field(default_factory=list)
     pooled: list[PooledPrompt] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Outcome:
             prefilled=tuple(self.prefilled),
             failed=tuple(self.failed),
             first_steps=tuple(self.first_steps),
-            cached=tuple(self.cached),
+            computed=tuple(self.computed),
             seconds=seconds,
             prompt_logprobs=tuple(self.prompt_logprobs),
             progressed=tuple(dict.fromkeys(self.progressed)),

@@ -30,7 +30,7 @@ class Workers:
     def on_step(self, result: StepResult) -> None:
         """Send all new tokens in one message (step_parts.py), then commit what was prefilled. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
-        times += [(prompt_id, StageTimes(cached_tokens=count)) for prompt_id, count in result.cached]
+        times += [(id_, StageTimes(prefill_s=spent, cached_tokens=count)) for id_, spent, count in result.computed]
         times += [(id_, StageTimes(num_swaps=swaps, num_rebuilds=again)) for id_, swaps, again in result.interrupted]
         told = {prompt_id for prompt_id, _ in times}
         times += [(prompt_id, StageTimes()) for prompt_id in result.progressed if prompt_id not in told]

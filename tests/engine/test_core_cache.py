@@ -8,7 +8,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.fake import FakeModel
-from engine.interface import Chunk
+from engine.interface import Chunk, StepResult
 from engine.step import Pending, StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
 from wire.types import PromptState
@@ -178,13 +178,18 @@ def test_a_prompt_starts_in_a_full_pool_where_others_hold_most_of_it() -> None:
         assert answers.tokens["twin", 0] == wanted(replace(state, token_ids=state.token_ids[:49]), 0, CACHED)
 
 
+def _cached(result: StepResult) -> list[tuple[str, int]]:
+    assert all(seconds >= 0 for _, seconds, _ in result.computed)
+    return [(prompt_id, count) for prompt_id, _, count in result.computed]
+
+
 def test_how_many_tokens_were_cached_is_told_with_the_first_token() -> None:
     with counted() as (core, _):
         state = prompt("p", 40, max_tokens=3)
         core.add(state)
-        assert [core.step().cached for _ in range(4)] == [()] * 4
+        assert [_cached(core.step()) for _ in range(4)] == [[], [("p", 0)], [], []]
         core.add(replace(state, prompt_id="q"))
-        assert [core.step().cached for _ in range(4)] == [(("q", 32),), (), (), ()]
+        assert [_cached(core.step()) for _ in range(4)] == [[("q", 32)], [], [], []]
         core.add(replace(state, prompt_id="h"), hold=True)
         (held,) = core.step().prefilled
         core.release("h")

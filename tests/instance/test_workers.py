@@ -167,6 +167,17 @@ def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> Non
         assert [token.index for token in tokens] == [0, 1]
 
 
+def test_a_prompt_that_generates_where_it_was_computed_tells_how_long_that_took_once() -> None:
+    with both() as it:
+        it.workers.decode.generate(prompt("whole", 5, max_tokens=4))
+        it.turn_until_idle()
+
+    told = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+    assert [(prompt_id, times.prefill_s is not None) for prompt_id, times in told] == [("whole", True)]
+    assert isinstance(it.events[0], Step)
+    assert it.events[0].times, "it comes with the first token"
+
+
 def test_it_is_told_how_often_a_full_pool_stopped_a_prompt_between_two_tokens() -> None:
     with engine(replace(CONFIG, num_blocks=12), swap_bytes=1 << 20) as (core, _):
         it = Both(core)

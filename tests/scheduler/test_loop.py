@@ -1,0 +1,20 @@
+"""The loop that serves has a clock that latencies can be measured with."""
+
+import asyncio
+import time
+
+from scheduler.loop import run
+
+
+def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> None:
+    async def ticks() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        before, began = loop.time(), time.monotonic()
+        while time.monotonic() - began < 0.0002:
+            pass
+        return loop.time() - before, loop.time() - time.monotonic()
+
+    gone, apart = run(ticks())
+
+    assert gone >= 0.0002
+    assert abs(apart) < 1.0, "it is the clock of time.monotonic"
