@@ -29,6 +29,7 @@ from scheduler.member import Connect
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
 from scheduler.model_kind import ModelKind
+from scheduler.open_files import raise_open_files
 from scheduler.placement import most_output
 from scheduler.registry import Registry
 from scheduler.server import listen, serve
@@ -97,11 +98,13 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     """Serve `cluster` on the config's port until a signal or `stop`."""
     options, stop = config.options, stop or asyncio.Event()
     keys, https = read_keys(options, os.environ), read_https(options)
+    raise_open_files()
     bound = listen(config.engine.host, config.engine.port)
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
     limits = ControlLimits(
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
+        num_tenants=max(1, len(keys)),
         retry_share=options.retry_share,
         min_retries=options.min_retries,
     )

@@ -5,7 +5,6 @@ import json
 from collections import Counter
 
 ANSWER_S = 300.0
-_EVENT_END = b"0\r\n\r\n"
 
 
 async def status_of(host: str, port: int, path: str) -> int:
@@ -21,10 +20,12 @@ async def status_of(host: str, port: int, path: str) -> int:
         writer.close()
 
 
-async def ask_all(port: int, *, num_requests: int, num_connections: int, body: dict[str, object]) -> Counter[str]:
+async def ask_all(
+    port: int, *, num_requests: int, num_connections: int, body: dict[str, object], key: str = ""
+) -> Counter[str]:
     """Send the requests over so many connections, every other one streamed; return how many ended in which way.
 
-    A way is the status; of streams that began, `cut` those without [DONE].
+    A way is the status; of streams that began, `cut` those without [DONE]. `key` is shown with each.
     """
     endings: Counter[str] = Counter()
     left = iter(range(num_requests))
@@ -33,7 +34,7 @@ async def ask_all(port: int, *, num_requests: int, num_connections: int, body: d
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             for number in left:
-                writer.write(_request(body | {"stream": number % 2 == 0, "seed": number}))
+                writer.write(_request(body | {"stream": number % 2 == 0, "seed": number}, key))
                 async with asyncio.timeout(ANSWER_S):
                     endings[await _ending(reader)] += 1
         finally:
@@ -46,12 +47,11 @@ async def ask_all(port: int, *, num_requests: int, num_connections: int, body: d
     return endings
 
 
-def _request(body: dict[str, object]) -> bytes:
+def _request(body: dict[str, object], key: str) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
-    return head.encode() + b"\r\n\r\n" + content
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(content)}", *([f"Authorization: Bearer {key}"] if key else []), "", ""]
+    return "\r\n".join(lines).encode() + content
 
 
 async def _ending(reader: asyncio.StreamReader) -> str:

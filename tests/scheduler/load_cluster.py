@@ -31,6 +31,7 @@ HOST = "127.0.0.1"
 ROLES = (Role.PREFILL, Role.DECODE)
 START_S = 60.0
 END_S = 20.0
+STEP_S = 0.05  # slower than requests come: the queue gets full
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,11 @@ async def _serve_instances() -> None:
     for index, role in enumerate(ROLES):
         server = GrpcServer(HOST, 0)
         ports.append(await server.start())
-        room = {"num_blocks": 4096, "prefill_chunk_size": 4096, "max_num_seqs": 256, "vocab_size": 384}
+        room = {"num_blocks": 4096, "prefill_chunk_size": 512, "max_num_seqs": 256, "vocab_size": 384}
         described = describe(index, role, host=HOST, max_model_len=512, **room)
-        await server.serve(FakeInstance(dataclasses.replace(described, port=ports[-1]), peers))
+        instance = FakeInstance(dataclasses.replace(described, port=ports[-1]), peers)
+        instance.behaviour.step_s = STEP_S
+        await server.serve(instance)
         servers.append(server)
     print(json.dumps(ports), flush=True)
     await asyncio.Event().wait()

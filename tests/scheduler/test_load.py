@@ -1,6 +1,7 @@
 """More requests than the queue holds, over many connections: each is answered or told to come back later."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,18 @@ QUIET_S = 60.0
 PROMPT = "the quick brown fox jumps over the lazy dog " * 5
 
 
-async def _load(model: Path, folder: Path, *, num_requests: int, num_connections: int, queued: int) -> None:
-    """Ask more than the queue holds; the limits are the project's promise."""
-    body = {"model": str(model), "prompt": PROMPT, "max_tokens": 3}
-    async with serving(folder, model, "--max-queued-requests", str(queued), "--log-level", "INFO") as scheduler:
-        await ask_all(scheduler.port, num_requests=4, num_connections=2, body=body)
-        before_mib = scheduler.memory_mib()
-        endings = await ask_all(scheduler.port, num_requests=num_requests, num_connections=num_connections, body=body)
-        await _wait_small(scheduler, before_mib + 100)
+async def _load(scheduler: Serving, body: dict[str, object], **load: int | str) -> Counter[str]:
+    """Ask more than the queue holds; return how the requests ended. The limits are the project's promise."""
+    before_mib = scheduler.memory_mib()
+    endings = await ask_all(scheduler.port, body=body, **load)  # type: ignore[arg-type]
+    await _wait_small(scheduler, before_mib + 100)
 
-        assert set(endings) <= {"200", "429"}, endings
-        assert sum(endings.values()) == num_requests
-        assert endings["200"] >= queued
-        assert endings["429"] > 0
-        assert scheduler.memory_mib("VmHWM") < 1024
-        assert await status_of(HOST, scheduler.port, "/ready") == 200
+    assert set(endings) <= {"200", "429"}, endings
+    assert endings.total() == load["num_requests"]
+    assert endings["429"] > 0
+    assert scheduler.memory_mib("VmHWM") < 1024
+    assert await status_of(HOST, scheduler.port, "/ready") == 200
+    return endings
 
 
 async def _wait_small(scheduler: Serving, limit_mib: float) -> None:
@@ -38,11 +36,24 @@ async def _wait_small(scheduler: Serving, limit_mib: float) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_hundreds_of_requests_more_than_the_queue_holds(model_folder: Path, tmp_path: Path) -> None:
-    await _load(model_folder, tmp_path, num_requests=500, num_connections=200, queued=50)
+async def test_one_key_that_floods_the_queue_locks_nobody_out(model_folder: Path, tmp_path: Path) -> None:
+    body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
+    flags = ("--max-queued-requests", "50", "--api-key", "busy", "--api-key", "quiet")
+    async with serving(tmp_path, model_folder, *flags) as scheduler:
+        await ask_all(scheduler.port, num_requests=4, num_connections=2, body=body, key="quiet")
+        busy = asyncio.create_task(_load(scheduler, body, num_requests=500, num_connections=200, key="busy"))
+        quiet = await ask_all(scheduler.port, num_requests=10, num_connections=1, body=body, key="quiet")
+
+        assert quiet == {"200": 10}
+        assert (await busy)["200"] >= 25
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_ten_thousand_requests_over_two_thousand_connections(model_folder: Path, tmp_path: Path) -> None:
-    await _load(model_folder, tmp_path, num_requests=10_000, num_connections=2_000, queued=500)
+    body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
+    async with serving(tmp_path, model_folder, "--max-queued-requests", "500") as scheduler:
+        await ask_all(scheduler.port, num_requests=4, num_connections=2, body=body)
+        endings = await _load(scheduler, body, num_requests=10_000, num_connections=2_000)
+
+    assert endings["200"] >= 500

@@ -1,0 +1,24 @@
+"""How many connections the process may hold: the system's soft limit of open files is often 1,024."""
+
+import resource
+
+from telemetry.logs import EventLogger
+
+log = EventLogger("scheduler")
+
+WANTED = 65_536
+_ENOUGH = 8_192
+
+
+def raise_open_files(wanted: int = WANTED) -> int:
+    """Raise the soft limit as far as `wanted` or the hard limit, never lower it; return it. Warn of a small one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
+        log.warning(
+            "few_open_files", limit=soft, why="each connection takes one; raise it with `ulimit -Hn` or the unit"
+        )
+    return soft

@@ -1,0 +1,28 @@
+"""The limit of open files, in a process of its own: a hard limit once lowered stays so."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, sys
+from scheduler.open_files import raise_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+told = raise_open_files()
+print(told, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after", "warns"),
+    [(1024, 9000, 9000, False), (256, 2048, 2048, True), (2048, 2048, 2048, True), (9000, 9000, 9000, False)],
+)
+def test_the_soft_limit_is_raised_to_the_hard_one_and_a_small_one_is_told(
+    soft: int, hard: int, after: int, warns: bool
+) -> None:
+    command = [sys.executable, "-c", CODE, str(soft), str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.split() == [str(after), str(after), str(hard)]
+    assert ("few_open_files" in done.stderr) == warns
