@@ -90,9 +90,11 @@ class Figures:
         self.http[route, method, str(status)] += 1
 
     def _count_reasons(self, done: RequestDone) -> None:
-        """A sequence that did not end by itself ended with its request."""
+        """A sequence that did not end by itself ended with its request; a vector is an end as good as `stop`."""
         for reason in done.reasons:
             self.reasons[reason] += 1
+        if done.request.poolings and done.ending == "finished":
+            self.reasons["stop"] += len(done.request.poolings)
         if done.ending != "finished":
             left = len(done.request.prompts) * done.request.params.num_sequences - len(done.reasons)
             self.reasons["abort" if done.ending == "cancelled" else "error"] += left

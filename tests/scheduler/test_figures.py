@@ -13,7 +13,7 @@ from scheduler.request import GenerationRequest, PromptDone
 from scheduler.request_done import RequestDone
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
-from wire.types import LoadSnapshot, Role, SamplingParams, StageTimes
+from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes
 
 
 def _request(*prompts: int, **params: Any) -> GenerationRequest:
@@ -110,6 +110,16 @@ def test_a_prompt_counts_when_its_first_token_comes_or_when_it_ends_without_any(
 
     assert figures.prompt_tokens == 12
     assert figures.prefill.count == 1
+
+
+def test_vectors_count_as_what_they_are() -> None:
+    figures = Figures()
+    request = dataclasses.replace(_request(5, 3), poolings=(Pooling(), Pooling()))
+
+    figures.request_done(RequestDone(request, (_served(queue_s=0.5),), "finished", 1.0, dispatched_s=0.1))
+
+    assert (figures.prompt_tokens, figures.output_tokens, figures.reasons) == (8, 0, {"stop": 2})
+    assert (figures.whole.count, figures.max_tokens.count, figures.decode.count) == (1, 0, 0)
 
 
 def test_each_stage_of_a_prompt_is_counted_where_it_was_measured() -> None:
