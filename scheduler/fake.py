@@ -93,6 +93,9 @@ class _Playing:
             self._dispatcher.endings.append(ending)
             self._dispatcher.closed.set()
 
+    def divert(self, taker: Callable[[NewToken], bool]) -> None:
+        """Let all be read."""
+
     def stop_sequence(self, prompt: int, sequence: int) -> None:
         """End one sequence from here."""
         self._stopped.add((prompt, sequence))

@@ -110,6 +110,16 @@ class Exchange:
             assert not self.complete, "the body ends once"
             self._write(message.get("body", b""), more=message.get("more_body", False))
 
+    @property
+    def is_free(self) -> bool:
+        """Whether `write_now` would write: the answer has begun, goes on, and is read."""
+        is_under_way = self._started and self._head is None and not self.complete and not self.gone
+        return is_under_way and self._writable is None
+
+    def write_now(self, content: bytes) -> None:
+        """Write a part of the body without waiting."""
+        self._write(content, more=True)
+
     def _head_of(self, status: int, headers: Any) -> bytes:
         parts = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         bare = status in _BARE or self._scope["method"] == "HEAD"

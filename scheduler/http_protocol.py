@@ -140,7 +140,7 @@ class HttpProtocol(asyncio.Protocol):
         url = httptools.parse_url(self._url)
         raw_path = url.path or b"/"
         path = raw_path.decode("ascii")
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": version,
             "method": self._parser.get_method().decode("ascii"), "scheme": self._scheme, "server": self._server,
             "client": self._client, "root_path": "", "headers": self._headers, "state": {},
@@ -151,6 +151,7 @@ class HttpProtocol(asyncio.Protocol):
         self._reading = exchange = Exchange(
             scope, self.transport, self._state.default_headers, self._answered, keep_alive=keep_alive, expects=expects
         )
+        scope["state"]["exchange"] = exchange
         if self._exchange is None:
             self._start(exchange)
         else:

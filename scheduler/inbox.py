@@ -47,7 +47,7 @@ class Inbox:
     """What one prompt hears, in order. Owned by the one task that reads it.
 
     A wait with a deadline costs no timer of its own: one timer stands for all of them, and looks at the last deadline
-    only when it goes off.
+    only when it goes off. What `taker` takes at once, while nothing waits before it, wakes nobody.
     """
 
     def __init__(self) -> None:
@@ -55,6 +55,7 @@ class Inbox:
         self._reader: asyncio.Future[None] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self.taker: Callable[[Arrival], bool] | None = None
 
     def empty(self) -> bool:
         """Whether nothing waits to be read."""
@@ -62,6 +63,8 @@ class Inbox:
 
     def put_nowait(self, arrival: Arrival) -> None:
         """Add an arrival."""
+        if self.taker is not None and not self._arrivals and self.taker(arrival):
+            return
         self._arrivals.append(arrival)
         self._wake(None)
 
@@ -71,14 +74,18 @@ class Inbox:
             loop = asyncio.get_running_loop()
             self._deadline = deadline
             if self._timer is None or self._timer.when() > deadline:
-                self.rest()
+                self._stop_timer()
                 self._timer = loop.call_at(deadline, self._look)
             self._reader = loop.create_future()
             await self._reader
         return self._arrivals.popleft()
 
     def rest(self) -> None:
-        """Leave no timer behind."""
+        """Leave no timer behind, and take nothing at once any more."""
+        self.taker = None
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

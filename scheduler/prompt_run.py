@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
@@ -119,6 +120,9 @@ class PromptRun:
             try:
                 arrival = await self.inbox.get(self.deadline)
             except TimeoutError:
+                if loop.time() < self.deadline:  # tokens were taken at once meanwhile
+                    patience = self._stage_at + self.request.first_token_timeout_s
+                    continue
                 if not self._may_wait() or loop.time() >= patience:
                     raise self.deadline_error() from None
                 self._stage_at = loop.time()
@@ -142,6 +146,20 @@ class PromptRun:
         """Whether an instance may have a reason to say nothing for longer than the time without progress."""
         waits = self._computes or any(work.short_of_blocks() for work in self._works)
         return self._is_generating and waits
+
+    def flow(self, work: Work) -> None:
+        """From now on take steps of `work` that end nothing as they come; `hear` returns all others."""
+        self.inbox.taker = partial(self._take_at_once, work)
+
+    def _take_at_once(self, work: Work, arrival: Arrival) -> bool:
+        step = arrival.event
+        if arrival.work is not work or not isinstance(step, PromptStep) or step.times is not None:
+            return False
+        if step.prompt_logprobs or any(token.finish is not None for token in step.tokens):
+            return False
+        self._stage_at = asyncio.get_running_loop().time()
+        self.take(step, work)
+        return not self.output.all_ended  # else who hears is woken, and takes it once more for nothing
 
     def take(self, step: PromptStep, work: Work) -> None:
         """Emit what of a step may leave now; tell the instance of sequences stopped meanwhile."""

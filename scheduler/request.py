@@ -4,7 +4,7 @@ api/* --GenerationRequest--> dispatch --PathEvent--> stream --> api/*
 """
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,13 @@ class RunningRequest(Protocol):
         """Yield events until every prompt is done. Raises a PdserveError when the request failed as a whole.
 
         Closing the iterator early (aclose, cancellation) cancels the request everywhere.
+        """
+        ...
+
+    def divert(self, taker: Callable[[NewToken], bool]) -> None:
+        """Let `taker` have tokens as they come, whenever the reader of `events` waits for one; it says if it took it.
+
+        An implementation need not: then all is read.
         """
         ...
 

@@ -5,8 +5,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from scheduler.request import NewToken, PathEvent
-from wire.errors import PdserveError
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, PdserveError
 from wire.types import FinishReason
+
+log = EventLogger("requests")
 
 
 class Running:
@@ -21,6 +24,8 @@ class Running:
         self._closed: set[tuple[int, int]] = set()
         self._cancel: Callable[[], None] = _nothing
         self._stop: Callable[[int, int], None] = _nothing
+        self._taker: Callable[[NewToken], bool] | None = None
+        self._is_awaited = False  # whoever reads has read all and waits
 
     def bind(self, *, cancel: Callable[[], None], stop: Callable[[int, int], None]) -> None:
         """Say how the work behind it is cancelled and how one of its sequences is stopped."""
@@ -29,14 +34,17 @@ class Running:
 
     def put(self, event: PathEvent) -> None:
         """Add an event; tokens of a sequence whose client has stopped it are dropped."""
-        if not (isinstance(event, NewToken) and (event.prompt, event.sequence) in self._closed):
-            self._events.append(event)
-            self._changed.set()
+        if isinstance(event, NewToken):
+            key = (event.prompt, event.sequence)
+            if key in self._closed or (event.finish is None and self._is_awaited and self._hand_over(event, key)):
+                return
+        self._events.append(event)
+        self._wake()
 
     def finish(self, error: PdserveError | None) -> None:
         """The work is over; what was put before is still read."""
         self._over, self._error = True, error
-        self._changed.set()
+        self._wake()
 
     async def events(self) -> AsyncIterator[PathEvent]:
         """Yield events until every prompt is done; closing early cancels the request everywhere."""
@@ -47,6 +55,7 @@ class Running:
                 if self._over:
                     break
                 self._changed.clear()
+                self._is_awaited = True
                 await self._changed.wait()
         finally:
             self._cancel()
@@ -62,6 +71,28 @@ class Running:
         index = self._next_index.get(key, 0)
         self._replace_unread(NewToken(prompt, sequence, index, None, FinishReason.STOP))
         self._stop(prompt, sequence)
+
+    def divert(self, taker: Callable[[NewToken], bool]) -> None:
+        """Hand tokens to `taker` as they come, while whoever reads waits for the next event."""
+        self._taker = taker
+
+    def _hand_over(self, event: NewToken, key: tuple[int, int]) -> bool:
+        """Return whether the taker has the event. Should it break, this request fails, not the one who put it."""
+        if self._taker is None:
+            return False
+        self._next_index[key] = event.index + 1
+        try:
+            return self._taker(event)
+        except Exception as error:  # noqa: BLE001 - a frame above is the session of all of an instance's requests
+            log.error("token_not_taken", error)
+            self._taker = None
+            self.finish(InternalError("a token could not be told; details are in the scheduler's log"))
+            self._cancel()
+            return True
+
+    def _wake(self) -> None:
+        self._is_awaited = False
+        self._changed.set()
 
     def _read(self) -> PathEvent:
         event = self._events.popleft()
@@ -81,7 +112,7 @@ class Running:
         place = unread.index(True) if True in unread else len(unread)
         kept = [event for event, drop in zip(self._events, unread, strict=True) if not drop]
         self._events = deque([*kept[:place], stop, *kept[place:]])
-        self._changed.set()
+        self._wake()
 
 
 def _nothing(*_: object) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Protocol, cast
 
 from scheduler.best_of import BestOf, ranked
@@ -42,6 +43,19 @@ class Observer(Protocol):
 
     def request_done(self, done: RequestDone) -> None:
         """The request ended."""
+        ...
+
+
+class Outlet(Protocol):
+    """Where pieces may go at once, past whoever reads them."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes a piece now."""
+        ...
+
+    def put(self, piece: Piece) -> None:
+        """Take one."""
         ...
 
 
@@ -87,11 +101,16 @@ class TextStream:
         """Tokens of all sequences, also of those that are not chosen, the ones that ended them included."""
         return sum(choice.num_tokens for choice in self._choices)
 
-    async def pieces(self, dispatcher: Dispatcher) -> AsyncGenerator[Piece, None]:
-        """Run the request. Closing the generator cancels it everywhere. Raises a PdserveError if it failed."""
+    async def pieces(self, dispatcher: Dispatcher, outlet: Outlet | None = None) -> AsyncGenerator[Piece, None]:
+        """Run the request. Closing the generator cancels it everywhere. Raises a PdserveError if it failed.
+
+        While the caller waits for a piece and `outlet` is free, pieces go there, in the same order.
+        """
         with self._told_to_observer():
             self._dispatched_s = self._clock() - self._started_s
             running = dispatcher.start(self._request)
+            if outlet is not None:
+                running.divert(partial(self._pass_on, running, outlet))
             async with aclosing(cast("AsyncGenerator[PathEvent, None]", running.events())) as events:
                 try:
                     async for event in events:
@@ -102,6 +121,13 @@ class TextStream:
                         raise
             if not self._complete():
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
+
+    def _pass_on(self, running: RunningRequest, outlet: Outlet, event: NewToken) -> bool:
+        if not outlet.is_free:
+            return False
+        for piece in self._take_token(running, event):
+            outlet.put(piece)
+        return True
 
     def _take(self, running: RunningRequest, event: PathEvent) -> list[Piece]:
         match event:

@@ -65,7 +65,7 @@ class Generation:
 
     async def _answer_stream(self, scope: Scope, send: Send) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
-        writer = EventWriter(send)
+        writer = EventWriter(send, scope["state"].get("exchange"))
         try:
             await self._write_pieces(writer, self._output(scope))
         except ClientGone:
@@ -86,24 +86,45 @@ class Generation:
         return TextStream(self.request, self.text, self.front.tokens, observer, started_s=arrived_s)
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
-        shape, asked, opened = self.shape, self.asked, set[int]()
-        async with aclosing(output.pieces(self.front.dispatcher)) as pieces:
+        told = _Told(self, writer, output)
+        async with aclosing(output.pieces(self.front.dispatcher, told)) as pieces:
             async for piece in pieces:
-                prompt = prompt_told(output, piece.index // asked.n)
-                usage = served.usage(output) if asked.continuous_usage else None
-                content = shape.event(piece, prompt, usage)
-                if piece.index not in opened:
-                    opened.add(piece.index)
-                    content = shape.opening(piece.index, prompt, usage) + content
-                await writer.write(content)
-        if asked.usage:
-            last = shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
+                await writer.write(told.events_of(piece))
+        if self.asked.usage:
+            last = self.shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
         await writer.write(DONE)
         await writer.end()
 
     def _usage(self, output: TextStream) -> dict[str, Any]:
         return served.usage(output, details=self.front.config.options.enable_prompt_tokens_details)
+
+
+class _Told:
+    """The pieces of one stream as events; those that come while nothing waits are written at once. An Outlet."""
+
+    def __init__(self, generation: Generation, writer: EventWriter, output: TextStream) -> None:
+        self._shape, self._asked, self._writer, self._output = generation.shape, generation.asked, writer, output
+        self._opened: set[int] = set()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a piece may be written now."""
+        return self._writer.is_free
+
+    def put(self, piece: Piece) -> None:
+        """Write a piece."""
+        self._writer.write_now(self.events_of(piece))
+
+    def events_of(self, piece: Piece) -> bytes:
+        """Return the event of a piece, behind the one that opens its choice."""
+        prompt = prompt_told(self._output, piece.index // self._asked.n)
+        usage = served.usage(self._output) if self._asked.continuous_usage else None
+        content = self._shape.event(piece, prompt, usage)
+        if piece.index in self._opened:
+            return content
+        self._opened.add(piece.index)
+        return self._shape.opening(piece.index, prompt, usage) + content
 
 
 def _ended(pieces: list[Piece]) -> Ended:

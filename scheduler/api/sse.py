@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
-from scheduler.http_exchange import Receiving
+from scheduler.http_exchange import Exchange, Receiving
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
@@ -28,11 +28,25 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Writes one response of events. A client that does not read is the server's to give up (http_protocol.py)."""
+    """Writes one response of events. A client that does not read is the server's to give up (http_protocol.py).
 
-    def __init__(self, send: Send) -> None:
+    `exchange` is our own server's, if it is that which serves.
+    """
+
+    def __init__(self, send: Send, exchange: Exchange | None = None) -> None:
         self._send = send
+        self._exchange = exchange
         self.started = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `write_now` may be called: the response has begun and nothing waits to be written."""
+        return self._exchange is not None and self._exchange.is_free
+
+    def write_now(self, content: bytes) -> None:
+        """Send events without waiting."""
+        assert self._exchange is not None
+        self._exchange.write_now(content)
 
     async def write(self, content: bytes) -> None:
         """Send events, the response's start before the first."""

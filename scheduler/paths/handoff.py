@@ -113,7 +113,7 @@ class HandoffPath:
                 if from_prefill and step.tokens:
                     self._prefilled(prompt)
                 elif step.tokens:
-                    self._decoding(prompt)
+                    self._decoding(prompt, arrival.work)
             case HandedOff(times=times):
                 self._prefill.books.handed_off(prompt.prompt_id)
                 prompt.add_times(times)
@@ -142,12 +142,13 @@ class HandoffPath:
         if not self._decode_started:
             prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
-    def _decoding(self, prompt: PromptRun) -> None:
+    def _decoding(self, prompt: PromptRun, on_decode: Work) -> None:
         if not self._decode_started:
             self._decode_started = True
             self._decode.books.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._decode}")
+            prompt.flow(on_decode)
 
     async def _hear_last_words(self, prompt: PromptRun, on_prefill: Work) -> None:
         """D gave up. If that was because P's first tokens ended everything, they are on their way here: take them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scheduler.inbox import Lost, PromptStep
+from scheduler.inbox import Lost, PromptStep, Work
 from scheduler.instances import Instance
 from scheduler.paths.endings import to_error
 from scheduler.prompt_run import PromptRun
@@ -28,14 +28,14 @@ class LocalPath:
                     case PromptStep() as step:
                         work.stepping = True
                         prompt.take(step, work)
-                        self._note_tokens(prompt, step)
+                        self._note_tokens(prompt, step, work)
                     case Refused() | Failed() | Lost() as ending:
                         raise to_error(ending, self._instance, prompt)
                     case _:
                         continue
             work.ended |= prompt.output.all_finished
 
-    def _note_tokens(self, prompt: PromptRun, step: PromptStep) -> None:
+    def _note_tokens(self, prompt: PromptRun, step: PromptStep, work: Work) -> None:
         if step.tokens and not self._started:
             self._started = True
             self._instance.books.prefilled(prompt.prompt_id)
@@ -43,3 +43,4 @@ class LocalPath:
             self._instance.books.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._instance}")
+            prompt.flow(work)

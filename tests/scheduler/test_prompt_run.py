@@ -10,7 +10,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.request import GenerationRequest
 from tests.scheduler.virtual_time import virtual
 from wire.errors import DeadlineExceeded
-from wire.types import SamplingParams, TokenOutput
+from wire.types import FinishReason, SamplingParams, TokenOutput
 
 REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 10.0)
 
@@ -65,3 +65,33 @@ async def test_every_attempt_shares_kv_within_its_tenant_alone() -> None:
 
     assert (first.prompt_id, first.cache_salt) == ("p", "tenant")
     assert (prompt.state.prompt_id, prompt.state.cache_salt) == ("q", "tenant")
+
+
+@virtual
+async def test_steps_that_end_nothing_are_taken_at_once_and_put_the_deadline_off() -> None:
+    told: list[int] = []
+    prompt = PromptRun(REQUEST, 0, lambda: "p", lambda event: told.append(event.index))  # type: ignore[union-attr]
+    work = Work("decode-0", "p", prompt.inbox, lambda command: None)
+    prompt.take(PromptStep("p", (TokenOutput("p", 0, 0, 5),)), work)
+    prompt.flow(work)
+    loop = asyncio.get_running_loop()
+    for index in range(1, 4):
+        loop.call_later(8 * index, work.hear, PromptStep("p", (TokenOutput("p", 0, index, 5),)))
+    began = loop.time()
+
+    with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
+        await prompt.hear()
+
+    assert told == [0, 1, 2, 3]
+    assert loop.time() - began == pytest.approx(34)
+
+
+@virtual
+async def test_a_step_with_an_ending_or_of_another_instance_wakes_who_hears() -> None:
+    prompt, work = started_prompt(short_of_blocks=False)
+    other = Work("prefill-0", "p", prompt.inbox, lambda command: None)
+    prompt.flow(work)
+    for sender, token in ((other, TokenOutput("p", 0, 1, 6)), (work, TokenOutput("p", 0, 1, 6, FinishReason.LENGTH))):
+        sender.hear(PromptStep("p", (token,)))
+
+        assert (await prompt.hear()).work is sender

@@ -1,7 +1,7 @@
 """From events to pieces: which tokens a piece carries, how likely a choice is, and which choices the client gets."""
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +43,9 @@ class Scripted:
     async def events(self) -> AsyncIterator[PathEvent]:
         for event in self._events:
             yield event
+
+    def divert(self, taker: Callable[[NewToken], bool]) -> None:
+        """Let all be read."""
 
     def stop_sequence(self, prompt: int, sequence: int) -> None:
         self.stopped.append((prompt, sequence))
