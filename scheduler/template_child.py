@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,37 +18,41 @@ _MAX_ANSWER_BYTES = 64 * 2**20
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-class TemplateChild(asyncio.SubprocessProtocol):
+class TemplateChild(asyncio.Protocol):
     """Hands on the answers of one process, in the order of its jobs, and says once that no more will come."""
 
     def __init__(self, answered: Callable[[bytes, bytes], None], ended: Callable[[], None]) -> None:
         """`answered(kind, text)` is called for each answer, `ended()` if the process dies by itself after its start."""
         self._answered, self._ended = answered, ended
-        self._transport: asyncio.SubprocessTransport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._template: bytes | None = None
         self._ready = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._reaping: asyncio.Task[int] | None = None
         self._living = True
 
     @property
     def pid(self) -> int | None:
         """The process's number."""
-        return None if self._transport is None else self._transport.get_pid()
+        return None if self._process is None else self._process.pid
 
     @property
     def gone(self) -> bool:
         """Whether nothing is left of a killed process."""
-        return self._gone.is_set()
+        return self._process is None or self._process.returncode is not None
 
     async def start(self) -> None:
         """Start the process and wait until it can render. Raises OSError if it cannot be started or ends before."""
-        environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        arguments = (sys.executable, "-P", "-m", "scheduler.template_sandbox")
-        await asyncio.get_running_loop().subprocess_exec(
-            lambda: self, *arguments, stderr=None, env=environ, start_new_session=True
-        )
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                self._process = _spawn(theirs)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         await self._ready.wait()
         if not self._living:
             raise ChildProcessError("it ended before it could render")
@@ -56,28 +62,30 @@ class TemplateChild(asyncio.SubprocessProtocol):
         assert self._transport is not None
         frame = job_frame(None if template == self._template else template, job)
         self._template = template
-        cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0)).write(frame)
+        self._transport.write(frame)
 
     def kill(self) -> None:
         """End the process; nothing is called back from here on."""
         self._living = False
         self._ready.set()
-        if self._transport is None:
-            self._gone.set()
-        else:
-            self._transport.close()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._process is not None and self._reaping is None:
+            self._process.kill()
+            self._reaping = asyncio.create_task(asyncio.to_thread(self._process.wait))
 
     async def wait_gone(self) -> None:
-        """Wait until the killed process has left nothing behind."""
-        await self._gone.wait()
+        """Wait until nothing is left of the killed process."""
+        if self._reaping is not None:
+            await self._reaping
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport: asyncio calls this before anything arrives."""
-        self._transport = cast(asyncio.SubprocessTransport, transport)
+        self._transport = cast(asyncio.Transport, transport)
         if not self._living:
-            self._transport.close()
+            self._transport.abort()
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Hand on whole answers."""
         self._received += data
         while self._living and len(self._received) >= ANSWER_HEADER.size:
@@ -89,14 +97,9 @@ class TemplateChild(asyncio.SubprocessProtocol):
             else:
                 self._take(size)
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """The end of its stdout is the end of its answers; all that it wrote has arrived by then."""
-        if fd == 1:
-            self._end()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio calls this when the process has been waited for and its pipes are closed."""
-        self._gone.set()
+        """The process has ended, or is about to: all that it wrote has arrived by now."""
+        self._end()
 
     def _take(self, size: int) -> None:
         begin = ANSWER_HEADER.size
@@ -112,3 +115,16 @@ class TemplateChild(asyncio.SubprocessProtocol):
         self.kill()
         if was_rendering:
             self._ended()
+
+
+def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process on its end of the socket.
+
+    Not by the event loop: uvloop forks, and gRPC, which has threads here, then runs handlers of its own between fork
+    and exec, some of which crash. This module of Python's uses vfork, where nothing runs between.
+    """
+    environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    command = (sys.executable, "-P", "-m", "scheduler.template_sandbox")
+    number = end.fileno()
+    return subprocess.Popen(command, stdin=number, stdout=number, env=environ, start_new_session=True)  # noqa: S603

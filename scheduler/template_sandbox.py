@@ -3,6 +3,7 @@
 template_child.py starts it; template_frames.py draws what it reads from stdin and writes to stdout.
 """
 
+import contextlib
 import functools
 import gc
 import json
@@ -166,4 +167,5 @@ def _address_bytes(statm: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # the scheduler has gone
+        main()

@@ -100,7 +100,9 @@ def serve(model_folder: Path) -> Serve:
         defaults: GenerationDefaults | None = None, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
-        tokens = Tokens(read_model_files(str(folder)), config.options.chat_settings())
+        tokens = Tokens(
+            read_model_files(str(folder), chat_template=config.options.chat_template), config.options.chat_settings()
+        )
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
         front = Front(

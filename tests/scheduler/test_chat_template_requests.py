@@ -1,6 +1,7 @@
 """What a request says of its chat template, over HTTP, at every door that takes `messages`."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,9 +132,29 @@ async def test_an_endless_template_is_400_and_no_chat_waits_for_it(serve: Any) -
         assert "longer than 1 s" in refused.json()["error"]["message"]
 
 
-async def test_a_model_without_a_template_takes_the_requests(serve: Any, make_model: Any) -> None:
+async def test_a5_75_a_model_without_a_template_takes_the_requests_and_serves_completions(
+    serve: Any, make_model: Any
+) -> None:
     async with serve(folder=make_model(chat_template=None)) as served:
-        body = {"model": served.model, "messages": HELLO}
-
-        assert (await served.client.post("/v1/chat/completions", json=body)).status_code == 400
+        for error in await refusals_of(served):
+            assert "no chat template" in error["message"]
         assert await prompt_of(served, chat_template="{{ messages[0].content }}") == "hello"
+        body = {"model": served.model, "prompt": "hello"}
+        assert (await served.client.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "./examples/template_chatml.jinja",
+        r"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        r"<|im_start|>assistant{{ '\n' }}",
+    ],
+    ids=["file", "inline"],
+)
+async def test_a5_74_the_operators_template_is_a_file_or_the_text_itself(
+    serve: Any, make_model: Any, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    async with serve(folder=make_model(chat_template="{{ 1 }}"), chat_template=typed) as served:
+        assert await prompt_of(served) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
