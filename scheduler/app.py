@@ -37,11 +37,11 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "The card of one name"),
     Route(
         "POST", "/v1/completions", create_completion, "text", "Continue one or several prompts",
-        CompletionBody, TEXT, media_types=_STREAMED,
+        CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",),
     ),
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
-        ChatBody, TEXT, media_types=_STREAMED,
+        ChatBody, TEXT, media_types=_STREAMED, required=("messages",),
     ),
     Route("POST", "/v1/embeddings", create_embedding, "vectors", "A vector for each text", EmbeddingBody, VECTORS),
     Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody),
@@ -56,7 +56,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
 OLD_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/generate", generate, "text", "Continue a prompt",
-        GenerateBody, TEXT, media_types=("application/json", "text/plain"),
+        GenerateBody, TEXT, media_types=("application/json", "text/plain"), required=("prompt",),
     ),
 )  # fmt: skip
 OPS_ROUTES: tuple[Route, ...] = (

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from scheduler.api.described import AnyMessages
 from scheduler.api.schemas import Body
 
 
 class ConversationBody(Body):
     """`messages` and what their template is given."""
 
-    messages: Any = None
+    messages: AnyMessages = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

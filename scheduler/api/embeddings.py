@@ -14,7 +14,8 @@ from starlette.requests import Request
 from scheduler.api.body import read_json
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody
-from scheduler.api.inputs import AnyInputs, encode_inputs, fitting, read_inputs
+from scheduler.api.described import AnyPrompt
+from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
@@ -32,7 +33,7 @@ class EmbeddingBody(ConversationBody):
     """The body of /v1/embeddings: `input`, or `messages` in the model's chat template."""
 
     model: str
-    input: AnyInputs = None
+    input: AnyPrompt = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     truncate_prompt_tokens: int | None = None

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api.body import read_json
 from scheduler.api.completions import DEFAULT_MAX_TOKENS
+from scheduler.api.described import AnyPrompt
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prepared import Prepared, prepare_generation
@@ -41,7 +42,7 @@ class GenerateBody(GenerationBody):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     model: str = ""
-    prompt: Any = None
+    prompt: AnyPrompt = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     detokenize: Literal[True] | None = None
 

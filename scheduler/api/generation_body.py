@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from scheduler.api.described import AnyFormat, AnyMessages, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
 from scheduler.api.schemas import Body, Count
 
 _MAX_STOP_IDS = 128
@@ -40,14 +41,14 @@ class GenerationBody(Body):
     best_of: Count | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    early_stopping: Any = None
+    early_stopping: AnyStopping = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Annotated[list[_BadWord], Field(max_length=_MAX_BAD_WORDS)] | None = None
-    stop: Any = None
+    stop: AnyStop = None
     stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -59,9 +60,9 @@ class GenerationBody(Body):
     prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
+    response_format: AnyFormat = None
+    structured_outputs: AnyObject = None
+    guided_json: AnySchema = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -93,7 +94,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
-    prompt: Any = None
+    prompt: AnyPrompt = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=-1)] | None = None
     suffix: str | None = None
@@ -112,7 +113,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """The body of /v1/chat/completions. `max_tokens` is by default all the context that is left."""
 
-    messages: Any = None
+    messages: AnyMessages = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
     add_generation_prompt: bool | None = None

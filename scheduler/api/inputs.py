@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-from pydantic import WithJsonSchema
+from typing import Any
 
 from scheduler.api.prompts import check_token_ids
 from scheduler.tokens import Tokens
@@ -12,19 +10,6 @@ from scheduler.truncation import truncate_prompt
 from wire.errors import InvalidRequest, PromptTooLong
 
 Input = str | tuple[int, ...]
-
-
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": item}
-
-
-_TEXT: dict[str, Any] = {"type": "string"}
-_IDS: dict[str, Any] = _listed({"type": "integer"})
-AnyInputs = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [_TEXT, _listed(_TEXT), _IDS, _listed(_IDS), {"type": "null"}]}),
-]
-AnyTexts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _listed(_TEXT)]})]
 
 
 def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[Input, ...]:

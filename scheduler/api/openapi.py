@@ -85,7 +85,19 @@ def _body_schemas(routes: Sequence[Route]) -> dict[str, Any]:
     bodies = dict.fromkeys(route.body for route in routes if route.body is not None)
     _, made = models_json_schema([(body, "validation") for body in bodies], ref_template=_SCHEMA + "{model}")
     schemas: dict[str, Any] = made.get("$defs", {})
+    for route in routes:
+        if route.body is not None:
+            _require(schemas[route.body.__name__], route.required)
     return schemas
+
+
+def _require(body: dict[str, Any], names: Sequence[str]) -> None:
+    """Say of fields that are read by hand that they are required: their null is only how that is told."""
+    for name in names:
+        field = body["properties"][name]
+        field.pop("default", None)
+        field["anyOf"] = [one for one in field["anyOf"] if one != {"type": "null"}]
+    body["required"] = list(dict.fromkeys((*body.get("required", ()), *names)))
 
 
 def _path(route: Route) -> str:

@@ -24,7 +24,8 @@ class Route:
     """`methods` are parted by blanks. `needs` are the kinds of model that can answer it.
 
     `flag` is the option that opens it, empty where it is open; `media_types` are what a good answer may be; one that
-    `says_no` answers 503 with the same body where the answer is no.
+    `says_no` answers 503 with the same body where the answer is no. `required` are fields that the body's endpoint
+    asks for by hand.
     """
 
     methods: str
@@ -37,6 +38,7 @@ class Route:
     flag: str = ""
     media_types: tuple[str, ...] = ("application/json",)
     says_no: bool = False
+    required: tuple[str, ...] = ()
 
     def is_open(self, options: SchedulerOptions) -> bool:
         """Whether the operator opened it."""

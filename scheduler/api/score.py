@@ -9,7 +9,8 @@ from typing import Any, Literal
 from starlette.requests import Request
 
 from scheduler.api.body import read_json
-from scheduler.api.inputs import AnyTexts, encode_inputs, fitting, read_texts
+from scheduler.api.described import AnyTexts
+from scheduler.api.inputs import encode_inputs, fitting, read_texts
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id

@@ -1,0 +1,52 @@
+"""Fields that are read by hand, for words that fit: what the API's description says of them."""
+
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
+
+_Schema = dict[str, Any]
+
+
+def _either(*kinds: _Schema) -> _Schema:
+    return {"anyOf": list(kinds)}
+
+
+def _listed(item: _Schema) -> _Schema:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+_NULL: _Schema = {"type": "null"}
+_TEXT: _Schema = {"type": "string", "minLength": 1}
+_IDS: _Schema = _listed({"type": "integer", "minimum": 0})
+_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_MESSAGE: _Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 64},
+        "content": _either({"type": "string"}, _listed(_PART)),
+        "name": {"type": "string"},
+    },
+}
+_FORMAT: _Schema = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
+        "json_schema": {"type": "object"},
+    },
+}
+_FORMS = (_TEXT, _listed(_TEXT), _IDS, _listed(_IDS))
+
+AnyPrompt = Annotated[Any, WithJsonSchema(_either(*_FORMS, _NULL))]
+AnyTexts = Annotated[Any, WithJsonSchema(_either(_TEXT, _listed(_TEXT)))]
+AnyMessages = Annotated[Any, WithJsonSchema(_either(_listed(_MESSAGE), _NULL))]
+AnyStop = Annotated[Any, WithJsonSchema(_either(_TEXT, _listed(_TEXT), _NULL))]
+AnyStopping = Annotated[Any, WithJsonSchema(_either({"type": "boolean"}, {"const": "never"}, _NULL))]
+AnyFormat = Annotated[Any, WithJsonSchema(_either(_FORMAT, _NULL))]
+AnySchema = Annotated[Any, WithJsonSchema(_either({"type": "string"}, {"type": "object"}, _NULL))]
+AnyObject = Annotated[Any, WithJsonSchema(_either({"type": "object"}, _NULL))]
