@@ -1,5 +1,8 @@
 """Check the flags of instances before one is started: a mistake is told where it was typed, not in a child's log."""
 
+import argparse
+from collections.abc import Mapping
+
 from wire.errors import ConfigError
 from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions
@@ -23,3 +26,16 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
             f"--kv-port-range {options.kv_port_range!r} has {num_ports} ports: {instances * ranks} ranks "
             f"({instances} instances x {ranks}) take one each"
         )
+
+
+def refuse_empty(namespace: argparse.Namespace, positional: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError for a flag whose value is empty: a quoted variable that is not set would choose in silence.
+
+    `positional` are the words for fields that are no flags.
+    """
+    for name, value in vars(namespace).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.strip():
+                flag = (positional or {}).get(name) or f"--{name.replace('_', '-')}"
+                why = "as a variable that is not set gives it"
+                raise ConfigError(f"{flag} {text!r} has no value, {why}: give one, or leave it out")

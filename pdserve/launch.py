@@ -14,7 +14,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 
 from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
-from pdserve.engine_flags import check_engine_flags
+from pdserve.engine_flags import check_engine_flags, refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.instance_environment import prepare_environment
 from pdserve.model_flags import with_plain_model
@@ -84,7 +84,9 @@ def read_flags(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Name
     from scheduler import config
 
     parser = config.parser()
-    return parser.parse_args(prepare(argv, parser, environ, serves=True).argv)
+    namespace = parser.parse_args(prepare(argv, parser, environ, serves=True).argv)
+    refuse_empty(namespace)
+    return namespace
 
 
 def table_variables(namespace: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from pdserve.engine_flags import check_engine_flags
+from pdserve.engine_flags import check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.instance_environment import HCCL_TABLE
 from pdserve.ports import require_free
@@ -62,6 +62,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, SchedulerOptions, "front door")
     namespace = parser.parse_args(argv)
+    refuse_empty(namespace, {"folder": "MODEL"})
     if namespace.folder and "model" in namespace and "model" not in parser.from_file:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     if "ip" in namespace and "ip" not in parser.from_file:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdserve import model
 from pdserve.apart import apart
-from pdserve.engine_flags import check_engine_flags
+from pdserve.engine_flags import check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
@@ -73,6 +73,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
         if action.dest in _DECIDED:
             action.help = argparse.SUPPRESS  # known all the same, so that the refusal says why
     namespace = parser.parse_args(argv)
+    refuse_empty(namespace)
     for name in _DECIDED:
         if name in parser.from_file:
             delattr(namespace, name)  # the file is for every command

@@ -18,6 +18,7 @@ WRONG = [
     (["--block-size", "0"], "--block-size is 0, must be at least 1"),
     (["--device", "cuda"], "--device cuda: only the CPU backend exists so far"),
     (["--model", "/no/model", "--max-n", "0"], "--max-n 0 is out of range"),
+    (["--model", ""], "--model '' has no value, as a variable that is not set gives it"),
 ]
 
 
@@ -115,3 +116,9 @@ def test_a_range_with_a_port_for_each_rank_that_listens_on_one_is_enough(ports: 
     typed = parser.parse_args(["--kv-port-range", ports, *flags])
 
     check_engine_flags(from_namespace(EngineOptions, typed), instances=4)
+
+
+def test_serve_takes_no_default_for_a_model_that_is_an_empty_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", ""]) == 2
+
+    assert capsys.readouterr().err.startswith("pdserve serve: MODEL '' has no value, as a variable that is not set")

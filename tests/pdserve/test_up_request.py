@@ -51,6 +51,17 @@ def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys
     assert flag not in out
 
 
+@pytest.mark.parametrize(
+    "flag", ["--model", "--host", "--served-model-name", "--run-dir", "--kv-transport", "--address"]
+)
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_value_that_is_empty_is_refused_and_no_default_taken(flag: str, value: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{flag} '{value}' has no value, as a variable that is not set gives it: give"
+    ):
+        parse([f"{flag}={value}"])
+
+
 def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
     words = r"--prefill 99999 --decode 1: 100000 instances, and one machine takes at most 64"
     with pytest.raises(ConfigError, match=words):
