@@ -6,7 +6,7 @@
 
 The real scheduler process listens on a real port over two fake instances (gRPC, one process); a client of raw sockets
 asks it from a third. CPU is that of all threads of the measured process, by the kernel's scheduler, less what it uses
-while idle. Every stream carries one event a token, detokenised by the server; every prompt is text.
+while idle; `loop_us` is the part of its first thread, which runs our event loop (the others are gRPC's). Every stream carries one event a token, detokenised by the server; every prompt is text.
 
     request    64 in / 1 out (prefill ends it) and 64 in / 2 out (crosses to decode), not streamed, at 1 and 256 at once
     token      256 tokens a stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.door.cpu import Pings, cpu_s, idle_cpu
+from benchmarks.door.cpu import Pings, cpu_s, idle_cpu, main_thread_s
 from benchmarks.door.servers import Server, start_ours, start_router, start_vllm
 from benchmarks.hop import command_output
 from benchmarks.kv.control import ROOT, Child
@@ -94,24 +94,24 @@ def requests(server: Server, load: Child, at_once: int, idle: float, scale: floa
     server.pace(0.005 if at_once == 1 else 0.02)
     count = int((150 if at_once == 1 else 3000) * scale)
     for out in (1, 2):
-        before = cpu_s(server.pid)
+        before, main_before = cpu_s(server.pid), main_thread_s(server.pid)
         told = ask(server, load, concurrency=at_once, requests=count, max_tokens=out, stream=False)
-        used = cpu_s(server.pid) - before - idle * told["seconds"]
+        used, main = cpu_s(server.pid) - before - idle * told["seconds"], main_thread_s(server.pid) - main_before
         figure = f"request 64 in / {out} out, {at_once} at once"
-        yield row(figure, "request_us", 1e6 * used / count, per_s=round(count / told["seconds"]))
+        yield row(figure, "request_us", 1e6 * used / count, loop_us=round(1e6 * main / count), per_s=rate(count, told))
 
 
 def streams(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
     """Yield the CPU of one streamed token."""
     server.pace(0.005 if at_once == 1 else 0.05)
     count, tokens = at_once * (3 if at_once == 1 else 1), int(256 * scale)
-    before = cpu_s(server.pid)
+    before, main_before = cpu_s(server.pid), main_thread_s(server.pid)
     told = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
-    used = cpu_s(server.pid) - before - idle * told["seconds"]
+    used, main = cpu_s(server.pid) - before - idle * told["seconds"], main_thread_s(server.pid) - main_before
     num_tokens = count * tokens
     figure = f"streamed token, {at_once} streams"
-    more = {"events_a_token": round(told["events"] / num_tokens, 3), "per_s": round(num_tokens / told["seconds"])}
-    yield row(figure, "token_us", 1e6 * used / num_tokens, **more)
+    more = {"events_a_token": round(told["events"] / num_tokens, 3), "per_s": rate(num_tokens, told)}
+    yield row(figure, "token_us", 1e6 * used / num_tokens, loop_us=round(1e6 * main / num_tokens, 1), **more)
 
 
 def first_byte(server: Server, load: Child) -> Iterator[dict[str, Any]]:
@@ -142,6 +142,11 @@ def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
     if told["failures"]:
         raise SystemExit(f"{server.name}: {told['failures']} requests failed, the first with {told['failure']}")
     return told
+
+
+def rate(count: int, told: dict[str, Any]) -> int:
+    """Return how many a second there were: it says how busy the machine was, not what the server can do."""
+    return round(count / told["seconds"])
 
 
 def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:

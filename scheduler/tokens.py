@@ -1,6 +1,5 @@
 """Between text and token ids: one model's tokenizer, its ends and its chat template. Never torch or transformers."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from scheduler.byte_level import byte_level_of
 from scheduler.chat_options import ChatOptions, ChatSettings
 from scheduler.model_files import ModelFiles
 from scheduler.pairs import encode_pair
+from scheduler.side_threads import SideThreads
 from scheduler.templates import TemplateRenderer
 from scheduler.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
@@ -32,6 +32,7 @@ class Tokens:
         self._renderer = renderer or TemplateRenderer()
         self.texts = TokenTexts(self._tokenizer)
         self.byte_level = byte_level_of(self._tokenizer)
+        self._threads = SideThreads()
         added = self._tokenizer.get_added_tokens_decoder()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -57,13 +58,13 @@ class Tokens:
             )
         if len(text) <= _SHORT_CHARS:
             return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return await self._threads.run(self._encode, text, add_special_tokens)
 
     async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
         """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin (pairs.py)."""
         if len(first) + len(second) <= _SHORT_CHARS:
             return encode_pair(self._tokenizer, first, second, longest)
-        return await asyncio.to_thread(encode_pair, self._tokenizer, first, second, longest)
+        return await self._threads.run(encode_pair, self._tokenizer, first, second, longest)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL
@@ -122,7 +123,8 @@ class Tokens:
             raise ConfigError(f"--chat-template: {error}") from error
 
     async def close(self) -> None:
-        """End the process that renders chat templates."""
+        """End the process that renders chat templates, and the threads that encode."""
+        self._threads.close()
         await self._renderer.close()
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:

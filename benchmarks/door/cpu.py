@@ -16,6 +16,11 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
+def main_thread_s(pid: int) -> float:
+    """Return the seconds that its first thread has run: the event loop's, of ours."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def idle_cpu(pid: int, seconds: float) -> float:
     """Return the CPU seconds the process uses in one second while nobody asks it anything."""
     before = cpu_s(pid)
