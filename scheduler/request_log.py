@@ -1,11 +1,15 @@
 """The one line that says how a request went: who served it, its sizes, its stages and its ending; never its text."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from scheduler.request import PromptDone
 from scheduler.request_done import RequestDone
 from telemetry.logs import EventLogger
+from wire.errors import UnknownModel
 
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
+_TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 log = EventLogger("requests")
@@ -33,6 +37,13 @@ def log_request(done: RequestDone) -> None:
         kv_bytes_early=sum(one.times.kv_bytes_early for one in served),
         **({"error": done.error} if done.error else {}),
     )
+
+
+def without_values(error: BaseException) -> str:
+    """Return what `error` says, less what it quotes of the client, but for a model's name: the log holds no prompts."""
+    if isinstance(error, UnknownModel):
+        return str(error)
+    return _TEMPLATE_WORDS.sub(r"\1", _QUOTED.sub("'…'", str(error)))
 
 
 def _longest_ms(stage: str, served: Sequence[PromptDone]) -> str:

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler.request_log import without_values
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, appearance
@@ -36,7 +37,7 @@ def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]
         return _envelope(f"internal error; the log has it under request {request_id}", look.openai_type, None, 500)
     kind = type(error).__name__
     refusals: CappedLog = scope["state"]["refusals"]
-    refusals.info("request_refused", kind, request_id=request_id, error=kind, message=error)
+    refusals.info("request_refused", kind, request_id=request_id, error=kind, message=without_values(error))
     param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
     return _envelope(str(error), look.openai_type, param, look.http_status)
 

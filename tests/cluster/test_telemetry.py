@@ -63,9 +63,8 @@ def test_a_cluster_tells_of_a_request_in_metrics_logs_and_traces(pdserve: Pdserv
     assert 'vllm:request_success_total{engine="cluster",finished_reason="length",model_name="tiny"} 1.0' in metrics
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in metrics
 
-    logs = {
-        name: _events(pdserve.folder.path / "logs" / f"{name}.log") for name in ("scheduler", "prefill-0", "decode-0")
-    }
+    folder, names = pdserve.folder.path / "logs", ("scheduler", "prefill-0", "decode-0")
+    logs = {name: _events(folder / f"{name}.log") for name in names}
     assert all({"time", "level", "component", "event"} <= event.keys() for events in logs.values() for event in events)
     (done,) = [event for event in logs["scheduler"] if event["event"] == "request_done"]
     assert (done["request_id"], done["path"], done["output_tokens"]) == (request_id, "handoff", 6)

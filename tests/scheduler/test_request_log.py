@@ -8,9 +8,9 @@ import pytest
 from scheduler.fake import ScriptedDispatcher
 from scheduler.request import GenerationRequest
 from scheduler.request_done import RequestDone
-from scheduler.request_log import log_request
+from scheduler.request_log import log_request, without_values
 from telemetry.logs import Event
-from wire.errors import InstanceLost
+from wire.errors import InstanceLost, InvalidRequest, UnknownModel
 from wire.types import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +48,47 @@ async def test_every_line_of_a_request_has_its_id_and_none_what_it_says(
     assert [event.name for event in about_requests if not event.fields.get("request_id")] == []
     assert [event.name for event in events if SECRET in str(event)] == []
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": {"a": SECRET}}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {SECRET: 1}}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": SECRET}),
+        ("/v1/completions", {"prompt": "a", "stop": [f'it\'s "{SECRET}" ' * 99]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": SECRET}}]}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": SECRET}],
+                "chat_template": "{{ raise_exception(messages[0].content) }}",
+            },
+        ),
+    ],
+)
+async def test_a_refusal_is_logged_without_what_was_refused(
+    serve: Any, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.DEBUG, "pdserve")
+    async with serve() as served:
+        answer = await served.client.post(path, json={"model": served.model} | body)
+
+    assert answer.status_code == 400
+    assert "request_refused" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_what_an_error_quotes_is_left_out_and_the_rest_stays() -> None:
+    said = {
+        "max_tokens 'many' is no number": "max_tokens '…' is no number",
+        """stop "it's" and 'a \\' b' are too long""": "stop '…' and '…' are too long",
+        "the model's length is 16; it's '40": "the model's length is 16; it's '…'",
+        "the prompt has 40 tokens": "the prompt has 40 tokens",
+    }
+
+    assert {text: without_values(InvalidRequest(text)) for text in said} == said
+    assert without_values(UnknownModel("the model 'x' does not exist here")) == "the model 'x' does not exist here"
 
 
 def test_a_failure_is_named(caplog: pytest.LogCaptureFixture) -> None:
