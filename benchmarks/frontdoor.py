@@ -6,7 +6,8 @@
 
 The real scheduler process listens on a real port over two fake instances (gRPC, one process); a client of raw sockets
 asks it from a third. CPU is that of all threads of the measured process, by the kernel's scheduler, less what it uses
-while idle; `loop_us` is the part of its first thread, which runs our event loop (the others are gRPC's). Every stream carries one event a token, detokenised by the server; every prompt is text.
+while idle; `loop_us` is the part of its first thread, which runs our event loop (the others are gRPC's). Every stream
+carries one event a token, detokenised by the server; every prompt is text.
 
     request    64 in / 1 out (prefill ends it) and 64 in / 2 out (crosses to decode), not streamed, at 1 and 256 at once
     token      256 tokens a stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
@@ -146,7 +147,7 @@ def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
 
 def rate(count: int, told: dict[str, Any]) -> int:
     """Return how many a second there were: it says how busy the machine was, not what the server can do."""
-    return round(count / told["seconds"])
+    return round(count / float(told["seconds"]))
 
 
 def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _NICER = 5
 
 
 class SideThreads:
-    """Owns the threads, half as many as cores at most, so that a burst leaves the loop its own; idle, there are none."""
+    """Owns the threads, half as many as cores at most, so that a burst leaves the loop a core; without work none."""
 
     def __init__(self) -> None:
         most = max(1, len(os.sched_getaffinity(0)) // 2)
