@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.guide import CLONE, GuideCluster
+from tests.pdserve.hub.printed_models import OPT, hub_environment, printed_models
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -50,6 +51,26 @@ def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tin
         assert (process / "cmdline").read_text().split("\0")[0] == str(base_python)
         assert "torch" not in (process / "maps").read_text()
         cluster.wait_idle()
+
+
+@pytest.mark.long
+def test_a_scheduler_without_torch_finds_a_model_by_its_name_and_makes_its_tokenizer(
+    base_python: Path, tmp_path: Path
+) -> None:
+    flags = ("--dtype=float32", "--kv-cache-memory=16MiB")
+    with (
+        printed_models(tmp_path / "repos", [OPT]) as hub,
+        GuideCluster(tmp_path, Path(OPT), flags=flags) as cluster,
+    ):
+        alone = {"PDSERVE_PYTHON": str(base_python), "PYTHONPATH": ""}
+        cluster.start("scheduler", env=hub_environment(hub, tmp_path / "other-host") | alone)
+        cluster.start("prefill-0", "decode-0", env=hub_environment(hub, tmp_path))
+        cluster.wait_ready(180)
+
+        reply = cluster.client.post("/v1/completions", {"model": OPT, "prompt": "San Francisco is a", "max_tokens": 7})
+        assert reply.status == 200, reply.body
+        assert not list((tmp_path / "other-host").rglob("*.bin"))
+        assert [file.name for file in (tmp_path / "other-host").rglob("tokenizer.json")] == ["tokenizer.json"]
 
 
 def test_the_engine_is_asked_for_where_it_is_missing(base_python: Path) -> None:
