@@ -9,6 +9,7 @@ from scheduler.byte_level import byte_level_of
 from scheduler.chat_options import ChatOptions, ChatSettings
 from scheduler.model_files import ModelFiles
 from scheduler.pairs import encode_pair
+from scheduler.shared_ids import SharedIds
 from scheduler.side_threads import SideThreads
 from scheduler.templates import TemplateRenderer
 from scheduler.token_texts import TokenTexts
@@ -37,6 +38,7 @@ class Tokens:
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = files.vocab_size or len(vocab)
+        self.shared_ids = SharedIds(self.vocab_size)
         self.eos_token_ids = _eos_ids(files, vocab)
         self._longest_token_chars = max(map(len, vocab), default=1)
         self._bos_id = vocab.get(files.special_tokens.get("bos_token", ""))
@@ -49,19 +51,19 @@ class Tokens:
 
         Raises PromptTooLong for a `bounded` text that is longer than the model whatever its tokens are.
         """
-        at_least = len(text) // self._longest_token_chars
-        if bounded and at_least > self.max_model_len:
-            raise PromptTooLong(
-                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {len(text)} "
-                f"characters, which are at least {at_least} tokens",
-                param,
-            )
+        if bounded:
+            self._check_chars(len(text), param)
         if len(text) <= _SHORT_CHARS:
             return self._encode(text, add_special_tokens)
         return await self._threads.run(self._encode, text, add_special_tokens)
 
     async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
-        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin (pairs.py)."""
+        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin (pairs.py).
+
+        Raises PromptTooLong as `encode` does, for texts that are not to be cut to `longest`.
+        """
+        if longest is None:
+            self._check_chars(len(first) + len(second), "text_2")
         if len(first) + len(second) <= _SHORT_CHARS:
             return encode_pair(self._tokenizer, first, second, longest)
         return await self._threads.run(encode_pair, self._tokenizer, first, second, longest)
@@ -127,9 +129,18 @@ class Tokens:
         self._threads.close()
         await self._renderer.close()
 
+    def _check_chars(self, num_chars: int, param: str) -> None:
+        at_least = num_chars // self._longest_token_chars
+        if at_least > self.max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {num_chars} "
+                f"characters, which are at least {at_least} tokens",
+                param,
+            )
+
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        ids = tuple(encoding.ids)
+        ids = self.shared_ids.of(encoding.ids)
         return self._with_ends(ids) if add_special_tokens else ids
 
     def _with_ends(self, ids: tuple[int, ...]) -> tuple[int, ...]:

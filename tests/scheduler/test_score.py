@@ -104,6 +104,7 @@ async def test_a_pair_is_cut_where_it_is_longer(serve: Any, cross_encoder: Path)
         assert served.dispatcher.requests[0].prompts == (pair,)
         error = await refusal(served, text_1="hello " * 400, text_2=second)
         assert "maximum context length is 512 tokens" in error["message"]
+        assert "are at least" in (await refusal(served, text_1="hello " * 2000, text_2=second))["message"]
         await post(served, text_1="hello " * 400, text_2=second, truncate_prompt_tokens=-1)
         assert len(served.dispatcher.requests[1].prompts[0]) == 512
 
