@@ -16,7 +16,7 @@ from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
 from engine.stored_weights import StoredWeights
 from wire.kv_layout import PoolLayout
-from wire.model_identity import identify
+from wire.model_identity import identify, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def describe(
     """Return what an engine over this model and a pool of this layout says about itself."""
     text = folder.checkpoint.text_config
     return EngineInfo(
-        model=identify(folder.path, name or folder.path.resolve().name),
+        model=identify(folder.path, name or name_of(folder.path)),
         max_model_len=model_length(folder.checkpoint, max_model_len),
         vocab_size=text.vocab_size,
         dtype=dtype,

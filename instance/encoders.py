@@ -8,7 +8,7 @@ from engine.interface import Engine
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
-from wire.model_identity import identify, read_json
+from wire.model_identity import identify, name_of, read_json
 
 
 def may_be_encoder(model: str) -> bool:
@@ -35,7 +35,7 @@ def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]
         torch.set_num_threads(num_threads)
         encoder, notes = load_encoder(path, dtype=options.dtype, max_model_len=options.max_model_len)
         core = EncoderCore(
-            encoder, identify(path, path.resolve().name), block_size=options.block_size,
+            encoder, identify(path, name_of(path)), block_size=options.block_size,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
         )  # fmt: skip

@@ -44,6 +44,13 @@ def identify(path: Path, name: str) -> ModelIdentity:
     return ModelIdentity(name, _weights_digest(path, tensors), _tokenizer_digest(path))
 
 
+def name_of(path: Path) -> str:
+    """Return the folder's own name; in a hub's cache (models--OWNER--NAME/snapshots/COMMIT) the model's there."""
+    path = path.resolve()
+    is_snapshot = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
+    return path.parent.parent.name.removeprefix("models--").replace("--", "/") if is_snapshot else path.name
+
+
 def stored_tensors(path: Path) -> list[StoredTensor]:
     """Return every tensor of the checkpoint in folder `path`, sorted by name."""
     files = weight_files(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wire.errors import ConfigError
-from wire.model_identity import identify, stored_tensors, weight_files
+from wire.model_identity import identify, name_of, stored_tensors, weight_files
 
 _Tensors = dict[str, bytes]
 _TENSORS: _Tensors = {"a.weight": bytes(range(200)) * 1000, "b.weight": b"\x01\x02" * 50}
@@ -146,3 +146,18 @@ def test_other_formats_are_refused_with_advice(model: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"only pytorch_model\.bin: convert it to safetensors first"):
         identify(model, "m")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("Qwen3-0.6B", "Qwen3-0.6B"),
+        ("models--facebook--opt-125m/snapshots/27dcfa7", "facebook/opt-125m"),
+        ("models--gpt2/snapshots/607a30d", "gpt2"),
+        ("snapshots/607a30d", "607a30d"),
+    ],
+)
+def test_a_model_of_a_hubs_cache_has_the_name_it_has_there(folder: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+
+    assert name_of(tmp_path / folder) == name
