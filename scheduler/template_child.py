@@ -42,13 +42,16 @@ class TemplateChild(asyncio.Protocol):
         """Whether nothing is left of a killed process."""
         return self._process is None or self._process.returncode is not None
 
-    async def start(self) -> None:
-        """Start the process and wait until it can render. Raises OSError if it cannot be started or ends before."""
+    async def start(self, render_s: float) -> None:
+        """Start the process, which takes `render_s` of processor time for a render, and wait until it can render.
+
+        Raises OSError if it cannot be started or ends before.
+        """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
             with theirs:
-                self._process = _spawn(theirs)
+                self._process = _spawn(theirs, render_s)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             ours.close()
@@ -117,7 +120,7 @@ class TemplateChild(asyncio.Protocol):
             self._ended()
 
 
-def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(end: socket.socket, render_s: float) -> subprocess.Popen[bytes]:
     """Start the process on its end of the socket.
 
     Not by the event loop: uvloop forks, and gRPC, which has threads here, then runs handlers of its own between fork
@@ -125,6 +128,6 @@ def _spawn(end: socket.socket) -> subprocess.Popen[bytes]:
     """
     environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    command = (sys.executable, "-P", "-m", "scheduler.template_sandbox")
+    command = (sys.executable, "-P", "-m", "scheduler.template_sandbox", str(render_s))
     number = end.fileno()
     return subprocess.Popen(command, stdin=number, stdout=number, env=environ, start_new_session=True)  # noqa: S603

@@ -35,8 +35,9 @@ class TemplateLane:
     the jobs behind it are sent again.
     """
 
-    def __init__(self, render_timeout_s: float, queue_timeout_s: float) -> None:
-        self._render_timeout_s, self._queue_timeout_s = render_timeout_s, queue_timeout_s
+    def __init__(self, render_s: float, render_timeout_s: float, queue_timeout_s: float) -> None:
+        """A render may take `render_s` of processor time, and by the clock the second; with all waiting, the third."""
+        self._render_s, self._render_timeout_s, self._queue_timeout_s = render_s, render_timeout_s, queue_timeout_s
         self._waiting: deque[_Job] = deque()
         self._sent: deque[_Job] = deque()
         self._held_bytes = 0
@@ -119,7 +120,9 @@ class TemplateLane:
             self._send_waiting()
 
     def _ended(self) -> None:
-        self._fail_first("the chat template used more memory or time than it is allowed")
+        self._fail_first(
+            f"the chat template took more than {self._render_s:g} s of processor time, or more memory than it may have"
+        )
         self._drop_child()
         self._send_waiting()
 
@@ -179,7 +182,7 @@ class TemplateLane:
         self._children = {child, *(other for other in self._children if not other.gone)}
         try:
             async with asyncio.timeout(_START_S):
-                await child.start()
+                await child.start(self._render_s)
             self._child = child
         except (OSError, TimeoutError) as error:
             self._fail_waiting(Unavailable(f"the process that renders chat templates did not start: {error!r}"))

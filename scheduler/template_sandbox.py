@@ -1,6 +1,7 @@
-"""The process that renders chat templates: no file, little memory, one second at a time.
+"""The process that renders chat templates: no file, little memory, so many seconds of a processor for each.
 
-template_child.py starts it; template_frames.py draws what it reads from stdin and writes to stdout.
+template_child.py starts it with the seconds as argument; template_frames.py draws what it reads from stdin and writes
+to stdout. SIGPROF kills it when a render has used them: not even one number with a billion digits keeps it busy.
 """
 
 import contextlib
@@ -9,8 +10,8 @@ import gc
 import json
 import os
 import resource
+import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -27,7 +28,6 @@ MAX_OUTPUT_CHARS = 8 * 2**20
 _RENDER_BYTES = 64 * 2**20  # what a render may add to the idle process, and to four times its job
 _KEPT_BYTES = 16 * 2**20  # what a render may leave behind
 _COPIES = 4  # of a job: as it came, as values, as printed, as joined
-_CPU_S = 2
 _ERROR_CHARS = 500
 _WARM_UP = "{% for a in [1] %}{{ strftime_now('%Y') }}{{ a | tojson | pprint | wordwrap }}{{ lipsum() }}{% endfor %}"
 
@@ -81,8 +81,8 @@ def render(
     return cut_at_mark(_generate(compiled.template, context | {"messages": messages}), text)
 
 
-def main() -> None:
-    """Answer jobs until stdin ends."""
+def main(seconds: float) -> None:
+    """Answer jobs until stdin ends; each has so many seconds of processor time."""
     compiled, source, sink = compiler(), sys.stdin.buffer, sys.stdout.buffer
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     _warm_up(compiled)
@@ -93,8 +93,10 @@ def main() -> None:
     while (read := _read(source, template)) is not None:
         template, job = read
         taken_bytes = len(template) + len(job)
-        _limit(idle_bytes + _RENDER_BYTES + _COPIES * taken_bytes)
+        _limit_memory(idle_bytes + _RENDER_BYTES + _COPIES * taken_bytes)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         kind, text = answer(template, job, compiled)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         ends = _has_grown(statm, idle_bytes + _KEPT_BYTES + taken_bytes + len(text))
         _write(sink, kind.upper() if ends else kind, text)
         if ends:
@@ -154,12 +156,9 @@ def _has_grown(statm: int, limit_bytes: int) -> bool:
     return _address_bytes(statm) > limit_bytes
 
 
-def _limit(address_bytes: int) -> None:
-    """Bound memory and time. RLIMIT_CPU counts the process's whole life, so it moves on with every render."""
+def _limit_memory(address_bytes: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, most))
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + _CPU_S, most))
 
 
 def _address_bytes(statm: int) -> int:
@@ -168,4 +167,4 @@ def _address_bytes(statm: int) -> int:
 
 if __name__ == "__main__":
     with contextlib.suppress(ConnectionError):  # the scheduler has gone
-        main()
+        main(float(sys.argv[1]))

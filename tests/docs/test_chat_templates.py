@@ -25,7 +25,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert "| 64 MiB above the idle process, and four times what was sent to it |" in PAGE
     assert template_sandbox._KEPT_BYTES == 16 * 2**20
     assert template_sandbox.MAX_OUTPUT_CHARS == 8 * 2**20
-    assert (templates._RENDER_S, templates._QUEUE_S, template_lane._MAX_HELD_BYTES) == (1.0, 10.0, 64 * 2**20)
+    assert (templates._RENDER_S, templates._RENDER_TIMEOUT_S) == (1.0, 5.0)
+    assert "| 1 s of a processor for compiling and rendering, 5 s by the clock |" in PAGE
+    assert (templates._QUEUE_S, template_lane._MAX_HELD_BYTES) == (10.0, 64 * 2**20)
     assert "| 10 s, and 64 MiB in all |" in PAGE
     assert (templates._QUICK_BYTES, template_lane._AHEAD) == (2**20, 16)
     assert "conversations of over 1 MiB" in PAGE

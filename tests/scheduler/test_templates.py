@@ -13,6 +13,7 @@ from wire.errors import InvalidRequest, Overloaded, Unavailable
 pytestmark = pytest.mark.anyio
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+ENDED = "more than 1 s of processor time"
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
@@ -86,8 +87,20 @@ async def test_what_a_process_left_open_is_not_lost_with_it(renderer: TemplateRe
     jobs += [asyncio.create_task(renderer.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3, 30)]
 
     assert await asyncio.gather(*jobs) == [str(n) for n in range(30)]
-    with pytest.raises(InvalidRequest, match="longer than 1 s"):
+    with pytest.raises(InvalidRequest, match=ENDED):
         await endless
+
+
+async def test_by_the_clock_a_template_may_take_only_so_long_either() -> None:
+    renderer = TemplateRenderer(render_s=30, render_timeout_s=0.5)
+    try:
+        await renderer.start("x")
+        ends = await asyncio.gather(renderer.render(ENDLESS, {}), renderer.render("x", {}), return_exceptions=True)
+    finally:
+        await renderer.close()
+
+    assert "longer than 0.5 s" in str(ends[0])
+    assert ends[1] == "x"
 
 
 async def test_a_template_of_a_request_holds_up_no_chat_in_the_models(renderer: TemplateRenderer) -> None:
@@ -98,13 +111,13 @@ async def test_a_template_of_a_request_holds_up_no_chat_in_the_models(renderer: 
     assert await renderer.render("{{ n }}", {"n": 1}) == "1"
     assert not endless.done(), "the model's lane is another"
     assert not large.done(), "a large job waits where others may be slow"
-    with pytest.raises(InvalidRequest, match="longer than 1 s"):
+    with pytest.raises(InvalidRequest, match=ENDED):
         await endless
     assert await large == str(2**20)
 
 
 async def test_who_waits_too_long_behind_others_is_told_to_come_back() -> None:
-    renderer = TemplateRenderer(render_timeout_s=5, queue_timeout_s=0.2)
+    renderer = TemplateRenderer(queue_timeout_s=0.2)
     try:
         await renderer.start("")
         jobs = [renderer.render(text, {}) for text in (ENDLESS, "fine")]
@@ -165,7 +178,7 @@ async def test_a_cancelled_render_leaves_no_answer_for_the_next(renderer: Templa
 async def test_a_large_conversation_is_rendered() -> None:
     """Five million characters are more than a pipe, more than a million tokens, and less than the limits."""
     content = "你好" * 2_500_000
-    renderer = TemplateRenderer(render_timeout_s=10)
+    renderer = TemplateRenderer(render_s=30, render_timeout_s=30)
     try:
         text = await renderer.render("{{ messages[0].content }}", {"messages": [{"content": content}]})
     finally:
