@@ -14,6 +14,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 
 from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
+from pdserve.config_pipe import kept_config
 from pdserve.engine_flags import check_engine_flags, refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
 from pdserve.instance_environment import prepare_environment
@@ -103,9 +104,10 @@ def _launch(argv: Sequence[str]) -> int:
         return _help()
     hold_on(os.environ)
     process_failpoints()  # a wrong setting ends the process before it serves
-    plan = plan_of(argv, os.environ)
-    _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
-    return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
+    with kept_config(argv) as kept:
+        plan = plan_of(kept, os.environ)
+        _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
+        return _run_scheduler(kept, plan) if plan.role == "scheduler" else _run_instance(kept, plan)
 
 
 def _help() -> int:
