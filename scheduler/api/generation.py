@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from scheduler.api import served
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.errors import error_body, json_response, request_id_of
+from scheduler.api.keep_alive import COMMENT, with_quiet
 from scheduler.api.shape import Ended, Shape, prompt_told
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
 from scheduler.front import Front
@@ -87,10 +88,11 @@ class Generation:
         return TextStream(self.request, self.text, self.front.tokens, observer, started_s=arrived_s)
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
-        told = _Told(self, writer, output)
-        async with aclosing(output.pieces(self.front.dispatcher, told)) as pieces:
-            async for piece in pieces:
-                await writer.write(told.events_of(piece))
+        told, interval_s = _Told(self, writer, output), self.front.config.options.sse_keep_alive_interval
+        async with aclosing(output.pieces(self.front.dispatcher, told)) as made:
+            async with aclosing(with_quiet(made, interval_s, told.written_s)) as pieces:
+                async for piece in pieces:
+                    await writer.write(told.comment() if piece is None else told.events_of(piece))
         if self.asked.usage:
             last = self.shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
@@ -107,6 +109,17 @@ class _Told:
     def __init__(self, generation: Generation, writer: EventWriter, output: TextStream) -> None:
         self._shape, self._asked, self._writer, self._output = generation.shape, generation.asked, writer, output
         self._opened: set[int] = set()
+        self._clock = asyncio.get_running_loop().time
+        self._written_s = self._clock()
+
+    def written_s(self) -> float:
+        """Return when something was last told, by the loop's clock."""
+        return self._written_s
+
+    def comment(self) -> bytes:
+        """Return what says nothing. Before the first event it begins the response: an error is an event from then on."""
+        self._written_s = self._clock()
+        return COMMENT
 
     @property
     def is_free(self) -> bool:
@@ -119,6 +132,7 @@ class _Told:
 
     def events_of(self, piece: Piece) -> bytes:
         """Return the event of a piece, behind the one that opens its choice."""
+        self._written_s = self._clock()
         prompt = prompt_told(self._output, piece.index // self._asked.n)
         usage = served.usage(self._output) if self._asked.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)

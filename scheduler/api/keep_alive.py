@@ -1,0 +1,37 @@
+"""Comments in a stream that has been quiet, so that no proxy between it and its client takes it for dead."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+COMMENT = b": keep-alive\n\n"
+
+
+async def with_quiet(
+    items: AsyncGenerator[Item, None], interval_s: float | None, written_s: Callable[[], float]
+) -> AsyncGenerator[Item | None, None]:
+    """Yield what `items` yields, and None where nothing was written for `interval_s` seconds; None: never.
+
+    `written_s` says when the stream was last written to, by the loop's clock. Closing this leaves `items` to its owner.
+    """
+    if interval_s is None:
+        async for item in items:
+            yield item
+        return
+    clock = asyncio.get_running_loop().time
+    coming = asyncio.ensure_future(anext(items, None))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=max(0.0, written_s() + interval_s - clock()))
+            if coming.done():
+                item = coming.result()
+                if item is None:
+                    return
+                yield item
+                coming = asyncio.ensure_future(anext(items, None))
+            elif clock() >= written_s() + interval_s:
+                yield None
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)

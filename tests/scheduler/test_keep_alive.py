@@ -1,0 +1,87 @@
+"""--sse-keep-alive-interval: comments while a stream is quiet, and none while it is not."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from scheduler.api.keep_alive import COMMENT, with_quiet
+from scheduler.app import build_app
+from tests.scheduler.conftest import Serve, Served
+from wire.errors import HandoffFailed
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 10.0
+
+
+async def streamed(served: Served, comments: int) -> bytes:
+    """Stream a completion; let its tokens go on once so many comments came."""
+    body = json.dumps({"model": served.model, "prompt": "San", "stream": True}).encode()
+    asked, sent = [{"type": "http.request", "body": body, "more_body": False}], bytearray()
+
+    async def receive() -> Message:
+        if not asked:
+            await asyncio.Event().wait()
+        return asked.pop()
+
+    async def send(message: Message) -> None:
+        sent.extend(message.get("body", b""))
+        if sent.count(COMMENT) >= comments:
+            served.dispatcher.released.set()
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions", "root_path": "",
+        "query_string": b"", "headers": [(b"content-type", b"application/json")], "http_version": "1.1",
+        "scheme": "http", "server": ("test", 80), "client": ("test", 1),
+    }  # fmt: skip
+    async with asyncio.timeout(DEADLINE_S):
+        await build_app(served.front)(scope, receive, send)
+    return bytes(sent)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+async def test_b_stream_7_a_quiet_stream_carries_comments_before_and_between_its_tokens(
+    serve: Serve, before: int
+) -> None:
+    async with serve("hello world", sse_keep_alive_interval=0.01) as served:
+        served.dispatcher.hold_after = before
+        text = await streamed(served, comments=2)
+
+    *events, done, end = text.replace(COMMENT, b"").split(b"\n\n")
+    assert (done, end) == (b"data: [DONE]", b"")
+    assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in events) == "hello world"
+    assert text.startswith(COMMENT) == (before == 0)
+    assert served.dispatcher.endings == ["finished"]
+
+
+async def test_an_error_after_a_comment_is_an_event(serve: Serve) -> None:
+    async with serve(sse_keep_alive_interval=0.01) as served:
+        served.dispatcher.hold_after = served.dispatcher.fail_after = 0
+        served.dispatcher.error = HandoffFailed("lost")
+        text = await streamed(served, comments=1)
+
+    assert json.loads(text.replace(COMMENT, b"").removeprefix(b"data: "))["error"]["message"] == "lost"
+
+
+async def test_without_the_flag_nothing_is_said_while_it_is_quiet(serve: Serve) -> None:
+    async with serve("hello world") as served:
+        assert COMMENT not in await streamed(served, comments=0)
+
+
+async def test_what_writes_past_it_puts_the_comment_off() -> None:
+    clock = asyncio.get_running_loop().time
+    began, go_on = clock(), asyncio.Event()
+
+    async def items() -> Any:
+        await go_on.wait()
+        yield "a"
+
+    def written_s() -> float:
+        if clock() < began + 0.05:
+            return clock()
+        go_on.set()
+        return clock() + DEADLINE_S
+
+    assert [item async for item in with_quiet(items(), 0.005, written_s)] == ["a"]
