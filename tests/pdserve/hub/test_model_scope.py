@@ -135,6 +135,6 @@ def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "modelscope", None)
 
     with pytest.raises(
-        ConfigError, match=rf"--model {NAME} from ModelScope needs modelscope.*: pip install modelscope"
+        ConfigError, match=rf"--model {NAME} from ModelScope needs modelscope.*: pip install .pdserve.modelscope"
     ):
         fetch(asked(), {}, silent)
