@@ -59,7 +59,7 @@ async def encode_prompt(
             raise InvalidRequest("the prompt has no tokens", "prompt")
         return ids
     check_token_ids(prompt, tokens, "prompt")
-    return prompt
+    return tokens.shared_ids.of(prompt)
 
 
 def check_token_ids(token_ids: tuple[int, ...], tokens: Tokens, param: str) -> None:
