@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from scheduler import edges
@@ -10,6 +10,7 @@ from scheduler.cluster_metrics import ClusterCollector
 from scheduler.figures import Figures
 from scheduler.view import ClusterView
 from scheduler.vllm_metrics import VllmCollector
+from telemetry.exposition import exposed
 from telemetry.histogram import Histogram
 from telemetry.span_exporter import SpanExporter
 
@@ -37,7 +38,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return everything in the text format."""
-        return generate_latest(self._registry)
+        return exposed(self._registry.collect())
 
 
 class FiguresCollector:
