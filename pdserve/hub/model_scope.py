@@ -74,7 +74,7 @@ def _library(asked: Asked) -> Callable[..., Any]:
         from modelscope.hub.snapshot_download import snapshot_download
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--model {asked.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or give a folder, or "
-            "--hub huggingface (VLLM_USE_MODELSCOPE unset)"
+            f"--model {asked.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or give "
+            "a folder, or --hub huggingface (VLLM_USE_MODELSCOPE unset)"
         ) from error
     return snapshot_download  # type: ignore[no-any-return]

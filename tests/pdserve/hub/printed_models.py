@@ -38,7 +38,8 @@ def hub_environment(hub: FakeHub, folder: Path) -> dict[str, str]:
 
 def put_code(folder: Path, marker: Path) -> None:
     """Put code that writes `marker` into a model folder, and let config.json name it for everything."""
-    (folder / "modeling_evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Evil: ...\n")
+    code = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Evil: ...\n"
+    (folder / "modeling_evil.py").write_text(code)
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), "modeling_evil.Evil")
     (folder / "config.json").write_text(json.dumps(config))
