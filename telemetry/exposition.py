@@ -1,7 +1,7 @@
 """Metrics in Prometheus' text format, version 0.0.4.
 
-prometheus_client's own writer checks and escapes every name of every sample, which takes twice as long on the thread that
-serves requests. Names here are ours: only what stands in quotes needs a look.
+prometheus_client's own writer checks and escapes every name of every sample, which takes twice as long, on the thread
+that serves requests. Names here are ours: only what stands in quotes needs a look.
 """
 
 import math
