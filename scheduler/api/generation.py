@@ -89,10 +89,12 @@ class Generation:
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
         told, interval_s = _Told(self, writer, output), self.front.config.options.sse_keep_alive_interval
-        async with aclosing(output.pieces(self.front.dispatcher, told)) as made:
-            async with aclosing(with_quiet(made, interval_s, told.written_s)) as pieces:
-                async for piece in pieces:
-                    await writer.write(told.comment() if piece is None else told.events_of(piece))
+        async with (
+            aclosing(output.pieces(self.front.dispatcher, told)) as made,
+            aclosing(with_quiet(made, interval_s, told.written_s)) as pieces,
+        ):
+            async for piece in pieces:
+                await writer.write(told.comment() if piece is None else told.events_of(piece))
         if self.asked.usage:
             last = self.shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
@@ -117,7 +119,7 @@ class _Told:
         return self._written_s
 
     def comment(self) -> bytes:
-        """Return what says nothing. Before the first event it begins the response: an error is an event from then on."""
+        """Return what says nothing. Before the first event it begins the response: an error is an event then."""
         self._written_s = self._clock()
         return COMMENT
 
