@@ -98,7 +98,7 @@ async def test_an_error_behind_a_comment_is_an_event(serve: Serve) -> None:
 
 def _post(body: bytes) -> Scope:
     return {
-        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"",
+        "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"", "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], "root_path": "",
     }  # fmt: skip
 

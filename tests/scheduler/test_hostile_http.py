@@ -1,0 +1,194 @@
+"""What HTTP itself can be made to do: forms, ranges, odd methods, endless, lying and slow bodies, and held connections.
+
+The app on a real socket, by hand-written bytes; each time a good client is answered beside it.
+"""
+
+import asyncio
+import random
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+
+from scheduler.app import build_app, open_routes
+from scheduler.server import listen
+from scheduler.server import serve as serve_app
+from tests.scheduler.conftest import Serve, Served
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 20.0
+CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A server on a free port and what stands behind it."""
+
+    served: Served
+    port: int
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def answer(self, sent: bytes) -> bytes:
+        """Send bytes and return the first answer's head and what came with it."""
+        reader, writer = await self.connect()
+        writer.write(sent)
+        async with asyncio.timeout(DEADLINE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            body = await reader.readexactly(int(length)) if length and not sent.startswith(b"HEAD") else b""
+        writer.close()
+        return head + body
+
+    async def is_well(self) -> bool:
+        """Whether a good client gets its answer."""
+        body = b'{"model": "%s", "prompt": "hi"}' % self.served.model.encode()
+        return (await self.answer(_post("/v1/completions", body))).startswith(b"HTTP/1.1 200")
+
+
+@asynccontextmanager
+async def _door(serve: Serve, **options: float) -> AsyncIterator[Door]:
+    async with serve("hello", **options) as served:
+        bound, stop = listen("127.0.0.1", 0), asyncio.Event()
+        port = bound.getsockname()[1]
+        timeout_s = served.front.config.options.client_timeout
+        task = asyncio.create_task(
+            serve_app(
+                build_app(served.front), bound, served.front.drain, shutdown_timeout_s=1, stop=stop,
+                client_timeout_s=timeout_s,
+            )
+        )  # fmt: skip
+        try:
+            yield Door(served, port)
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, DEADLINE_S)
+
+
+def _post(path: str, body: bytes = b"", *headers: str) -> bytes:
+    fields = "".join(f"{header}\r\n" for header in headers)
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+async def test_no_route_takes_a_form(serve: Serve) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../x"\r\n\r\n1\r\n--x--\r\n'
+    async with _door(serve) as door:
+        routes = open_routes(door.served.front.config.options)
+        answers = {
+            route.path: _status(
+                await door.answer(_post(route.path, form, "Content-Type: multipart/form-data; boundary=x"))
+            )
+            for route in routes
+            if "{" not in route.path
+        }
+        assert await door.is_well()
+
+    takes_bodies = {route.path for route in routes if route.methods == "POST"}
+    assert {path for path, status in answers.items() if status == 415} == takes_bodies
+    assert set(answers.values()) <= {405, 415, 200}
+
+
+@pytest.mark.parametrize("value", ["bytes=0-", "bytes=" + ",".join(["0-"] * 5000), "bytes=-1", "lines=1-2"])
+async def test_a_range_gets_the_whole(serve: Serve, value: str) -> None:
+    async with _door(serve) as door:
+        ranged = await door.answer(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nRange: {value}\r\n\r\n".encode())
+        plain = await door.answer(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert _status(ranged) == 200
+    assert ranged.partition(b"\r\n\r\n")[2] == plain.partition(b"\r\n\r\n")[2]
+
+
+async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None:
+    rng = random.Random(3)
+    async with _door(serve) as door:
+        series = []
+        for _ in range(2):
+            for _ in range(150):
+                path = "/" + "".join(rng.choices(string.ascii_letters + "/.%~", k=20)).replace("%", "%41")
+                method = rng.choice(("GET", "POST", "PROPFIND", "PURGE", "TRACE", "OPTIONS", "M-SEARCH"))
+                answer = await door.answer(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+                assert _status(answer) in (400, 404, 405)
+            page = door.served.front.metrics.render()
+            series.append({line.rpartition(b" ")[0] for line in page.splitlines() if b"http_requests_total{" in line})
+
+    assert series[0] == series[1]
+    assert len(series[0]) <= 20
+
+
+async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None:
+    async with _door(serve, max_body_bytes=2**20) as door:
+        reader, writer = await door.connect()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
+        with suppress(ConnectionError):
+            while not answer.done():
+                writer.write(CHUNK)
+                await writer.drain()
+        status = _status(await asyncio.wait_for(answer, DEADLINE_S))
+        writer.transport.abort()
+
+        assert status == 413
+        assert await door.is_well()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 16000000\r\n\r\n" + b" " * 70_000,
+    ],
+)
+async def test_a_body_that_stops_coming_is_given_up_in_words(serve: Serve, sent: bytes) -> None:
+    async with _door(serve, client_timeout=0.1) as door:
+        answer = await door.answer(sent)
+
+        assert _status(answer) == 408
+        assert b"the body took longer than 0.1 s" in answer
+        assert await door.is_well()
+
+
+async def test_a_body_longer_than_it_says_is_read_to_its_length_and_the_rest_is_no_request(serve: Serve) -> None:
+    async with _door(serve) as door:
+        reader, writer = await door.connect()
+        body = b'{"model": "%s", "prompt": "hi"}' % door.served.model.encode()
+        writer.write(_post("/v1/completions", body) + b'{"more": "than it said"}\r\n\r\n')
+        async with asyncio.timeout(DEADLINE_S):
+            answers = await reader.read()
+        writer.close()
+
+        assert answers.count(b"HTTP/1.1 ") <= 2
+        assert b"Traceback" not in answers
+        assert await door.is_well()
+
+
+async def test_hundreds_of_held_connections_harm_no_one(serve: Serve) -> None:
+    halves = (b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+    async with _door(serve) as door:
+        held = [await door.connect() for _ in range(300)]
+        for at, (_, writer) in enumerate(held):
+            writer.write(halves[at % len(halves)])
+        answers = [await door.is_well() for _ in range(5)]
+        for _, writer in held:
+            writer.transport.abort()
+
+    assert answers == [True] * 5
+
+
+async def test_a_stream_whose_client_reads_nothing_ends_and_others_stream_on(serve: Serve) -> None:
+    async with _door(serve, client_timeout=0.2) as door:
+        _, writer = await door.connect()
+        body = b'{"model": "%s", "prompt": "hi", "stream": true, "max_tokens": 400}' % door.served.model.encode()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(_post("/v1/completions", body) * 50)
+        assert await door.is_well()
+        writer.transport.abort()
+        assert await door.served.front.drain.wait_idle(DEADLINE_S)
