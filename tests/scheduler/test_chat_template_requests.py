@@ -158,3 +158,26 @@ async def test_a5_74_the_operators_template_is_a_file_or_the_text_itself(
     monkeypatch.chdir(Path(__file__).parents[2])
     async with serve(folder=make_model(chat_template="{{ 1 }}"), chat_template=typed) as served:
         assert await prompt_of(served) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ lipsum.__globals__['os'].popen('id').read() }}", "SecurityError"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 1 s of processor",
+        ),
+        ("{{ 'a' * 10**9 }}", "MemoryError"),
+    ],
+)
+async def test_a_template_that_came_with_a_model_is_trusted_no_more(
+    serve: Any, make_model: Any, template: str, words: str
+) -> None:
+    async with serve(folder=make_model(chat_template=template)) as served:
+        body = {"model": served.model, "messages": HELLO}
+        refused = await served.client.post("/v1/chat/completions", json=body)
+        completed = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hello"})
+
+        assert (refused.status_code, completed.status_code) == (400, 200)
+        assert words in refused.json()["error"]["message"]
