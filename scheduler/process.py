@@ -26,6 +26,7 @@ from scheduler.limits import ControlLimits
 from scheduler.link_probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.member import Connect
+from scheduler.memory import give_back_memory
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
 from scheduler.model_kind import ModelKind
@@ -142,6 +143,7 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
             *(() if cluster.follow is None else (asyncio.create_task(cluster.follow(control.registry)),)),
             asyncio.create_task(_watch_startup(control, options.startup_timeout)),
             asyncio.create_task(_start_templates(tokens)),
+            asyncio.create_task(give_back_memory(lambda: not control.dispatch.ledger.inflight)),
             asyncio.create_task(keep_door(door_name(*bound.getsockname()[:2]), LinkProbe(control.registry))),
         )
     finally:

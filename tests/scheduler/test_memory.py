@@ -1,0 +1,72 @@
+"""Memory is given back when nothing runs, and only where there is some."""
+
+import asyncio
+from collections import deque
+
+from scheduler.memory import give_back_memory, release_free, resident_bytes
+from tests.scheduler.virtual_time import virtual
+
+MIB = 2**20
+
+
+class _Process:
+    """What the system says of a process, look after look."""
+
+    def __init__(self, *resident_mib: int) -> None:
+        self.resident_mib = deque(resident_mib)
+        self.released: list[int] = []
+        self.idle = True
+
+    def resident(self) -> int:
+        return self.resident_mib[0] * MIB
+
+    def release(self) -> None:
+        self.released.append(self.resident_mib[0])
+        self.resident_mib[0] -= 50
+
+    async def live(self) -> None:
+        """Look once at each of the figures."""
+        keeping = asyncio.create_task(give_back_memory(lambda: self.idle, resident=self.resident, release=self.release))
+        await asyncio.sleep(1.0)
+        while len(self.resident_mib) > 1:
+            self.resident_mib.popleft()
+            await asyncio.sleep(2.0)
+        keeping.cancel()
+
+
+@virtual
+async def test_it_gives_back_once_it_has_grown() -> None:
+    process = _Process(100, 110, 131, 133, 90, 100)
+    await process.live()
+
+    assert process.released == [133]
+
+
+@virtual
+async def test_it_waits_until_nothing_runs() -> None:
+    process = _Process(100, 300)
+    process.idle = False
+    await process.live()
+
+    assert process.released == []
+
+
+@virtual
+async def test_what_cannot_be_given_back_is_not_tried_again_and_again() -> None:
+    process = _Process(100, 300, 250, 251, 281, 283)
+    await process.live()
+
+    assert process.released == [300, 283]
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    release_free()
+    before = resident_bytes()
+    blocks = [bytes([n % 256]) * 100_000 for n in range(1000)]  # below the size that the C library maps apart
+    keep = [blocks[-1]]
+    assert resident_bytes() > before + 80 * MIB
+    del blocks
+    release_free()
+
+    assert resident_bytes() < before + 20 * MIB
+    assert keep
