@@ -136,9 +136,11 @@ class Registry:
         living = self.living()
         return [_load(instance, self._unjoined(instance, living)) for instance in living]
 
-    def has_path(self) -> bool:
-        """Whether living instances can serve a request."""
+    def has_path(self, *, pooled: bool = False) -> bool:
+        """Whether living instances can serve a request; one that is `pooled` needs no decode instance."""
         living = self.living()
+        if pooled:
+            return any(instance.role is not Role.DECODE for instance in living)
         ends = [instance.index for instance in living if instance.role is Role.DECODE]
         return any(
             one.role is Role.COMBINED

@@ -8,9 +8,9 @@ import pytest
 from scheduler.model_kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
-from tests.scheduler.fake_cluster import FakeCluster
+from tests.scheduler.fake_cluster import FakeCluster, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.errors import DeadlineExceeded
+from wire.errors import DeadlineExceeded, Unavailable
 from wire.fake_prompt import fake_vector
 from wire.messages import Generate, Reserve
 from wire.types import Pooling, SamplingParams
@@ -42,23 +42,39 @@ async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
     async with FakeCluster("PPD").serving() as cluster:
         first = cluster.instances[0]
         first.get_stuck()
-        request = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        asking = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
         await until(lambda: bool(first.prompts))
         cluster.kill(0)
 
-        assert await request == [fake_vector((1, 2, 3))]
+        assert await asking == [fake_vector((1, 2, 3))]
         assert cluster.control.dispatch.ledger.retried_prompts == 1
+
+
+@virtual
+async def test_vectors_need_no_decode_instance_and_nothing_else_is_a_path_without_one() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.kill(1)
+        await until(lambda: not cluster.control.registry.has_path())
+
+        assert await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))) == [fake_vector((1, 2, 3))]
+        with pytest.raises(Unavailable, match="missing: decode-0"):
+            cluster.control.dispatch.start(request((1, 2, 3)))
+
+        cluster.kill(0)
+        await until(lambda: not cluster.control.registry.living())
+        with pytest.raises(Unavailable, match="missing: prefill-0, decode-0"):
+            await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3)))
 
 
 @virtual
 async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].get_stuck()
-        request = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
+        asking = asyncio.create_task(collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))))
         await until(lambda: bool(cluster.instances[0].prompts))
-        request.cancel()
+        asking.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await request
+            await asking
 
         await until(lambda: not cluster.instances[0].prompts)
 
