@@ -77,7 +77,10 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class PromptDone:
-    """All sequences of a prompt ended and its hand-off is settled: its stage durations and how it was served."""
+    """All sequences of a prompt ended and its hand-off is settled: its stage durations and how it was served.
+
+    It had so many `tries`; what stands here is of the last.
+    """
 
     prompt: int
     path: str
@@ -85,6 +88,7 @@ class PromptDone:
     prefill_instance: str | None
     decode_instance: str | None
     times: StageTimes
+    tries: int = 1
 
 
 PathEvent = NewToken | PromptScored | Vector | PromptDone

@@ -35,6 +35,7 @@ def log_request(done: RequestDone) -> None:
         **stages,
         kv_bytes=sum(one.times.kv_bytes for one in served),
         kv_bytes_early=sum(one.times.kv_bytes_early for one in served),
+        **({"retried_prompts": retried} if (retried := sum(one.tries > 1 for one in served)) else {}),
         **({"error": done.error} if done.error else {}),
     )
 

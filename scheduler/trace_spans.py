@@ -127,4 +127,5 @@ def _served(done: RequestDone) -> dict[str, Attribute]:
         "pdserve.decode_instance": tuple(dict.fromkeys(filter(None, (one.decode_instance for one in done.served)))),
         "pdserve.cached_tokens": sum(one.times.cached_tokens for one in done.served),
         "pdserve.kv_bytes": sum(one.times.kv_bytes for one in done.served),
+        "pdserve.retried_prompts": sum(one.tries > 1 for one in done.served),
     }

@@ -63,7 +63,7 @@ class Tries:
                     with grant:
                         await self.run_path(prompt, grant, retry)
                         grant.finished(prompt.chains)
-                    return _done(prompt, grant)
+                    return _done(prompt, grant, tries=num_failures + 1)
                 except NoCapacity as error:
                     log.debug("no_capacity", request_id=prompt.request.request_id, reason=error)
                     stalls_at = min(stalls_at, prompt.deadline) if prompt.output.started else math.inf
@@ -136,7 +136,7 @@ class Tries:
         self._admission.enter(places[prompt], front=True)
 
 
-def _done(prompt: PromptRun, grant: Grant) -> PromptDone:
+def _done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
     return PromptDone(
         prompt=prompt.prompt,
         path=grant.plan.path,
@@ -144,4 +144,5 @@ def _done(prompt: PromptRun, grant: Grant) -> PromptDone:
         prefill_instance=None if grant.prefill is None else grant.prefill.description.instance_id,
         decode_instance=grant.decode.description.instance_id,
         times=prompt.times,
+        tries=tries,
     )

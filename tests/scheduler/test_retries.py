@@ -54,6 +54,7 @@ def assert_whole(cluster: FakeCluster, answer: Answer, count: int, *, retried: i
     ledger = cluster.control.dispatch.ledger
     assert (ledger.completed, ledger.failed, ledger.inflight) == (1, 0, 0)
     assert ledger.retried_prompts == retried
+    assert [done.tries for done in answer.done.values()] == [1 + retried]
     assert set(cluster.blocks_used) == {0}
 
 

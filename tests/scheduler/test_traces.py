@@ -102,6 +102,12 @@ def test_of_many_prompts_the_first_are_traced() -> None:
     assert spans[0].attributes["pdserve.prompts"] == 40
 
 
+def test_a_prompt_that_was_tried_again_is_counted() -> None:
+    once, again = (_spans(_done(_served(tries=tries)))[0].attributes["pdserve.retried_prompts"] for tries in (1, 2))
+
+    assert (once, again) == (0, 1)
+
+
 def test_a_failure_is_an_error_and_a_client_that_went_away_is_none() -> None:
     failed = _spans(_done(ending="failed", error="InstanceLost", first_token_s=None, last_token_s=None, reasons=()))
     cancelled = _spans(_done(ending="cancelled", first_token_s=None, last_token_s=None))

@@ -1,8 +1,10 @@
 """Which collector a URL and OpenTelemetry's variables mean."""
 
+import sys
+
 import pytest
 
-from telemetry.otlp_endpoint import read_endpoint
+from telemetry.otlp_endpoint import is_installed, read_endpoint
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,13 @@ def test_headers_that_are_none_are_refused_without_their_value(headers: str) -> 
 def test_the_service_has_a_name() -> None:
     assert read_endpoint("http://c:4317", {}).service_name == "pdserve"
     assert read_endpoint("http://c:4317", {"OTEL_SERVICE_NAME": "chat"}).service_name == "chat"
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.proto"])
+def test_it_is_known_whether_messages_can_be_made(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_installed()
+    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+
+    assert not is_installed()
