@@ -94,7 +94,9 @@ BATCH_FLAGS: Final = (
     no_effect("--num-scheduler-steps", _STEPS),
     no_effect("--multi-step-stream-outputs", _STEPS, _MAYBE),
     no_effect("--scheduler-delay-factor", "a prompt never waits to be batched", only=("0", "0.0")),
-    no_effect("--scheduling-policy", "by priority; of one priority first come, first served", only=("fcfs", "priority")),
+    no_effect(
+        "--scheduling-policy", "by priority; of one priority first come, first served", only=("fcfs", "priority")
+    ),
     no_effect("--enforce-eager", _GRAPHS, _NOTHING),
     no_effect("--max-context-len-to-capture", _GRAPHS),
     no_effect("--max-seq-len-to-capture", _GRAPHS),
