@@ -19,7 +19,7 @@ from tests.conformance.served import Oracle, Served
 from tests.engine.tiny_models import make_tiny_model
 
 WAYS = ("combined", "P/D")
-FLAGS = ("--max-logprobs", "20", "--enable-prompt-tokens-details")
+FLAGS = ("--max-logprobs", "20", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint")
 
 
 @pytest.fixture(scope="session")

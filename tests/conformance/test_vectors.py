@@ -1,5 +1,6 @@
 """A1 (bodies of 9 and 10), A2 and section B's Pooling, Tokenizer, Ops: one causal model, combined and over P/D."""
 
+import importlib.util
 import math
 from typing import Any
 
@@ -104,6 +105,30 @@ def test_b_tokenizer_tokens_are_those_of_transformers_and_back(served: Served, o
     }  # fmt: skip
     assert chat["tokens"] == oracle.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert posted(served, "/detokenize", tokens=ids) == {"prompt": oracle.tokenizer.decode(ids)}
+
+
+def test_b_tokenizer_its_config_is_told_by_flag(served: Served, oracle: Oracle) -> None:
+    info = served.http.get("/tokenizer_info").json()
+
+    own = oracle.tokenizer
+    assert (info["eos_token"], info["chat_template"]) == (own.eos_token, own.chat_template)
+
+
+@pytest.mark.long
+def test_b_tokenizer_lm_evals_remote_tokenizer_is_the_models_own(served: Served, oracle: Oracle) -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("missing tool: lm-eval (pip install 'pdserve[clients]')")
+    from lm_eval.utils import RemoteTokenizer, check_remote_tokenizer_support
+
+    url = f"{served.http.base_url}/v1/completions"
+    assert check_remote_tokenizer_support(url)
+    remote, own = RemoteTokenizer(url), oracle.tokenizer
+    ids = own.encode(PROMPT, add_special_tokens=False)
+    assert remote.encode(PROMPT) == ids
+    assert remote.decode(ids) == PROMPT
+    assert remote.eos_token_id == own.eos_token_id
+    text = own.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert remote.apply_chat_template(CHAT) == text
 
 
 def test_a2_34_the_official_client_embeds_and_retrieves(served: Served, oracle: Oracle) -> None:
