@@ -38,7 +38,7 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--api-key=s",), "--api-key is refused: clients are not asked for a key"),
+        (("--middleware=s",), "--middleware is refused: no code of others runs in the front door"),
         (("--max-num-seq=8",), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
         (("--ip=192.0.2.7",), "--ip 192.0.2.7 is not server_ip"),
         (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is no address of this machine"),

@@ -126,7 +126,7 @@ def test_one_file_serves_commands_that_know_only_some_of_it(file: Path) -> None:
         ("port: [1, 2]", r":1: port takes one value, not a list of 2"),
         ("config: other.yaml", r":1: unknown key 'config': it is for a command line alone"),
         ("help: true", r":1: unknown key 'help': it is for a command line alone"),
-        ("model: m\napi-key: s", r":2: --api-key is refused"),
+        ("model: m\nmiddleware: s", r":2: --middleware is refused"),
         ("model: m\n\nkv-cache-dtype: fp8", r":3: --kv-cache-dtype fp8 is refused"),
         ("enforce-eager: 3", r":1: enforce-eager is true or false"),
         ("no-kv-digests: true", r":1: unknown key 'no-kv-digests': write `kv-digests: false`"),

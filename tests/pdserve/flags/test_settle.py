@@ -70,8 +70,8 @@ def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...],
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (("--api-key", "s"), r"^--api-key is refused: clients are not asked for a key"),
-        (("--ssl-keyfile=k",), r"--ssl-keyfile is refused: .*plain HTTP"),
+        (("--middleware", "s"), r"^--middleware is refused: no code of others"),
+        (("--tool-call-parser=k",), r"--tool-call-parser is refused: tool calls"),
         (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is taken"),
         (("-pp", "2"), r"^-pp 2 is refused: .*--tensor-parallel-size alone; only 1 is taken"),
         (("--enable-chunked-prefill=False",), r"--enable-chunked-prefill False is refused: prompts are always"),

@@ -75,5 +75,5 @@ def test_underscores_are_dashes_as_in_vllm() -> None:
 
 def test_the_nearest_name_is_never_one_that_would_be_refused() -> None:
     assert nearest("--swap-spac", OURS) == ": did you mean --swap-space?"
-    assert nearest("--api-keys", ()) != ": did you mean --api-key?"
+    assert nearest("--middlewares", ()) != ": did you mean --middleware?"
     assert nearest("--zzzzzzzz", OURS) == ""
