@@ -20,6 +20,7 @@ from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
+from scheduler.api.keys import OPEN_PATHS
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.route import TEXT, VECTORS, Route
@@ -72,7 +73,7 @@ OPS_ROUTES: tuple[Route, ...] = (
 def build_app(front: Front) -> ASGIApp:
     """Return the ASGI app that serves `front`: the routes that its options open, and their description."""
     options = front.config.options
-    routes = open_routes(options)
+    routes = open_routes(options, keyed=len(front.keys) > 0)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for route in routes:
         app.add_route(route.path, _bound(route, front), methods=route.methods.split())
@@ -91,11 +92,16 @@ def build_app(front: Front) -> ASGIApp:
     return with_cors(Gate(Direct(app, endpoints), front.metrics, labels, front.keys, options.root_path), options)
 
 
-def open_routes(options: SchedulerOptions) -> tuple[Route, ...]:
-    """Return what is served, the routes that describe it last; with USE_OPENAI=0 the old API in place of OpenAI's."""
+def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:
+    """Return what is served, the routes that describe it last; with USE_OPENAI=0 the old API in place of OpenAI's.
+
+    `keyed`: clients are asked for a key.
+    """
     served = OPENAI_ROUTES if options.use_openai == "1" else OLD_ROUTES
     routes = tuple(route for route in (*served, *OPS_ROUTES) if route.is_open(options))
-    document = openapi.describe(routes, own_version())
+    open_paths = OPEN_PATHS - {"/metrics"} if options.protect_metrics else OPEN_PATHS
+    root_path = options.root_path.rstrip("/")
+    document = openapi.describe(routes, own_version(), root_path=root_path, open_paths=open_paths if keyed else None)
     describing = (
         Route("GET", "/openapi.json", openapi.endpoint_of(document), "operations", "This API, as OpenAPI 3.1"),
         Route(

@@ -32,22 +32,31 @@ _ERROR: dict[str, Any] = {
 }
 
 
-def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """Return the document that describes `routes`."""
+def describe(
+    routes: Sequence[Route], version: str, *, root_path: str = "", open_paths: frozenset[str] | None = None
+) -> dict[str, Any]:
+    """Return the document that describes `routes`, behind the prefix `root_path`.
+
+    `open_paths` are those that ask for no key, None where none does.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operations = {method.lower(): _operation(route, method) for method in route.methods.split()}
         paths.setdefault(_path(route), {}).update(operations)
-    return {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "pdserve", "version": version},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
-        "components": {
-            "schemas": {**_body_schemas(routes), "Error": _ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"key": []}],
+        "components": {"schemas": {**_body_schemas(routes), "Error": _ERROR}},
     }
+    if open_paths is not None:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for path in open_paths & paths.keys():
+            for operation in paths[path].values():
+                operation["security"] = []
+    return document
 
 
 def endpoint_of(document: dict[str, Any]) -> Endpoint:

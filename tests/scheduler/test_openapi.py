@@ -1,14 +1,21 @@
 """GET /openapi.json and /docs: what they say is what is served."""
 
+import asyncio
+import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openapi_spec_validator
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from scheduler.api.route import Route
 from scheduler.app import open_routes
 from scheduler.config import SchedulerOptions
+from scheduler.front import Front
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +33,30 @@ async def test_the_description_is_valid_and_names_every_open_route(serve: Any) -
         for method in route.methods.split()
         if route.path not in described
     }
+
+
+def test_where_keys_are_asked_for_the_description_says_so() -> None:
+    options = SchedulerOptions(root_path="/llm")
+    for keyed, protect, asking in ((False, False, ()), (True, False, ("/load",)), (True, True, ("/load", "/metrics"))):
+        (front,) = [
+            route for route in open_routes(replace(options, protect_metrics=protect), keyed=keyed)
+            if route.path == "/openapi.json"
+        ]  # fmt: skip
+        document = asyncio.run(_body(front))
+        openapi_spec_validator.validate(document)
+
+        assert document["servers"] == [{"url": "/llm"}]
+        asked = {
+            path for path in ("/health", "/metrics", "/load")
+            if document["paths"][path]["get"].get("security", document.get("security", []))
+        }  # fmt: skip
+        assert asked == set(asking)
+
+
+async def _body(route: Route) -> Any:
+    """Return the body of a route that needs neither front nor request."""
+    response = cast("Response", await route.endpoint(cast("Front", None), cast("Request", None)))
+    return json.loads(bytes(response.body))
 
 
 async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
