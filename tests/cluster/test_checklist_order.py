@@ -90,7 +90,7 @@ def test_a10_141_a10_142_one_launcher_is_one_process_and_clients_speak_to_the_sc
 
 
 @pytest.mark.long
-def test_a7_98_an_instance_with_another_global_table_ends_the_scheduler_naming_both(
+def test_a11_16_a7_98_an_instance_with_another_global_table_ends_the_scheduler_naming_both(
     tmp_path: Path, fake_model: Path
 ) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:

@@ -21,7 +21,7 @@ PERSON = {
 SAMPLED = {"temperature": 1.0, "max_tokens": 100}
 
 
-def test_a4_59_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
+def test_b_chat_10_a4_59_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
 
     assert served.text(echo=True) == PROMPT + served.text()
@@ -47,7 +47,7 @@ def test_a4_61_add_special_tokens_differs_by_the_tokenizers_own(served: Served) 
 DOCUMENTS = "{% for document in documents %}{{ document.title }}: {{ document.text }}{% endfor %}"
 
 
-def test_a4_62_documents_reach_the_templates_that_print_them(served: Served) -> None:
+def test_b_chat_9_a4_62_documents_reach_the_templates_that_print_them(served: Served) -> None:
     documents = [{"title": "fox", "text": "quick"}, {"title": "dog", "text": "lazy"}]
 
     told = served.said(chat_template=DOCUMENTS, documents=documents)
@@ -55,13 +55,13 @@ def test_a4_62_documents_reach_the_templates_that_print_them(served: Served) -> 
     assert served.said(documents=documents) == served.said()
 
 
-def test_a4_63_a_request_may_bring_its_chat_template(served: Served) -> None:
+def test_b_chat_7_a4_63_a_request_may_bring_its_chat_template(served: Served) -> None:
     assert served.said(chat_template="{{ messages[0].content }}!") == served.text(prompt=CHAT[0]["content"] + "!")
     for broken in ("{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('no') }}"):
         assert served.refused("/v1/chat/completions", chat_template=broken)["message"]
 
 
-def test_a4_64_chat_template_kwargs_are_variables(served: Served) -> None:
+def test_b_chat_7_a4_64_chat_template_kwargs_are_variables(served: Served) -> None:
     asked = {"chat_template": "{{ animal }}", "chat_template_kwargs": {"animal": "the quick brown fox"}}
 
     assert served.said(**asked) == served.text()
@@ -70,7 +70,7 @@ def test_a4_64_chat_template_kwargs_are_variables(served: Served) -> None:
 
 
 @pytest.mark.parametrize("surface", ["completion", "chat"])
-def test_a4_65_response_format_asks_for_json(served: Served, surface: str) -> None:
+def test_b_structured_2_a4_65_response_format_asks_for_json(served: Served, surface: str) -> None:
     ask = served.text if surface == "completion" else served.said
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
@@ -125,7 +125,7 @@ def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Serve
 
 
 @pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
-def test_a4_71_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
+def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema |= {"additionalProperties": False}
     for seed in range(5):
@@ -133,7 +133,7 @@ def test_a4_71_the_whitespace_pattern_says_what_stands_between(served: Served, p
         assert set(re.sub(r'[{}":a0-9-]', "", told)) <= set(allowed), told
 
 
-def test_a4_72_only_one_way_says_what_the_output_must_be(served: Served) -> None:
+def test_b_structured_1_a4_72_only_one_way_says_what_the_output_must_be(served: Served) -> None:
     both = {"guided_json": "{}", "guided_regex": "a"}
     assert served.refused(**both)["param"] == "guided_json"
     assert served.refused(guided_regex="a", response_format={"type": "json_object"})["param"] == "response_format"
@@ -141,7 +141,7 @@ def test_a4_72_only_one_way_says_what_the_output_must_be(served: Served) -> None
     assert served.refused("/v1/chat/completions", guided_json="{}", **tools)["param"] == "tools"
 
 
-def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
+def test_b_structured_1_4_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
     asked = {"seed": 4, **SAMPLED}
 
     told = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)

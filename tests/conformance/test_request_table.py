@@ -10,7 +10,7 @@ from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
-def test_a9_120_the_model_is_required_and_is_the_one_that_is_served(served: Served, model: Any) -> None:
+def test_a11_3_10_a9_120_the_model_is_required_and_is_the_one_that_is_served(served: Served, model: Any) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
         absent = served.http.post(path, json=body)
         unknown = served.post(path, **body | {"model": "gpt-9"})
@@ -22,14 +22,14 @@ def test_a9_120_the_model_is_required_and_is_the_one_that_is_served(served: Serv
         assert typed.status_code == 200
 
 
-def test_a9_121_the_prompt_is_required(served: Served) -> None:
+def test_b_completion_7_a9_121_the_prompt_is_required(served: Served) -> None:
     for prompt in ("", [], [[]], None, ["a", ""]):
         assert served.refused(prompt=prompt)["param"] == "prompt"
     missing = served.post("/v1/completions")
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_a9_122_max_tokens_is_16_where_nothing_is_said(served: Served) -> None:
+def test_a11_11_12_a9_122_max_tokens_is_16_where_nothing_is_said(served: Served) -> None:
     said_nothing = served.post("/v1/completions", prompt=PROMPT, ignore_eos=True, temperature=0).json()
     assert said_nothing["usage"]["completion_tokens"] == 16
     for bad in (0, -1, 2**40, "5"):
@@ -49,7 +49,7 @@ def test_a9_123_124_125_sampling_defaults_and_ranges(served: Served) -> None:
         assert served.refused(**{name: bad})["param"] == name
 
 
-def test_a9_126_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
+def test_b_finish_2_a9_126_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
     """Each of these characters is three tokens here, so the stop is found across their borders."""
     asked: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
     assert served.text(**asked) == "我说你好吗再见"
@@ -73,7 +73,7 @@ def test_a9_127_a_stream_says_what_the_plain_answer_says(served: Served) -> None
             assert own[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
+def test_a11_2_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
     choices = served.completion(n=3, temperature=1.0, seed=1)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     served.agree("three", choices)
@@ -83,7 +83,7 @@ def test_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> Non
     assert served.text()
 
 
-def test_a9_129_132_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None:
+def test_a11_1_5_6_a9_129_132_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None:
     guides_three = {"use_beam_search": True, "best_of": 2, "top_k": -1, "length_penalty": 0.8}
     assert served.text(**guides_three) == oracle.generate(num_beams=2, length_penalty=0.8)[0]
     rules: list[tuple[dict[str, Any], str]] = [
@@ -124,7 +124,7 @@ def test_a8_116_combined_and_p_d_are_the_same_with_everything_at_once(served: Se
         served.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
 
 
-def test_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
+def test_b_logprobs_1_2_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
     choice = served.completion(logprobs=2, echo=True, return_token_ids=True)["choices"][0]
     ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
     expected = oracle.logprobs(ids)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 SEEDED = {"temperature": 1.0, "seed": 11}
 
 
-def test_a3_43_best_of_returns_the_likeliest(served: Served) -> None:
+def test_b_completion_4_a3_43_best_of_returns_the_likeliest(served: Served) -> None:
     asked = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
     every = served.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
     best = served.completion(n=2, **asked)["choices"]
@@ -76,7 +76,7 @@ def test_a3_49_early_stopping_goes_with_beams(served: Served, oracle: Oracle, ea
     assert served.refused(early_stopping=True)["param"] == "early_stopping"
 
 
-def test_a3_50_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
+def test_b_finish_2_a3_50_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
     ids = served.completion(return_token_ids=True)["choices"][0]["token_ids"]
     stop = ids[2]
     choice = served.completion(stop_token_ids=[stop])["choices"][0]
@@ -98,7 +98,7 @@ def test_a3_51_a_stop_string_is_in_the_output_only_when_asked(served: Served, or
     assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **asked) == whole[: cut + len(stop)]
 
 
-def test_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -> None:
+def test_b_finish_1_2_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -> None:
     likes_eos = {"logit_bias": {"2": 100}}
     ended = served.completion(**likes_eos)
     ignored = served.completion(ignore_eos=True, max_tokens=9, **likes_eos)

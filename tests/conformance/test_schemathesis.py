@@ -15,7 +15,7 @@ if importlib.util.find_spec("schemathesis") is None:
 
 
 @pytest.mark.parametrize("way", ["combined", "pair"])
-def test_b_errors_nothing_that_is_sent_is_a_server_error(
+def test_b_errors_13_nothing_that_is_sent_is_a_server_error(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = request.getfixturevalue(way)

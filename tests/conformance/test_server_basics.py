@@ -25,7 +25,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a2_28_models_are_listed_and_retrieved(served: Served, client: openai.OpenAI) -> None:
+def test_b_text_3_4_a2_28_models_are_listed_and_retrieved(served: Served, client: openai.OpenAI) -> None:
     card = served.http.get("/v1/models").json()["data"][0]
 
     assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == ("tiny", "model", 512, None)
@@ -33,7 +33,7 @@ def test_a2_28_models_are_listed_and_retrieved(served: Served, client: openai.Op
     assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_a2_29_34_chats_work_from_curl_and_from_the_client(served: Served, client: openai.OpenAI) -> None:
+def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(served: Served, client: openai.OpenAI) -> None:
     messages: Any = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Who won the world series in 2020?"},
@@ -46,7 +46,7 @@ def test_a2_29_34_chats_work_from_curl_and_from_the_client(served: Served, clien
     }  # fmt: skip
 
 
-def test_a2_30_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
+def test_b_text_1_a2_30_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
     asked: Any = {"prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}
     first, again = served.completion(**asked), served.completion(**asked)
     made = client.completions.create(model="tiny", **asked)
@@ -70,7 +70,7 @@ def test_a2_33_without_a_key_any_or_none_is_taken(served: Served) -> None:
         assert answer.status_code == 200
 
 
-def test_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, oracle: Oracle) -> None:
+def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, oracle: Oracle) -> None:
     texts = [PROMPT, "what is the capital"]
     ids = [oracle.ids(text) for text in texts]
     expected = [served.text(prompt=text) for text in texts]
@@ -92,7 +92,7 @@ def test_a2_37_a_suffix_is_refused_in_words(served: Served) -> None:
     )
 
 
-def test_a2_38_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
+def test_b_chat_5_a2_38_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for fields in ({"tools": tools}, {"tools": tools, "tool_choice": "auto"}, {"tool_choice": "required"}):
         refused = served.refused("/v1/chat/completions", **fields)
@@ -112,7 +112,7 @@ def test_a2_39_extra_body_and_merged_json_are_the_same(served: Served, client: o
     assert served.said(messages, guided_choice=choices, max_tokens=60) == extra.choices[0].message.content
 
 
-def test_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
+def test_a11_13_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
     refused = served.refused("/v1/chat/completions", messages=messages)
 
@@ -121,7 +121,7 @@ def test_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: Served)
     assert served.http.get("/health").status_code == 200
 
 
-def test_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
+def test_b_chat_12_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
     assert served.text(metadata={"a": "b"}, store=True, service_tier="auto", unheard_of=[1]) == served.text()
 
 

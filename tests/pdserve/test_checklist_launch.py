@@ -122,7 +122,7 @@ def test_a8_110_max_num_seqs_is_a_number_from_1(start: Start, value: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode", "scheduler"])
-def test_a8_112_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
+def test_a11_15_a8_112_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
     said = start(name, "--max-model-len=4096", "--max-num-batched-tokens=2048")
 
     assert "--max-num-batched-tokens 2048 is below --max-model-len 4096" in said

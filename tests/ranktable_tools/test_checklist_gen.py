@@ -83,7 +83,7 @@ def test_a7_88_files_have_the_guides_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10")])
-def test_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
+def test_a11_17_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], prefill: str, decode: str
 ) -> None:
     assert _gen(tmp_path / "out", "--prefill-server-list", prefill, "--decode-server-list", decode) == 2
@@ -143,7 +143,7 @@ def test_a7_96_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> N
         assert local == {"version": "1.0", "status": "completed", "group_id": "0", "server_count": "1"}
 
 
-def test_a8_108_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a11_19_a8_108_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = ["--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--device-type", "cpu", "--ip", IP]
 
     assert cli.main(["gen", *lists, "--ports", "8088,8088", "--save-dir", str(tmp_path / "out")]) == 2

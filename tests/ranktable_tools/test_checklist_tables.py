@@ -74,7 +74,7 @@ def test_a7_81_one_scheduler_and_any_number_of_each_role(
 
 
 @pytest.mark.parametrize("mode", ["bake", "Merge", "merge_local", ""])
-def test_a7_82_another_mode_is_a_usage_error(capsys: Say, mode: str) -> None:
+def test_a11_18_a7_82_another_mode_is_a_usage_error(capsys: Say, mode: str) -> None:
     assert guide.main(["--mode", mode]) == 2
     assert "argument --mode: invalid choice" in capsys.readouterr().err
 
@@ -129,7 +129,7 @@ def test_a7_91_a_device_in_two_instances_is_refused_unless_shared(save: Save, ca
         (([2], [1]), "The tensor-parallel-size of prefill server and decode server must be same."),
     ],
 )
-def test_a7_91_unequal_sizes_are_a_note_and_with_strict_an_error(
+def test_a11_21_a7_91_unequal_sizes_are_a_note_and_with_strict_an_error(
     save: Save, capsys: Say, sizes: tuple[list[int], list[int]], words: str
 ) -> None:
     starts = [0, *(sum((*sizes[0], *sizes[1])[: number + 1]) for number in range(len(sizes[0]) + len(sizes[1])))]

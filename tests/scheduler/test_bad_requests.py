@@ -216,7 +216,7 @@ async def test_a_body_that_is_no_sane_json_object_is_400(serve: Any, content: by
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_over_the_limit_is_413(serve: Any) -> None:
+async def test_b_errors_7_a_body_over_the_limit_is_413(serve: Any) -> None:
     async with serve(max_body_bytes=1000) as served:
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a" * 1000})
 

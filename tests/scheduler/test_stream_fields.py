@@ -45,7 +45,7 @@ async def test_usage_is_told_as_asked_and_never_else(serve: Any, path: str, base
         assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
 
 
-async def test_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:
+async def test_b_usage_5_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:
     async with serve("hello", enable_force_include_usage=True, enable_prompt_tokens_details=True) as served:
         body = {"model": served.model, "prompt": "San"}
         last = events(await served.client.post("/v1/completions", json=body | {"stream": True}))[-1]
