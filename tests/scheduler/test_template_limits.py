@@ -34,10 +34,13 @@ DEEPLY_NESTED = (
 ENDLESS = (
     "{{ 9 ** (9 ** 9) }}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+)
+MORE_ENDLESS = (
     "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
     "{% macro a(n) %}{% for i in range(9) %}{{ caller(n) }}{% endfor %}{% endmacro %}"
     "{% call(n) a(1) %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endcall %}",
     "{{ lipsum(n=10**6) }}",
+    "{{ 1" + " + 1" * 50_000 + "}}",
 )
 
 
@@ -48,7 +51,10 @@ ENDLESS = (
         *((template, "MemoryError", 30) for template in FAT),
         *((template, DEEP, 30) for template in DEEPLY_NESTED),
         *((template, f"more than 1 {ENDED}", 1) for template in ENDLESS),
-        ("{{ 1" + " + 1" * 50_000 + "}}", DEEP, 1),
+        *(
+            pytest.param(template, f"more than 1 {ENDED}|{DEEP}", 1, marks=pytest.mark.long)
+            for template in MORE_ENDLESS
+        ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) and "{" in value else "",
 )
