@@ -15,7 +15,7 @@ carries one event a token, detokenised by the server; every prompt is text.
     lag        p99 of the round trips of GET /health on one kept connection while 64 prompts of 4,000 words arrive
 
 The peers: `vllm-router` in P/D mode over fake HTTP workers (it does not tokenise), and vLLM's API server, whose engine
-runs in a process of its own, with a random model (it paces itself, so its wall times say nothing here).
+runs in a process of its own over one tiny random layer (it paces itself, so its wall times say nothing here).
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.router:
             servers.append(start_router(stack, args.router))
         if args.vllm:
-            servers.append(start_vllm(stack, args.vllm, args.vllm_model or model))
+            servers.append(start_vllm(stack, args.vllm, model))
         rows = [row for server in servers for row in measure(server, load, args)]
     for row in rows:
         print(json.dumps(row), flush=True)
@@ -69,7 +69,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", help="file for cProfile's figures of ours; CPU figures are then too high")
     parser.add_argument("--router", help="path of vllm-router")
     parser.add_argument("--vllm", help="path of vllm")
-    parser.add_argument("--vllm-model", help="folder of its model (default: --model)")
     return parser.parse_args(arguments)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from scheduler.loads import Held
 from scheduler.prefixes import Chain, Prefixes
+from scheduler.tally import Tally
 from wire.types import LoadSnapshot
 
 _LOADS_UNTIL_SEEN = 2
@@ -18,15 +19,6 @@ class _Given:
     receiver: int
     blocks: int
     sequences: int
-    is_held: bool = False
-
-
-@dataclass(slots=True)
-class _Booked:
-    """Blocks that a reservation will take, of the `whole` that the prompt needs: the others are shared."""
-
-    blocks: int
-    whole: int
 
 
 class Books:
@@ -42,46 +34,46 @@ class Books:
         self._given: dict[str, _Given] = {}
         self._freed_blocks = 0
         self._changed = changed
-        self._tokens: dict[str, int] = {}
-        self._unsent: set[str] = set()
+        self._given_blocks = Tally()
+        self._held: dict[str, _Given] = {}
+        self._tokens = Tally()
+        self._unseen = Tally()  # of those, what a snapshot cannot have counted: not sent, or just sent
         self._fresh: dict[str, int] = {}
-        self._blocks: dict[str, _Booked] = {}
+        self._blocks = Tally()
+        self._whole: dict[str, int] = {}
         self._chains: dict[str, Chain] = {}
         self._prefixes = Prefixes(load.blocks_total * block_size)
-        self._sequences: dict[str, int] = {}
+        self._sequences = Tally()
         self._reserved: set[str] = set()
         self._full = False
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens given and not yet prefilled: our count, or the instance's plus what it cannot have counted."""
-        unseen = sum(self._tokens[prompt_id] for prompt_id in (*self._unsent, *self._fresh))
-        return min(sum(self._tokens.values()), self.load.uncomputed_tokens + unseen)
+        return min(self._tokens.total, self.load.uncomputed_tokens + self._unseen.total)
 
     @property
     def blocks_free(self) -> int:
         """Free blocks less the reservations under way; none after a refusal, until the next snapshot."""
         if self._full:
             return 0
-        given = sum(prompt.blocks for prompt in self._given.values())
-        used = max(self.load.blocks_used - self._freed_blocks, given)
-        return self.load.blocks_total - used - sum(booked.blocks for booked in self._blocks.values())
+        used = max(self.load.blocks_used - self._freed_blocks, self._given_blocks.total)
+        return self.load.blocks_total - used - self._blocks.total
 
     @property
     def held_for(self) -> Mapping[int, Held]:
         """Finished KV that waits for a receiver, by the receiver's index."""
         held: dict[int, Held] = {}
-        for prompt in self._given.values():
-            if prompt.is_held:
-                before = held.get(prompt.receiver, Held())
-                tokens = before.tokens + prompt.blocks * self._block_size
-                held[prompt.receiver] = Held(before.sequences + prompt.sequences, tokens)
+        for prompt in self._held.values():
+            before = held.get(prompt.receiver, Held())
+            tokens = before.tokens + prompt.blocks * self._block_size
+            held[prompt.receiver] = Held(before.sequences + prompt.sequences, tokens)
         return held
 
     @property
     def sequences(self) -> int:
         """Sequences that run, wait or are on their way."""
-        return self.load.running + self.load.waiting + sum(self._sequences.values())
+        return self.load.running + self.load.waiting + self._sequences.total
 
     @property
     def prompt_ids(self) -> KeysView[str]:
@@ -108,38 +100,42 @@ class Books:
 
     def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
         """A prompt will be sent for prefill."""
-        self._tokens[prompt_id] = num_tokens
-        self._unsent.add(prompt_id)
+        self._tokens.set(prompt_id, num_tokens)
+        self._unseen.set(prompt_id, num_tokens)
+        self._fresh.pop(prompt_id, None)
 
     def give_to_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
         """A prompt will be sent for prefill, its KV to go to `receiver`."""
         self.give_prefill(prompt_id, num_tokens)
-        self._given[prompt_id] = _Given(receiver, -(-num_tokens // self._block_size), sequences)
+        blocks = -(-num_tokens // self._block_size)
+        self._given[prompt_id] = _Given(receiver, blocks, sequences)
+        self._given_blocks.set(prompt_id, blocks)
+        self._held.pop(prompt_id, None)
 
     def put_off(self, prompt_id: str) -> None:
         """The prompt waits for something else: until it is given again, its step and its room here are for others."""
         self._drop_tokens(prompt_id)
-        self._given.pop(prompt_id, None)
+        self._take_given(prompt_id)
         self._changed()
 
     def prefill_sent(self, prompt_id: str) -> None:
         """The command is on its way."""
-        if prompt_id in self._unsent:
-            self._unsent.discard(prompt_id)
-            self._fresh[prompt_id] = 0
+        if prompt_id in self._unseen:
+            self._fresh.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
         """A reservation will be asked for, and its sequences will come; what runs there already is shared."""
         shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
-        self._blocks[prompt_id] = _Booked(blocks - shared, blocks)
-        self._sequences[prompt_id] = sequences
+        self._blocks.set(prompt_id, blocks - shared)
+        self._whole[prompt_id] = blocks
+        self._sequences.set(prompt_id, sequences)
 
     def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
         """The reservation stands: the next snapshot holds it. The instance said that it held so many tokens."""
         self._reserved.add(prompt_id)
-        booked = self._blocks.get(prompt_id)
-        if booked is not None and held_tokens is not None:
-            booked.blocks = max(booked.blocks, booked.whole - held_tokens // self._block_size)
+        if prompt_id in self._blocks and held_tokens is not None:
+            unshared = self._whole[prompt_id] - held_tokens // self._block_size
+            self._blocks.set(prompt_id, max(self._blocks.of(prompt_id), unshared))
 
     def refused(self) -> None:
         """The instance had no room after all: give it nothing until its next snapshot."""
@@ -148,7 +144,7 @@ class Books:
     def decoding(self, prompt_id: str) -> None:
         """The prompt's sequences run: the instance counts them, and others may share its blocks."""
         self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
-        self._sequences.pop(prompt_id, None)
+        self._sequences.drop(prompt_id)
 
     def prefilled(self, prompt_id: str) -> None:
         """The prompt's first tokens are in."""
@@ -156,7 +152,7 @@ class Books:
             self._drop_tokens(prompt_id)
             self._prefixes.note(self._chains.get(prompt_id, ()))
             if prompt_id in self._given:
-                self._given[prompt_id].is_held = True
+                self._held[prompt_id] = self._given[prompt_id]
             self._changed()
 
     def handed_off(self, prompt_id: str) -> None:
@@ -170,7 +166,7 @@ class Books:
         self._drop_tokens(prompt_id)
         self._drop_given(prompt_id)
         self._drop_blocks(prompt_id)
-        self._sequences.pop(prompt_id, None)
+        self._sequences.drop(prompt_id)
         self._chains.pop(prompt_id, None)
         self._prefixes.end(prompt_id)
         self._changed()
@@ -182,7 +178,7 @@ class Books:
         self._freed_blocks = 0
         for prompt_id in tuple(self._reserved):
             self._drop_blocks(prompt_id)
-        self._fresh = {p: seen + 1 for p, seen in self._fresh.items() if seen + 1 < _LOADS_UNTIL_SEEN}
+        self._see()
         self._changed()
 
     @property
@@ -191,15 +187,29 @@ class Books:
         return self.load.prefix_tokens_sought > 0
 
     def _drop_tokens(self, prompt_id: str) -> None:
-        self._tokens.pop(prompt_id, None)
-        self._unsent.discard(prompt_id)
+        self._tokens.drop(prompt_id)
+        self._unseen.drop(prompt_id)
         self._fresh.pop(prompt_id, None)
 
+    def _see(self) -> None:
+        """Count the snapshots since each prompt was sent; after enough of them the instance has counted it too."""
+        for prompt_id, seen in tuple(self._fresh.items()):
+            if seen + 1 < _LOADS_UNTIL_SEEN:
+                self._fresh[prompt_id] = seen + 1
+            else:
+                del self._fresh[prompt_id]
+                self._unseen.drop(prompt_id)
+
     def _drop_given(self, prompt_id: str) -> None:
-        given = self._given.pop(prompt_id, None)
-        if given is not None:
-            self._freed_blocks += given.blocks
+        self._freed_blocks += self._take_given(prompt_id)
+
+    def _take_given(self, prompt_id: str) -> int:
+        """Forget that the prompt was given to be handed off; return the blocks it had."""
+        self._given.pop(prompt_id, None)
+        self._held.pop(prompt_id, None)
+        return self._given_blocks.drop(prompt_id)
 
     def _drop_blocks(self, prompt_id: str) -> None:
-        self._blocks.pop(prompt_id, None)
+        self._blocks.drop(prompt_id)
+        self._whole.pop(prompt_id, None)
         self._reserved.discard(prompt_id)

@@ -1,6 +1,9 @@
 """Start the servers that `benchmarks/frontdoor.py` measures, each with the fake workers it needs, and end them."""
 
 import http.client
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +16,8 @@ from pathlib import Path
 from benchmarks.hop import end, free_ports
 from benchmarks.kv.control import ROOT, Child
 
-START_S = 120
+START_S = 400
+_VLLM_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 _DOOR = ROOT / "benchmarks" / "door"
 
 
@@ -54,13 +58,24 @@ def start_router(stack: ExitStack, program: str) -> Server:
     return Server("vllm-router", port, _ready(stack, command, port, "/health"), "fake", workers)
 
 
-def start_vllm(stack: ExitStack, program: str, model: str) -> Server:
-    """Start vLLM's API server, its engine in a process of its own, over a model with one tiny layer."""
+def start_vllm(stack: ExitStack, program: str, tokenizer: str) -> Server:
+    """Start vLLM's API server, its engine in a process of its own, over one tiny layer with random weights."""
     (port,) = free_ports(1)
+    model = stack.enter_context(tempfile.TemporaryDirectory(prefix="frontdoor-model-"))
+    write_tiny_model(Path(model), Path(tokenizer))
     command = [program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy"]
     command += ["--max-model-len", "8192", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
     command += ["--max-num-seqs", "256", "--enforce-eager"]
     return Server("vLLM API server", port, _ready(stack, command, port, "/health"), model)
+
+
+def write_tiny_model(folder: Path, tokenizer: Path) -> None:
+    """Write a Llama of one small layer without weights, with another model's tokenizer."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(tokenizer / name, folder / name)
+    config = json.loads((tokenizer / "config.json").read_text())
+    small = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps({**config, **small, "num_key_value_heads": 2, "head_dim": 64}))
 
 
 def _child(stack: ExitStack, name: str) -> Child:
@@ -71,9 +86,9 @@ def _child(stack: ExitStack, name: str) -> Child:
 
 def _start(stack: ExitStack, command: Sequence[str]) -> tuple["subprocess.Popen[bytes]", Path]:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="frontdoor-"))
-    log = Path(folder, "log")
+    log, env = Path(folder, "log"), {**os.environ, **_VLLM_ENV}
     with log.open("wb") as output:
-        process = subprocess.Popen(list(command), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(list(command), cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
     stack.callback(end, process)
     return process, log
 
