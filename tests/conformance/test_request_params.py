@@ -125,7 +125,9 @@ def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Serve
 
 
 @pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
-def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
+def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(
+    served: Served, pattern: str, allowed: str
+) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema |= {"additionalProperties": False}
     for seed in range(5):

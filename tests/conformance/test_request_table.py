@@ -124,7 +124,9 @@ def test_a8_116_combined_and_p_d_are_the_same_with_everything_at_once(served: Se
         served.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
 
 
-def test_b_logprobs_1_2_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
+def test_b_logprobs_1_2_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(
+    served: Served, oracle: Oracle
+) -> None:
     choice = served.completion(logprobs=2, echo=True, return_token_ids=True)["choices"][0]
     ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
     expected = oracle.logprobs(ids)

@@ -33,7 +33,9 @@ def test_b_text_3_4_a2_28_models_are_listed_and_retrieved(served: Served, client
     assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(served: Served, client: openai.OpenAI) -> None:
+def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(
+    served: Served, client: openai.OpenAI
+) -> None:
     messages: Any = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Who won the world series in 2020?"},
@@ -70,7 +72,9 @@ def test_a2_33_without_a_key_any_or_none_is_taken(served: Served) -> None:
         assert answer.status_code == 200
 
 
-def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, oracle: Oracle) -> None:
+def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(
+    served: Served, oracle: Oracle
+) -> None:
     texts = [PROMPT, "what is the capital"]
     ids = [oracle.ids(text) for text in texts]
     expected = [served.text(prompt=text) for text in texts]

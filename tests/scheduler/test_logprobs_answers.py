@@ -68,7 +68,9 @@ async def test_offsets_go_on_across_the_chunks_of_a_stream(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("top", [None, 0, 2])
-async def test_b_logprobs_1_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(serve: Any, top: int | None) -> None:
+async def test_b_logprobs_1_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(
+    serve: Any, top: int | None
+) -> None:
     async with serve("世界 ok") as served:
         body = {"model": served.model, "messages": CHAT, "logprobs": True, "top_logprobs": top}
         answer = (await served.client.post("/v1/chat/completions", json=body)).json()

@@ -86,7 +86,9 @@ async def within(waited: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens_before", [0, 1])
-async def test_b_cancel_1_a_client_that_goes_away_cancels_its_request(listening: Listen, stream: bool, tokens_before: int) -> None:
+async def test_b_cancel_1_a_client_that_goes_away_cancels_its_request(
+    listening: Listen, stream: bool, tokens_before: int
+) -> None:
     async with listening() as server:
         server.dispatcher.hold_after = tokens_before
         _, writer = await server.post_raw("/v1/completions", server.body(stream))

@@ -54,7 +54,9 @@ async def test_b_tokenizer_4_a_text_gets_the_tokenizers_special_tokens_unless_to
         ({"continue_final_message": True}, "<|im_start|>user\nhello"),
     ],
 )
-async def test_b_tokenizer_4_a_conversation_is_told_as_its_template_writes_it(serve: Any, fields: Any, text: str) -> None:
+async def test_b_tokenizer_4_a_conversation_is_told_as_its_template_writes_it(
+    serve: Any, fields: Any, text: str
+) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"messages": HELLO} | fields)
 
