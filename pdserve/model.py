@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("path",))
+    parser.add_argument("what", choices=("path",), metavar="path", help="print the folder")
     parser.add_argument("model", nargs="?", metavar="MODEL", default="", help="folder, or name at the hub")
     for field in dataclasses.fields(EngineOptions):
         if field.name in _FLAGS:

@@ -58,7 +58,8 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", nargs="?", metavar="MODEL", help="folder of the model (default: the default model)")
+    folder_help = "folder of the model, or its name at the hub (default: the default model)"
+    parser.add_argument("folder", nargs="?", metavar="MODEL", help=folder_help)
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, SchedulerOptions, "front door")
     namespace = parser.parse_args(argv)

@@ -64,7 +64,7 @@ def prepare(
 
 def _said_once(typed: Sequence[str]) -> tuple[str, ...]:
     """Return the words with `--model --model X`, which vLLM's documents print, as `--model X`."""
-    return tuple(word for word, after in zip(typed, (*typed[1:], ""), strict=True) if not word == after == "--model")
+    return tuple(word for at, word in enumerate(typed) if not word == "--model" in typed[at + 1 : at + 2])
 
 
 def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

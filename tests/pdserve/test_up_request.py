@@ -4,6 +4,8 @@ import argparse
 
 import pytest
 
+from pdserve.flags.parser import CommandParser
+from pdserve.up_options import UpOptions
 from pdserve.up_request import parse, to_flags
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
@@ -100,3 +102,11 @@ def test_what_ray_is_told_is_for_up_alone() -> None:
         True, "10.0.0.18:6379", "pack",
     )  # fmt: skip
     assert request.flags == ("--model", "/m")
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_command_without_a_single_word_has_its_defaults(serves: bool) -> None:
+    parser = CommandParser(serves=serves)
+    add_flags(parser, UpOptions, "cluster")
+
+    assert from_namespace(UpOptions, parser.parse_args([])) == UpOptions()
