@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from scheduler.api.described import AnyFormat, AnyMessages, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
-from scheduler.api.schemas import Body, Count
+from scheduler.api.schemas import Body, Count, Priority
 
 _MAX_STOP_IDS = 128
 _MAX_BAD_WORDS = 128
@@ -69,7 +69,7 @@ class GenerationBody(Body):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Priority | None = None
     cache_salt: _Salt | None = None
     user: str | None = None
     stream: bool | None = None
@@ -81,9 +81,19 @@ class GenerationBody(Body):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
+    def max_output_field(self) -> str:
+        """The name of the field that gave `max_output`."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many likeliest tokens are wanted at each output position; None: no log probabilities."""
         return None
+
+    @property
+    def num_logprobs_field(self) -> str:
+        """The name of the field that gave `num_logprobs`."""
+        return "logprobs"
 
     @property
     def echoes(self) -> bool:
@@ -128,3 +138,8 @@ class ChatBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         """`top_logprobs`, if `logprobs` asks for any."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_logprobs_field(self) -> str:
+        """`top_logprobs`."""
+        return "top_logprobs"

@@ -37,7 +37,7 @@ async def read_sampling(
         raise InvalidRequest(
             f"{structured_param(body)} cannot be kept with use_beam_search: leave one out", "use_beam_search"
         )
-    logprobs = _bounded("logprobs", body.num_logprobs, front)
+    logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, front)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
@@ -76,17 +76,17 @@ def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: in
     left = model_len - prompt_len
     if left < 1:
         raise PromptTooLong(f"{limit}; the prompt has {prompt_len}, and the output needs at least one more", param)
-    asked = body.max_output
+    asked, name = body.max_output, body.max_output_field
     if asked is None:
         own = front.defaults.max_new_tokens
         default = default if own is None else own
         return left if default is None else min(default, left)
     if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
-        raise InvalidRequest("max_tokens is 0, must be 1 or more; 0 goes with echo or prompt_logprobs", "max_tokens")
+        raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 goes with echo or prompt_logprobs", name)
     if asked > left:
         raise PromptTooLong(
-            f"{limit}; the prompt has {prompt_len} and max_tokens asks for {asked}, together {prompt_len + asked}",
-            "max_tokens",
+            f"{limit}; the prompt has {prompt_len} and {name} asks for {asked}, together {prompt_len + asked}",
+            name,
         )
     return max(asked, 1)
 

@@ -1,0 +1,64 @@
+"""Chats as users of today's vLLM write them, combined and over P/D."""
+
+import pytest
+
+from tests.conformance.served import CHAT, Oracle, Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+CHATS = "/v1/chat/completions"
+PREFILL = [*CHAT, {"role": "assistant", "content": "The capital"}]
+
+
+def test_b_chat_1_max_completion_tokens_wins(served: Served) -> None:
+    assert served.chat(max_tokens=9, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+    for bad in (0, -1, 513):
+        assert served.refused(CHATS, max_completion_tokens=bad)["param"] == "max_completion_tokens"
+
+
+def test_b_chat_2_top_logprobs_null_is_none_and_all_only_where_allowed(served: Served) -> None:
+    for top in (None, 0):
+        content = served.chat(logprobs=True, top_logprobs=top)["choices"][0]["logprobs"]["content"]
+        assert [entry["top_logprobs"] for entry in content] == [[]] * len(content)
+    for top in (-1, 21):
+        assert served.refused(CHATS, logprobs=True, top_logprobs=top)["param"] == "top_logprobs"
+    assert served.refused(CHATS, top_logprobs=2)["param"] == "top_logprobs"
+
+
+def test_b_chat_3_4_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
+    for seed in (-(2**63), 2**63 - 1):
+        served.agree(f"seed {seed}", served.said(seed=seed, temperature=1.0))
+    for seed in (-(2**63) - 1, 2**63, 1.5, "1"):
+        assert served.refused(CHATS, seed=seed)["param"] == "seed"
+    assert served.said(stop=["%", "^", "~", "`"]) is not None
+    assert served.refused(CHATS, stop=["%", "^", "~", "`", "|"])["param"] == "stop"
+
+
+def test_b_chat_6_reasoning_effort_reaches_the_template_and_include_reasoning_is_taken(served: Served) -> None:
+    template = "{{ reasoning_effort | default('none') }}"
+    plain = served.said(chat_template="none")
+
+    assert served.said(chat_template=template) == served.said(chat_template=template, include_reasoning=False) == plain
+    for effort in ("low", "high"):
+        assert served.said(chat_template=template, reasoning_effort=effort) == served.said(chat_template=effort)
+
+
+def test_b_chat_8_a_message_is_gone_on_with_and_none_begun(served: Served, oracle: Oracle) -> None:
+    text = oracle.tokenizer.apply_chat_template(PREFILL, tokenize=False, continue_final_message=True)
+    expected = oracle.generate(text)[0]
+
+    assert served.said(PREFILL, continue_final_message=True, add_generation_prompt=False) == expected
+    assert served.said(PREFILL, continue_final_message=True) == expected
+    both = {"messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True}
+    assert served.refused(CHATS, **both)["param"] == "continue_final_message"
+
+
+def test_b_chat_11_reasoning_is_read_under_both_of_its_names(served: Served) -> None:
+    template = "{% for message in messages %}{{ message.reasoning_content }}{{ message.content }}{% endfor %}"
+    answers = {
+        name: served.said([{"role": "assistant", "content": "b", name: "quick brown"}], chat_template=template)
+        for name in ("reasoning", "reasoning_content", "thoughts")
+    }
+
+    assert answers["reasoning"] == answers["reasoning_content"] == served.said(chat_template="quick brownb")
+    assert answers["thoughts"] == served.said([{"role": "assistant", "content": "b"}], chat_template=template)

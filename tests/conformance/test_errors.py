@@ -1,0 +1,112 @@
+"""Errors and headers as clients meet them, and grammars beyond the seeds', combined and over P/D."""
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+ROUTES = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/tokenize",
+    "/detokenize",
+)
+LEAKS = ("Traceback", "site-packages", ".py", "0x", "/tmp", "/home", "127.0.0.1")
+
+
+def told(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the error of an answer with this status."""
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert not any(leak in error["message"] for leak in LEAKS), error
+    return error
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_b_errors_1_2_3_4_6_8_every_route_answers_in_one_envelope(served: Served, path: str) -> None:
+    http, json_type = served.http, {"content-type": "application/json"}
+    for broken in (b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"a":' * 80 + b"1" + b"}" * 80):
+        told(http.post(path, content=broken, headers=json_type), 400)
+    told(http.post(path, content=b"{}", headers={"content-type": "text/plain"}), 400)
+    told(http.post(path, files={"file": b"x"}), 415)
+    told(http.get(path), 405)
+    told(http.post(path + "/x", json={}), 404)
+    long = told(http.post(path, json={"model": ["x" * 10**5]}), 400)
+    assert len(long["message"]) < 1000
+
+
+def test_b_errors_2_a_path_leads_to_what_is_wrong(served: Served) -> None:
+    chats = "/v1/chat/completions"
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (chats, {"messages": [CHAT[0], {"role": "user", "content": 5}]}, "messages.1.content"),
+        (chats, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "messages.0.content.0"),
+        (chats, {"messages": CHAT, "stream": True, "stream_options": {"include_usage": "a"}},
+         "stream_options.include_usage"),
+        ("/v1/completions", {"prompt": PROMPT, "stop_token_ids": [1, "x"]}, "stop_token_ids.1"),
+        ("/v1/completions", {"prompt": PROMPT, "response_format": {"type": "json_schema"}},
+         "response_format.json_schema"),
+    ]  # fmt: skip
+    for path, body, param in cases:
+        assert told(served.post(path, **body), 400)["param"] == param
+
+
+def test_b_errors_12_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": [5] * 513}),
+        ("/v1/completions", {"prompt": [5] * 500, "max_tokens": 20}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fox " * 600}]}),
+    ):
+        error = told(served.post(path, **body), 400)
+        assert "maximum context length is 512 tokens" in error["message"]
+
+
+def test_b_headers_1_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
+    headers = {"X-Request-Id": "order-66"}
+    for path, body, kind in (
+        ("/v1/completions", {"prompt": PROMPT}, "cmpl"),
+        ("/v1/chat/completions", {"messages": CHAT}, "chatcmpl"),
+    ):
+        answer = served.http.post(path, json={"model": "tiny", "max_tokens": 1} | body, headers=headers)
+        assert answer.headers["x-request-id"] == "order-66"
+        assert answer.json()["id"] == f"{kind}-order-66"
+
+
+def test_b_structured_2_3_6_formats_of_today_hold(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields in (
+        {"response_format": named},
+        {"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
+        {"structured_outputs": {"json": schema, "whitespace_pattern": ""}},
+    ):
+        text = served.said(max_tokens=60, **fields)
+        jsonschema.validate(json.loads(text), schema)
+        served.agree(str(fields), text)
+        assert " " not in text or "response_format" in fields
+    tag = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+    assert served.text(response_format=tag) == served.text(structured_outputs={"structural_tag": json.dumps(tag)})
+    assert served.said(response_format={"type": "text"}) == served.said()
+
+
+def test_b_structured_5_nesting_has_an_end(served: Served) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(70):
+        schema = {"type": "array", "items": schema}
+    assert "64" in served.refused(guided_json=json.dumps(schema))["message"]
+    assert "64" in told(served.post("/v1/completions", prompt=PROMPT, guided_json=schema), 400)["message"]

@@ -1,0 +1,74 @@
+"""What a stream is made of, on both surfaces, combined and over P/D."""
+
+from typing import Any
+
+import pytest
+
+from tests.conformance.served import CHAT, PROMPT, Served, events
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+BODIES: dict[str, dict[str, Any]] = {"/v1/completions": {"prompt": PROMPT}, "/v1/chat/completions": {"messages": CHAT}}
+
+
+def streamed(served: Served, path: str, **fields: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream of two choices."""
+    body = BODIES[path] | {"n": 2, "seed": 5, "max_tokens": 9, "stream": True} | fields
+    return events(served.post(path, **body))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_b_stream_1_2_3_4_5_each_choice_opens_once_and_ends_once(served: Served, path: str) -> None:
+    chunks = streamed(served, path, ignore_eos=True)
+
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert {key for chunk in chunks for key in chunk} == {"id", "object", "created", "model", "choices"}
+    for index in (0, 1):
+        own = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["length"]
+        if "chat" in path:
+            assert own[0]["delta"] == {"role": "assistant", "content": ""}
+            assert all("role" not in choice["delta"] for choice in own[1:])
+            assert own[-1]["delta"].get("content") is not None
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_b_usage_1_2_3_4_counts_come_as_asked_and_never_else(served: Served, path: str) -> None:
+    for options in (None, {"include_usage": False}, {}):
+        assert not any("usage" in chunk for chunk in streamed(served, path, stream_options=options))
+
+    *chunks, last = streamed(served, path, stream_options={"include_usage": True})
+    assert (last["choices"], any("usage" in chunk for chunk in chunks)) == ([], False)
+    plain = served.post(path, **BODIES[path], n=2, seed=5, max_tokens=9).json()["usage"]
+    assert {key: last["usage"][key] for key in plain if "token" in key and "details" not in key} == {
+        key: plain[key] for key in plain if "details" not in key
+    }
+
+    *chunks, last = streamed(served, path, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"]
+
+    alone = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert served.refused(path, **BODIES[path], **alone)["param"] == "stream_options.continuous_usage_stats"
+    assert served.refused(path, **BODIES[path], stream_options={"include_usage": True})["param"] == "stream_options"
+
+
+def test_b_logprobs_4_offsets_go_on_across_chunks(served: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    whole = served.completion(**asked)["choices"][0]["logprobs"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in events(served.post("/v1/completions", stream=True, **asked))]
+
+    assert len(parts) > 1
+    for key in ("text_offset", "tokens"):
+        assert [item for part in parts for item in part[key]] == whole[key]
+
+
+def test_b_logprobs_5_tokens_are_told_by_number_where_asked(served: Served) -> None:
+    asked = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = served.completion(**asked)["choices"][0]
+    chunks = events(served.post("/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, **asked))
+
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]
+    assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == choice["token_ids"]
