@@ -20,6 +20,7 @@ from scheduler.api.messages import read_messages
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.schemas import Priority
 from scheduler.front import Front
 from scheduler.truncation import truncate_prompt
 from scheduler.vectors import Values
@@ -39,6 +40,7 @@ class EmbeddingBody(ConversationBody):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_generation_prompt: bool | None = False
+    priority: Priority | None = None
     user: str | None = None
 
 
@@ -50,7 +52,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
     front.check_model(body.model)
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
-    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings)
+    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, priority=body.priority)
     num_tokens = sum(map(len, prompts))
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ async def prepare_generation(
     return Prepared(
         front, cut, params, dataclasses.replace(text, prompt_only=body.max_output == 0), asked,
         TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number),
-        tenant, cache_salt_of(tenant, body.cache_salt), _priority(body, request),
+        tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
     )  # fmt: skip
 
 
@@ -77,11 +77,11 @@ def cache_salt_of(tenant: str, salt: str | None) -> str:
     return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
 
 
-def _priority(body: GenerationBody, request: Request) -> int:
-    """The body's, else the header's. A lower one runs earlier."""
+def priority_of(asked: int | None, request: Request) -> int:
+    """Return the priority that the body asks for, else the header's. A lower one runs earlier."""
     given = request.headers.get(_PRIORITY_HEADER)
-    if body.priority is not None or given is None:
-        return body.priority or 0
+    if asked is not None or given is None:
+        return asked or 0
     try:
         priority = int(given)
     except ValueError:

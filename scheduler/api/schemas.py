@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from wire.errors import InvalidRequest
 
 Count = Annotated[int, Field(ge=1)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 _MAX_SHOWN_ERRORS = 10
 
 

@@ -14,7 +14,7 @@ from scheduler.api.inputs import encode_inputs, fitting, read_texts
 from scheduler.api.pooled import Pooled, pooling_request
 from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.schemas import Body
+from scheduler.api.schemas import Body, Priority
 from scheduler.front import Front
 from scheduler.model_kind import ModelKind
 from scheduler.truncation import tokens_kept
@@ -33,6 +33,7 @@ class ScoreBody(Body):
     text_2: AnyTexts
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
+    priority: Priority | None = None
     user: str | None = None
 
 
@@ -54,7 +55,7 @@ async def create_score(front: Front, request: Request) -> Pooled:
     first, second = _texts(body, front.config.options.max_inputs)
     is_cross = front.tokens.files.kind is ModelKind.SCORES
     reading = await (_read_pairs if is_cross else _read_apart)(front, body, first, second)
-    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings)
+    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings, priority=body.priority)
     num_tokens = sum(map(len, reading.prompts))
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:

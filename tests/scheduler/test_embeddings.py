@@ -173,6 +173,17 @@ async def test_an_instances_refusal_is_400_with_the_field(serve: Any) -> None:
         assert (error["message"], error["param"]) == (words, "dimensions")
 
 
+async def test_the_priority_is_the_bodys_else_the_headers(serve: Any) -> None:
+    async with serve() as served:
+        body, header = {"model": served.model, "input": "a"}, {"x-vllm-priority": "7"}
+
+        for fields, headers in (({}, {}), ({}, header), ({"priority": -3}, header)):
+            await served.client.post(URL, json=body | fields, headers=headers)
+
+        assert [request.priority for request in served.dispatcher.requests] == [0, 7, -3]
+        assert (await refusal(served, input="a", priority=2**31))["param"] == "priority"
+
+
 async def test_a_full_queue_is_429(serve: Any) -> None:
     async with serve() as served:
         served.dispatcher.refuse_with = Overloaded("the queue is full")
