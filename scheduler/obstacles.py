@@ -8,20 +8,24 @@ from wire.hold import hold_limit
 
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
     """Yield what keeps the prompt from this pair now; nothing where it can start. `start` may be `decode`."""
-    yield from _of_start(start, prompt)
-    if start is not decode:
+    yield from of_start(start, prompt)
+    if start is decode:
+        yield from _of_seats(decode, prompt)
+    else:
         yield from _of_link(start, decode, share)
-        yield from _of_blocks(decode, prompt)
-        if decode.waiting > 0:
-            yield f"{decode.name} has {decode.waiting} prompts that wait for KV blocks"
-    if decode.sequences + prompt.num_sequences > decode.max_num_seqs:
-        yield (
-            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would come "
-            f"(limit {decode.max_num_seqs})"
-        )
+        yield from of_end(decode, prompt)
 
 
-def _of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
+def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
+    """Yield what keeps the prompt from ending there, wherever it starts."""
+    yield from _of_blocks(decode, prompt)
+    if decode.waiting > 0:
+        yield f"{decode.name} has {decode.waiting} prompts that wait for KV blocks"
+    yield from _of_seats(decode, prompt)
+
+
+def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
+    """Yield what keeps the prompt from starting there, wherever it ends."""
     if not start.can_start:
         outstanding, limit = start.outstanding_tokens, start.prefill_chunk_size
         yield f"{start.name} has {outstanding} prompt tokens to compute (limit {limit}, its next step)"
@@ -40,6 +44,14 @@ def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Ite
         yield f"{name} has {held.tokens} tokens of KV to send (limit {share.tokens})"
     if held.sequences >= share.sequences:
         yield f"{name} has {held.sequences} sequences to send (limit {share.sequences})"
+
+
+def _of_seats(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
+    if decode.sequences + prompt.num_sequences > decode.max_num_seqs:
+        yield (
+            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would come "
+            f"(limit {decode.max_num_seqs})"
+        )
 
 
 def _of_blocks(load: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:

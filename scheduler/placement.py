@@ -1,12 +1,15 @@
 """Choose instances for one prompt. Pure: no I/O, no clock, no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.loads import InstanceLoad, PromptFacts, link_share
-from scheduler.obstacles import obstacles
+from scheduler.obstacles import obstacles, of_end, of_start
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
+
+Pair = tuple[InstanceLoad, InstanceLoad]
+"""Where a prompt starts and where it is decoded; the same instance twice where it stays."""
 
 _MOST_TOLD = 4
 _WORTH_SEQUENCES = 4
@@ -34,7 +37,7 @@ def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: i
     None without a pair. At least 1, also where not even the prompt fits: `place` refuses that in words.
     """
     prompt = PromptFacts(num_tokens, 1, num_sequences)
-    pairs = _pairs(loads, prompt)
+    pairs = list(_pairs(loads, prompt))
     fitting = [pair for pair in pairs if _fits(*pair, prompt)]
     return max((_most_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
@@ -48,34 +51,25 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     that no KV transport joins is never chosen.
     Raises Unavailable without a path and NeverFits.
     """
-    pairs = _pairs(loads, prompt)
-    if not pairs:
-        raise _no_path(loads)
-    fitting = [(start, decode) for start, decode in pairs if _fits(start, decode, prompt)]
-    if not fitting:
-        raise _never_fits(pairs, prompt)
-    untried = [(start, decode) for start, decode in fitting if _key(start, decode) not in prompt.avoid]
-    apart = [(start, decode) for start, decode in untried if not _shares(_key(start, decode), prompt.avoid)]
-    peers = _count_peers(loads)
-    for start, decode in apart or untried or fitting:
-        if next(obstacles(start, decode, prompt, link_share(start, decode, *peers)), None) is None:
-            return _plan(start, decode, prompt)
+    free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
+    if free is not None:
+        return _plan(*free, prompt)
+    if not any(_fits(*pair, prompt) for pair in _pairs(loads, prompt)):
+        pairs = list(_pairs(loads, prompt))
+        raise _never_fits(pairs, prompt) if pairs else _no_path(loads)
     return None
 
 
 def has_room(loads: Sequence[InstanceLoad]) -> bool:
     """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair."""
-    least = PromptFacts(0, 1)
-    pairs = _pairs(loads, least)
-    alone = _pairs(loads, PromptFacts(0, 1, pooled=True))
-    peers = _count_peers(loads)
-    found = (next(obstacles(*pair, least, link_share(*pair, *peers)), None) for pair in (*pairs, *alone))
-    return not pairs or None in found
+    least, pooled = PromptFacts(0, 1), PromptFacts(0, 1, pooled=True)
+    can_start = _first_free(loads, least) is not None or _first_free(loads, pooled) is not None
+    return can_start or next(_pairs(loads, least), None) is None
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     """Return in words what keeps the prompt from every pair; empty where nothing does, or nothing ever can."""
-    pairs = [(start, decode) for start, decode in _pairs(loads, prompt) if _fits(start, decode, prompt)]
+    pairs = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
     peers = _count_peers(loads)
     found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
     told = list(dict.fromkeys(found))
@@ -95,23 +89,47 @@ def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int
     return max(1, blocks * load.block_size - num_tokens + 1)
 
 
-def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> list[tuple[InstanceLoad, InstanceLoad]]:
+def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
+    """Return the first pair that can take the prompt now. Looks at each instance before it looks at any pair."""
+    peers = _count_peers(loads)
+    starts = [one for one in loads if one.role is not Role.DECODE and next(of_start(one, prompt), None) is None]
+    ends = [one for one in loads if one.role is Role.DECODE and next(of_end(one, prompt), None) is None]
+    for start, end in _pairs([*starts, *ends], prompt):
+        is_free = next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None
+        if is_free and _fits(start, end, prompt):
+            return start, end
+    return None
+
+
+def _first_untried(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
+    """Return the first free pair of those that are as far as can be from what failed the prompt."""
+    fitting = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
+    untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
+    apart = [pair for pair in untried if not _shares(_key(*pair), prompt.avoid)]
+    peers = _count_peers(loads)
+    for start, end in apart or untried or fitting:
+        if next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None:
+            return start, end
+    return None
+
+
+def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
+    """Yield the pairs that KV can cross, the best first."""
     starts: list[InstanceLoad] = sorted(
         (load for load in loads if load.role is not Role.DECODE),
         key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
     )
     if prompt.pooled:
-        return [(start, start) for start in starts]
+        yield from ((start, start) for start in starts)
+        return
     decodes = sorted(
         (load for load in loads if load.role is Role.DECODE),
         key=lambda load: (not _has_whole_room(load, prompt), load.sequences - _worth(load, prompt), load.index),
     )
-    return [
-        (start, end)
-        for start in starts
-        for end in ([start] if start.role is Role.COMBINED else decodes)
-        if end.index not in start.unjoined
-    ]
+    for start in starts:
+        for end in [start] if start.role is Role.COMBINED else decodes:
+            if end.index not in start.unjoined:
+                yield start, end
 
 
 def _no_path(loads: Sequence[InstanceLoad]) -> Unavailable:

@@ -133,8 +133,10 @@ class Registry:
 
     def loads(self) -> list[InstanceLoad]:
         """Return what placement needs to know of every living instance."""
-        living = self.living()
-        return [_load(instance, self._unjoined(instance, living)) for instance in living]
+        unjoined: dict[int, dict[int, str]] = {}
+        for gap in self.gaps():
+            unjoined.setdefault(gap.sender, {})[gap.receiver] = gap.why
+        return [_load(instance, unjoined.get(instance.index, {})) for instance in self.living()]
 
     def has_path(self, *, pooled: bool = False) -> bool:
         """Whether living instances can serve a request; one that is `pooled` needs no decode instance."""
@@ -224,10 +226,6 @@ class Registry:
         self.kv_pairs.forget(index)
         if len(self._accepted) > 1:
             self._accepted.pop(index, None)
-
-    def _unjoined(self, instance: Instance, living: Sequence[Instance]) -> dict[int, str]:
-        found = (self.kv_pairs.gap(instance.index, other.index) for other in living)
-        return {gap.receiver: gap.why for gap in found if gap is not None}
 
 
 def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:

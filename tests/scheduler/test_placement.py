@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.loads import Held, InstanceLoad, PromptFacts
+from scheduler.loads import Held, InstanceLoad, PromptFacts, link_share
+from scheduler.obstacles import obstacles
 from scheduler.placement import has_room, most_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
@@ -298,3 +299,55 @@ def test_no_prompt_starts_where_there_is_no_room(
         return
 
     assert plan is None or has_room(loads)
+
+
+_any_load = st.builds(
+    load, st.just(0), st.sampled_from([Role.PREFILL, Role.DECODE, Role.COMBINED]),
+    outstanding_tokens=st.sampled_from([0, 100, 600]), blocks_free=st.integers(0, 40), sequences=st.integers(0, 8),
+    waiting=st.sampled_from([0, 0, 1]), blocks_total=st.sampled_from([20, 100]), max_num_seqs=st.sampled_from([2, 8]),
+    held_for=st.sampled_from([{}, {1: Held(1, 16)}, {2: Held(8, 600)}]), unjoined=st.sampled_from([{}, {1: "cut"}]),
+)  # fmt: skip
+
+
+@given(
+    st.lists(_any_load, min_size=1, max_size=6), st.integers(1, 500), st.integers(1, 3), st.booleans(),
+    st.dictionaries(st.integers(0, 5), st.sampled_from([0, 64, 128])), st.booleans(),
+)  # fmt: skip
+def test_the_plan_is_the_best_pair_of_all_that_are_free(
+    loads: list[InstanceLoad], num_tokens: int, n: int, pooled: bool, known: dict[int, int], tried: bool
+) -> None:
+    """The oracle looks at every pair, in order; `avoid` names a pair that is not there, and changes nothing."""
+    loads = [dataclasses.replace(one, index=index) for index, one in enumerate(loads)]
+    known = {index: min(held, num_tokens) for index, held in known.items()}
+    prompt = PromptFacts(num_tokens, 5, n, pooled=pooled, known=known, avoid=frozenset({(77, 78)} if tried else ()))
+    starts = sorted(
+        (one for one in loads if one.role is not Role.DECODE),
+        key=lambda one: (one.outstanding_tokens - known.get(one.index, 0), one.index),
+    )
+    ends = sorted(
+        (one for one in loads if one.role is Role.DECODE),
+        key=lambda one: (
+            one.blocks_for_all(prompt) > one.blocks_free,
+            one.sequences - 4 * known.get(one.index, 0) / num_tokens,
+            one.index,
+        ),
+    )
+    alone = {one.index for one in starts if pooled or one.role is Role.COMBINED}
+    pairs = [(s, e) for s in starts for e in ([s] if s.index in alone else ends) if e.index not in s.unjoined]
+    peers = [max(1, sum(one.role is role for one in loads)) for role in (Role.PREFILL, Role.DECODE)]
+    fitting = [
+        (s, e) for s, e in pairs
+        if n <= min(s.max_num_seqs, e.max_num_seqs) and s.blocks_for(num_tokens) <= s.blocks_total
+        and e.blocks_for_all(prompt) <= e.blocks_total
+    ]  # fmt: skip
+    free = [(s, e) for s, e in fitting if not list(obstacles(s, e, prompt, link_share(s, e, *peers)))]
+
+    if not pairs or not fitting:
+        with pytest.raises(NeverFits if pairs else Unavailable):
+            place(loads, prompt)
+        return
+    plan = place(loads, prompt)
+    assert (plan is None) == (not free)
+    if plan is not None:
+        start, end = free[0]
+        assert (plan.prefill, plan.decode) == (None if start is end else start.index, end.index)
