@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.docs.conformance_lines import LINES
+from tests.docs.conformance_lines import LINES as CHECKLIST
+from tests.docs.conformance_surfaces import READINGS, SURFACES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance.md"
-_NUMBERED = re.compile(r"(a\d+)((?:_\d+)+)(?=_)")
-_BOTH = frozenset(("served", "client"))
+LINES = CHECKLIST | {"a11": READINGS} | SURFACES
+_NUMBERED = re.compile(r"(?<=_)(a\d+|b_[a-z]+)((?:_\d+)+)(?=_)")
+_BOTH = frozenset(("served", "client", "way"))
+_PAIR = frozenset(("pair", "cluster", "http", "printed", "GuideCluster"))
 _HEAD = """\
 # Conformance
 
@@ -24,7 +27,11 @@ fails where this page is not what the tests say.
 
 **Ways**: `combined, P/D` tests run against real processes with a real model, once with one combined instance and once
 over a prefill and a decode instance, and must find the same. `P/D` tests run over such a cluster alone. `front door`
-tests run the HTTP surface over a scripted cluster.
+tests run the HTTP surface over a scripted cluster. `combined` tests run one instance, other words name the package that
+is tested alone.
+
+A2 to A9 are the lines of the guides, A11 the readings where they contradict each other, and the parts from B on what
+users of today's vLLM rely on, surface by surface.
 """
 
 
@@ -37,7 +44,7 @@ class Named:
     ways: str
 
 
-def tests_by_line() -> dict[tuple[str, int], list[Named]]:
+def named_tests() -> dict[tuple[str, int], list[Named]]:
     """Return the tests of each line, in the order of files and names."""
     found: dict[tuple[str, int], list[Named]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -51,9 +58,10 @@ def tests_by_line() -> dict[tuple[str, int], list[Named]]:
 
 def page() -> str:
     """Return the page's text."""
-    found, parts = tests_by_line(), [_HEAD]
+    found, parts = named_tests(), [_HEAD]
     for part, lines in LINES.items():
-        parts.append(f"\n## {part.upper()}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
+        title = f"B: {part[2:]}" if part in SURFACES else part.upper()
+        parts.append(f"\n## {title}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
         for number, what in lines.items():
             named = found.get((part, number), [])
             rows = [f"`{one.file}::{one.name}` | {one.ways}" for one in named] or ["**open** | none"]
@@ -72,7 +80,9 @@ def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 def _ways(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     folder = path.parent.name
     if folder == "conformance":
-        return "combined, P/D" if _BOTH & {argument.arg for argument in function.args.args} else "combined"
+        names = {argument.arg for argument in function.args.args}
+        names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+        return "combined, P/D" if _BOTH & names else "P/D" if _PAIR & names else "combined"
     return {"cluster": "P/D", "scheduler": "front door"}.get(folder, folder)
 
 

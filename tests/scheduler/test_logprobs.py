@@ -1,0 +1,24 @@
+"""What a log probability looks like where JSON has no number for it."""
+
+import json
+import math
+
+from scheduler.api.logprobs import TokenTeller
+from scheduler.tokens import Tokens
+from wire.types import TokenLogprobs
+
+IMPOSSIBLE = TokenLogprobs(-math.inf, 3, (5, 6), (-0.5, -math.inf))
+
+
+def test_b_logprobs_3_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
+    teller = TokenTeller(tokens.texts, 2)
+
+    completion, chat = teller.completion([(7, IMPOSSIBLE)], 0), teller.chat([(7, IMPOSSIBLE)])
+    prompt = teller.prompt([(7, IMPOSSIBLE)])
+
+    assert completion["token_logprobs"] == [-9999.0]
+    assert sorted(completion["top_logprobs"][0].values()) == [-9999.0, -9999.0, -0.5]
+    entry = chat["content"][0]
+    assert [entry["logprob"], *(other["logprob"] for other in entry["top_logprobs"])] == [-9999.0, -0.5, -9999.0]
+    assert (prompt[0]["7"]["logprob"], prompt[0]["6"]["logprob"]) == (-9999.0, -9999.0)
+    json.dumps([completion, chat, prompt], allow_nan=False)
