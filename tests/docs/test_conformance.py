@@ -1,6 +1,6 @@
 """docs/conformance.md is what the tests say, and has no open line but those named here."""
 
-from tests.docs.conformance_page import LINES, PAGE, page, named_tests
+from tests.docs.conformance_page import LINES, PAGE, named_tests, page
 from tests.docs.conformance_surfaces import SURFACES
 
 OPEN: set[tuple[str, int]] = set()
