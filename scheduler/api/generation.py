@@ -68,8 +68,7 @@ class Generation:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
         writer = EventWriter(send, scope["state"].get("exchange"))
         try:
-            async with writer.kept_alive(self.front.config.options.sse_keep_alive_interval):
-                await self._write_pieces(writer, self._output(scope))
+            await self._write_pieces(writer, self._output(scope))
         except ClientGone:
             raise
         except asyncio.CancelledError:

@@ -25,10 +25,10 @@ async def with_quiet(
         while True:
             await asyncio.wait((coming,), timeout=max(0.0, written_s() + interval_s - clock()))
             if coming.done():
-                item = coming.result()
-                if item is None:
+                came = coming.result()
+                if came is None:
                     return
-                yield item
+                yield came
                 coming = asyncio.ensure_future(anext(items, None))
             elif clock() >= written_s() + interval_s:
                 yield None

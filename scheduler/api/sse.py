@@ -1,8 +1,7 @@
 """Server-sent events, and noticing that a client has gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import orjson
@@ -12,7 +11,6 @@ from scheduler.http_exchange import Exchange, Receiving
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -38,8 +36,7 @@ class EventWriter:
     def __init__(self, send: Send, exchange: Exchange | None = None) -> None:
         self._send = send
         self._exchange = exchange
-        self._written_at = asyncio.get_running_loop().time()
-        self.started, self._ended = False, False
+        self.started = False
 
     @property
     def is_free(self) -> bool:
@@ -49,12 +46,10 @@ class EventWriter:
     def write_now(self, content: bytes) -> None:
         """Send events without waiting."""
         assert self._exchange is not None
-        self._written_at = asyncio.get_running_loop().time()
         self._exchange.write_now(content)
 
     async def write(self, content: bytes) -> None:
         """Send events, the response's start before the first."""
-        self._written_at = asyncio.get_running_loop().time()
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -67,33 +62,7 @@ class EventWriter:
 
     async def end(self) -> None:
         """End the response."""
-        self._ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    @asynccontextmanager
-    async def kept_alive(self, interval_s: float | None) -> AsyncIterator[None]:
-        """Send a comment whenever nothing was sent for so long: proxies cut what is silent. None: never.
-
-        The first one starts the response: an error after it is an event, no longer an HTTP status.
-        """
-        if interval_s is None:
-            yield
-            return
-        commenting = asyncio.create_task(self._comment(interval_s))
-        try:
-            yield
-        finally:
-            commenting.cancel()
-            await asyncio.wait({commenting})
-
-    async def _comment(self, interval_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        while not self._ended:
-            left_s = self._written_at + interval_s - loop.time()
-            if left_s <= 0:
-                await self.write(COMMENT)
-            else:
-                await asyncio.sleep(left_s)
 
 
 async def within(timeout_s: float, sending: Awaitable[None]) -> None:

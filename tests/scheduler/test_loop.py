@@ -1,13 +1,9 @@
-"""The loop that serves: its clock, with which latencies can be measured, and the open files it may have."""
+"""The loop that serves has a clock that latencies can be measured with."""
 
 import asyncio
-import resource
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from scheduler.loop import raise_file_limit, run
+from scheduler.loop import run
 
 
 def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> None:
@@ -22,20 +18,3 @@ def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> Non
 
     assert gone >= 0.0002
     assert abs(apart) < 1.0, "it is the clock of time.monotonic"
-
-
-@pytest.fixture
-def _files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.usefixtures("_files")
-def test_the_limit_of_open_files_is_raised_to_the_hard_one_and_never_lowered() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-
-    assert raise_file_limit(512) == 512
-    assert raise_file_limit(300) == 512
-    assert raise_file_limit(10**9) == hard or hard == resource.RLIM_INFINITY
