@@ -16,6 +16,8 @@ from scheduler.waiting import Waiting
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
 
+_TIMES = tuple((field.name, field.default) for field in dataclasses.fields(StageTimes))
+
 
 class PromptRun:
     """Owns a prompt's output, limits and inbox.
@@ -186,12 +188,9 @@ class PromptRun:
 
     def add_times(self, more: StageTimes) -> None:
         """Take the durations that `more` knows."""
-        known = {
-            field.name: value
-            for field in dataclasses.fields(more)
-            if (value := getattr(more, field.name)) != field.default
-        }
-        self.times = dataclasses.replace(self.times, **known)
+        known = {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
+        if known:
+            self.times = dataclasses.replace(self.times, **known)
 
     def stop(self, sequence: int) -> None:
         """End a sequence from this side, everywhere."""

@@ -6,6 +6,7 @@ python benchmarks/door/front.py --prefill PORT --decode PORT [--profile FILE] [f
 import argparse
 import cProfile
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,7 +37,7 @@ def main() -> None:
     if args.profile is None:
         run(config, expected)
         return
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)  # of this thread alone: what other processes take is left out
     try:
         profile.runcall(run, config, expected)
     finally:
