@@ -41,7 +41,7 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 def _check_content_type(given: str) -> None:
     kind = given.partition(";")[0].strip().lower()
-    if kind.startswith("multipart/"):
+    if kind.startswith("multipart/") or kind == "application/x-www-form-urlencoded":
         raise HttpError(415, "send application/json: no route here takes a form")
     if kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest(f"content-type {kind[:100]!r} is not application/json")

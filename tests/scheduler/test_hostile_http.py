@@ -78,14 +78,15 @@ def _status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-async def test_no_route_takes_a_form(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "MultiPart/x"]
+)
+async def test_no_route_takes_a_form(serve: Serve, kind: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../x"\r\n\r\n1\r\n--x--\r\n'
     async with _door(serve) as door:
         routes = open_routes(door.served.front.config.options)
         answers = {
-            route.path: _status(
-                await door.answer(_post(route.path, form, "Content-Type: multipart/form-data; boundary=x"))
-            )
+            route.path: _status(await door.answer(_post(route.path, form, f"Content-Type: {kind}")))
             for route in routes
             if "{" not in route.path
         }
