@@ -24,12 +24,13 @@ class Exchange:
 
     def __init__(
         self, scope: Scope, transport: asyncio.Transport, default_headers: list[tuple[bytes, bytes]],
-        answered: Callable[[], None], *, keep_alive: bool, expects: bool,
+        answered: Callable[[], None], read_on: Callable[[], None], *, keep_alive: bool, expects: bool,
     ) -> None:  # fmt: skip
+        """`answered` is called when the answer is whole, `read_on` when there is room for more of the body."""
         self.keep_alive = keep_alive
         self.receive = Receiving(self)
         self._scope, self._transport, self._default_headers = scope, transport, default_headers
-        self._answered, self._expects = answered, expects
+        self._answered, self._read_on, self._expects = answered, read_on, expects
         self._body, self._body_complete, self._told_all = bytearray(), False, False
         self._changed: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -86,13 +87,14 @@ class Exchange:
             self._expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.gone or self.complete or self._body or (self._body_complete and not self._told_all)):
-            self._transport.resume_reading()
+            self._read_on()
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
         self._told_all = self._body_complete
         body, self._body = bytes(self._body), bytearray()
+        self._read_on()
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
     async def send(self, message: Message) -> None:

@@ -4,8 +4,8 @@
       ^                                                                     |
       +---- first byte ---- idle (30 s) <---- the rest of its body (15 s) <-+
 
-At any time a client that reads nothing of what is written, beyond what buffers hold, has 30 s. One that oversteps a
-limit is told where it can be, and its connection is closed; no other one notices.
+At any time a client that reads of what is written, beyond what buffers hold, less than a tenth in 30 s is given up. One
+that oversteps a limit is told where it can be, and its connection is closed; no other one notices.
 """
 
 import asyncio
@@ -22,11 +22,13 @@ from scheduler.http_exchange import Exchange
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
+MAX_WAITING = 64  # requests that came whole behind the one under way: each costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
+_LEAST_READ = 0.1  # of what is unread, in `reader_s`
 
 
 class _Refused(Exception):
-    """The head that is being parsed oversteps a limit."""
+    """What is being parsed oversteps a limit."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -39,7 +41,7 @@ class HttpProtocol(asyncio.Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, reader_s: float = 30.0,
     ) -> None:  # fmt: skip
-        """Called by uvicorn for each connection; `reader_s`: seconds a client may read nothing."""
+        """Called by uvicorn for each connection; `reader_s`: seconds a client may read too little."""
         if not config.loaded:
             config.load()
         self._app: ASGIApp = config.loaded_app
@@ -54,7 +56,8 @@ class HttpProtocol(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._in_head, self._head_bytes, self._raw_head_bytes = False, 0, 0
+        self._in_head, self._head_bytes = False, 0
+        self._is_told, self._untold_bytes = False, 0  # whether the parser made anything of what came, and how much not
         self._is_first, self._closing = True, False
         self._why_gone = "the client went away"
 
@@ -83,10 +86,13 @@ class HttpProtocol(asyncio.Protocol):
         """A client that says no more counts as gone: the transport closes."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse a head that is too long, too many fields or no HTTP."""
+        """Parse what came; refuse a head that is too long, too many fields or no HTTP.
+
+        Of a field, a chunk's size or a trailer without an end the parser tells nothing, so such bytes are counted here.
+        """
         if self._closing:
             return
-        was_in_head = self._in_head
+        was_in_head, self._is_told = self._in_head, False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -94,12 +100,15 @@ class HttpProtocol(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(error.__context__ if isinstance(error.__context__, _Refused) else None)
             return
-        if self._in_head:
-            self._wait_for_head(len(data) if was_in_head else 0)
+        self._untold_bytes = 0 if self._is_told else self._untold_bytes + len(data)
+        if self._untold_bytes > MAX_HEAD_BYTES:
+            self._refuse(_Refused())
+        elif self._in_head and not was_in_head and self._exchange is None and not self._is_first:
+            self._expect(self.head_s)
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
-        self._unread_timer = self._loop.call_later(self._reader_s, self._give_up_reader)
+        self._wait_for_reader(int(_LEAST_READ * self.transport.get_write_buffer_size()) or 1)
         if self._exchange is not None:
             self._exchange.pause()
 
@@ -118,24 +127,30 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._is_told = True
         self._in_head, self._head_bytes = True, 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the target."""
+        self._is_told = True
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field."""
-        self._headers.append((name.lower(), value))
+        """Take a field; one behind the body (a trailer) is counted and means nothing."""
+        self._is_told = True
+        if self._in_head:
+            self._headers.append((name.lower(), value))
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the one under way."""
-        self._in_head, self._is_first, self._raw_head_bytes = False, False, 0
+        self._in_head, self._is_first, self._is_told = False, False, True
         self._expect(None)
+        if len(self._waiting) == MAX_WAITING:
+            raise _Refused
         version = self._parser.get_http_version()
         url = httptools.parse_url(self._url)
         raw_path = url.path or b"/"
@@ -149,8 +164,9 @@ class HttpProtocol(asyncio.Protocol):
         keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
         self._reading = exchange = Exchange(
-            scope, self.transport, self._state.default_headers, self._answered, keep_alive=keep_alive, expects=expects
-        )
+            scope, self.transport, self._state.default_headers, self._answered, self._read_on,
+            keep_alive=keep_alive, expects=expects,
+        )  # fmt: skip
         scope["state"]["exchange"] = exchange
         if self._exchange is None:
             self._start(exchange)
@@ -160,11 +176,13 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body; read no more while too much of it is not asked for."""
+        self._is_told = True
         if self._reading is not None and self._reading.feed(body) > PAUSE_BODY_BYTES:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
         """The body is whole."""
+        self._is_told = True
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.complete_body()
@@ -178,6 +196,11 @@ class HttpProtocol(asyncio.Protocol):
         task = self._loop.create_task(exchange.run(self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
+
+    def _read_on(self) -> None:
+        """The request under way has taken what came: go on reading, at least to learn that its client goes."""
+        if not self._waiting:
+            self.transport.resume_reading()
 
     def _answered(self) -> None:
         """The exchange under way has its answer: go on with the next, or wait for one."""
@@ -194,17 +217,19 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.resume_reading()
             self._expect(self.head_s if self._reading is not None or self._in_head else self._idle_s)
 
-    def _wait_for_head(self, num_bytes: int) -> None:
-        """A head has not ended yet; of a field without an end the parser tells nothing, so bytes are counted here."""
-        self._raw_head_bytes += num_bytes
-        if self._raw_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_Refused())
-        elif num_bytes == 0 and self._exchange is None and not self._is_first:
-            self._expect(self.head_s)
+    def _wait_for_reader(self, least_bytes: int) -> None:
+        """Give up a client that reads less in `reader_s`: a large answer would stay here for long."""
+        unread_bytes = self.transport.get_write_buffer_size()
 
-    def _give_up_reader(self) -> None:
-        self._why_gone = f"the client read nothing for {self._reader_s:g} s"
-        self.transport.abort()
+        def look() -> None:
+            read = unread_bytes - self.transport.get_write_buffer_size()
+            if read >= least_bytes:
+                self._wait_for_reader(least_bytes)
+                return
+            self._why_gone = f"the client read {read or 'nothing'} of {unread_bytes} bytes for {self._reader_s:g} s"
+            self.transport.abort()
+
+        self._unread_timer = self._loop.call_later(self._reader_s, look)
 
     def _stop_unread_timer(self) -> None:
         if self._unread_timer is not None:
@@ -220,13 +245,13 @@ class HttpProtocol(asyncio.Protocol):
         """A client asked for another protocol: its request is answered as HTTP, and nothing after it is read."""
         if self._reading is not None:
             self.on_message_complete()
-        self.transport.pause_reading()
+        self._closing = True
 
     def _refuse(self, refused: _Refused | None) -> None:
-        """Close the connection, after words where no answer is under way."""
+        """Close the connection, after words where they are not taken for another request's answer."""
         self._expect(None)
         self._closing = True
-        if self._exchange is None:
+        if self._exchange is None and self._reading is None:
             line, words = b"400 Bad Request", "this is not HTTP/1.1"
             if refused is not None:
                 line = b"431 Request Header Fields Too Large"

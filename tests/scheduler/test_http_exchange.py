@@ -26,17 +26,14 @@ class Wire:
     def abort(self) -> None:
         self.aborted = True
 
-    def resume_reading(self) -> None:
-        pass
-
 
 def _exchange(method: str = "GET", version: str = "1.1", expects: bool = False) -> tuple[Exchange, Wire, list[str]]:
     wire, answered = Wire(), list[str]()
     scope = {"type": "http", "method": method, "http_version": version, "path": "/", "headers": []}
     transport: Any = wire
     exchange = Exchange(
-        scope, transport, [(b"date", b"now")], lambda: answered.append("answered"), keep_alive=version == "1.1",
-        expects=expects,
+        scope, transport, [(b"date", b"now")], lambda: answered.append("answered"), lambda: None,
+        keep_alive=version == "1.1", expects=expects,
     )  # fmt: skip
     return exchange, wire, answered
 

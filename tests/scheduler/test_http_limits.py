@@ -1,0 +1,211 @@
+"""What one connection may cost whatever comes on it, and that a client which goes is missed whatever it sent before."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from scheduler.drain import Drain
+from scheduler.http_exchange import Receiving
+from scheduler.http_protocol import MAX_HEAD_BYTES, MAX_WAITING, HttpProtocol
+from scheduler.server import listen, serve
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 20.0
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = 16 * 2**20
+
+
+@dataclass
+class App:
+    """Answers once it may, and says what it has learnt."""
+
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    has_body: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    scopes: list[Scope] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        while (await receive()).get("more_body"):
+            pass
+        self.has_body.set()
+        assert isinstance(receive, Receiving)
+        receive.when_gone(self.gone.set)
+        await self.may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"kk"})
+
+
+class Refusing(App):
+    """Answers before it has read the body."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+
+@dataclass
+class Pipe:
+    """A transport whose client has so many bytes to read."""
+
+    unread: int
+    aborted: bool = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@dataclass
+class Timers:
+    """A loop whose timers go off when they are told to."""
+
+    calls: list[Callable[[], None]] = field(default_factory=list)
+
+    def call_later(self, _: float, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+
+@asynccontextmanager
+async def _connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    bound, stop = listen("127.0.0.1", 0), asyncio.Event()
+    address = bound.getsockname()[:2]
+    serving = asyncio.create_task(serve(app, bound, Drain(), shutdown_timeout_s=1.0, stop=stop))
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield reader, writer
+    finally:
+        app.may_answer.set()
+        writer.transport.abort()
+        stop.set()
+        await serving
+
+
+async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, most: int) -> int:
+    """Return how many bytes went before the connection broke; `most` of them at the most."""
+    written = 0
+    with suppress(ConnectionError):
+        while written < most:
+            writer.write(part)
+            await writer.drain()
+            written += len(part)
+            await asyncio.sleep(0)
+    return written
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
+@pytest.mark.parametrize("behind", [b"", b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"])
+async def test_a_client_that_goes_is_missed_however_long_its_body_was(size: int, behind: bytes) -> None:
+    app = App()
+    async with _connected(app) as (_, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (behind, size) + b"a" * size)
+        await app.has_body.wait()
+        writer.transport.abort()
+
+        await app.gone.wait()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(b"0\r\nX: ", id="a trailer"),
+        pytest.param(b"1;x=", id="a chunk's extension"),
+        pytest.param(b"0;x=", id="the last chunk's extension"),
+    ],
+)
+async def test_what_has_no_end_behind_a_head_closes_the_connection(begun: bytes) -> None:
+    async with _connected(App()) as (reader, writer):
+        writer.write(CHUNKED + begun)
+
+        assert await _write_until_cut(writer, b"a" * 65_536, LARGE) < LARGE
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_trailers_without_an_end_close_the_connection() -> None:
+    async with _connected(App()) as (_, writer):
+        writer.write(CHUNKED + b"0\r\n")
+
+        assert await _write_until_cut(writer, b"a: b\r\n" * 10_000, LARGE) < LARGE
+
+
+async def test_a_broken_body_of_an_answered_request_gets_no_second_answer() -> None:
+    async with _connected(Refusing()) as (reader, writer):
+        writer.write(CHUNKED)
+        assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 413")
+        writer.write(b"nonsense\r\n")
+
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_trailers_are_no_headers() -> None:
+    app = App()
+    async with _connected(app) as (reader, writer):
+        writer.write(CHUNKED + b"1\r\na\r\n0\r\nAuthorization: Bearer x\r\nX-Vllm-Priority: -9\r\n\r\n")
+        app.may_answer.set()
+        await reader.readuntil(b"kk")
+
+    assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
+
+
+async def test_requests_behind_one_that_takes_its_time_are_bounded() -> None:
+    app = App()
+    async with _connected(app) as (reader, writer):
+        writer.write(GET * (1 + MAX_WAITING + 1))
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_as_many_requests_as_may_wait_are_all_answered() -> None:
+    app = App()
+    async with _connected(app) as (reader, writer):
+        writer.write(GET * (1 + MAX_WAITING))
+        await app.has_body.wait()
+        app.may_answer.set()
+        for _ in range(1 + MAX_WAITING):
+            assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:
+    """What ended a body and what began a head came at once: those bytes are not all of the head."""
+    app = App()
+    app.may_answer.set()
+    body = b"a" * (MAX_HEAD_BYTES + 10)
+    async with _connected(app) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nX: ")
+        await writer.drain()
+        writer.write(b"y\r\nContent-Length: %d\r\n\r\n" % len(body) + body + b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        await reader.readuntil(b"kk")
+        writer.write(b"y\r\n\r\n")
+
+        assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
+
+
+def test_who_reads_slowly_gets_time_and_who_reads_next_to_nothing_none() -> None:
+    for read_each_time, ends_after in ((0, 1), (9, 1), (10, 10), (50, 2)):
+        pipe, timers = Pipe(1000), Timers()
+        config: Any = SimpleNamespace(loaded=True, loaded_app=None, timeout_keep_alive=30)
+        loop: Any = timers
+        transport: Any = pipe
+        protocol = HttpProtocol(config, ServerState(), {}, loop, reader_s=5.0)
+        protocol.transport = transport
+        protocol.pause_writing()
+        periods = 0
+        while pipe.unread and not pipe.aborted:
+            pipe.unread -= read_each_time * 10
+            timers.calls.pop()()
+            periods += 1
+
+        assert (pipe.aborted, periods) == (ends_after == 1, ends_after)
