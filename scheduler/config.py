@@ -92,6 +92,9 @@ class SchedulerOptions:
     retry_share: float = flag(0.2, "most prompts being retried at once, as a share of active requests", parse=float)
     min_retries: int = flag(3, "retries always allowed in a minute, whatever their share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
+    max_answer_bytes: int = flag(
+        64 * 2**20, "largest answer that is sent whole; more is refused: streams have no such limit", parse=parse_bytes
+    )
     generation_config: str = flag(
         "vllm",
         "values of fields that a request leaves out: vllm (temperature 1, top_p 1, ...), auto (the model's "

@@ -113,7 +113,7 @@ class ChatShape:
         choice: dict[str, Any] = {
             "index": piece.index,
             "delta": {"content": piece.text} if piece.text else {},
-            "logprobs": None if self._asked.logprobs is None else self._teller.chat(scored_output(piece.tokens)),
+            "logprobs": self.logprobs(piece, prompt),
             "finish_reason": piece.finish_reason,
         }
         if piece.finish_reason is not None:
@@ -122,6 +122,10 @@ class ChatShape:
             choice["token_ids"] = [token_id for token_id, _ in scored_output(piece.tokens)]
         chunk = {**self._head, "choices": [choice]}
         return event(chunk if usage is None else chunk | {"usage": usage})
+
+    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+        """Return the log probabilities of a piece's tokens, if the client asked for any."""
+        return None if self._asked.logprobs is None else self._teller.chat(scored_output(piece.tokens))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
@@ -144,12 +148,12 @@ class ChatShape:
         choice: dict[str, Any] = {
             "index": one.index,
             "message": {"role": self._role, "content": one.text},
-            "logprobs": None if self._asked.logprobs is None else self._teller.chat(scored_output(one.tokens)),
+            "logprobs": one.logprobs,
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
         }
         if self._asked.token_ids:
-            choice["token_ids"] = [token_id for token_id, _ in scored_output(one.tokens)]
+            choice["token_ids"] = one.token_ids
         return choice
 
     def _prefix(self, index: int) -> bytes:

@@ -69,6 +69,7 @@ class CompletionShape:
         self._asked = asked
         self._is_plain = asked.logprobs is None and not asked.token_ids
         self._offsets: dict[int, int] = {}
+        self._opened: set[int] = set()
         self._before: dict[int, bytes] = {}
 
     def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
@@ -79,9 +80,23 @@ class CompletionShape:
         """Return the event of a chunk of text; of the usual kind by joining bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
             return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_TEXT
-        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, piece.tokens)
-        chunk = {**self._head, "choices": [self._choice(ended, prompt)]}
+        is_first = piece.index not in self._opened
+        self._opened.add(piece.index)
+        told, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
+        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, told, ids)
+        chunk = {**self._head, "choices": [self._choice(ended, prompt, is_first=is_first)]}
         return event(chunk if usage is None else chunk | {"usage": usage})
+
+    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+        """Return the log probabilities of a piece's tokens, behind those of an echoed prompt; offsets go on."""
+        if self._asked.logprobs is None:
+            return None
+        scored: list[Scored] = scored_output(piece.tokens)
+        if piece.index not in self._offsets and self._asked.echoes_prompt:
+            scored = scored_prompt(prompt.token_ids, prompt.logprobs) + scored
+        offset = self._offsets.get(piece.index, 0)
+        self._offsets[piece.index] = offset + sum(len(self._teller.texts.of(token_id).text) for token_id, _ in scored)
+        return self._teller.completion(scored, offset)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
@@ -89,7 +104,7 @@ class CompletionShape:
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
-        told = [self._choice(one, prompts[one.index // self._asked.n]) for one in choices]
+        told = [self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
         return self._head | {"choices": told, "usage": usage}
 
     def _prefix(self, index: int) -> bytes:
@@ -98,13 +113,11 @@ class CompletionShape:
             self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
-    def _choice(self, one: Ended, prompt: PromptTold) -> dict[str, Any]:
-        first = one.index not in self._offsets
-        self._offsets.setdefault(one.index, 0)
+    def _choice(self, one: Ended, prompt: PromptTold, *, is_first: bool) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": one.index,
             "text": one.text,
-            "logprobs": self._logprobs(one, prompt, first) if self._asked.logprobs is not None else None,
+            "logprobs": one.logprobs,
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
         }
@@ -112,18 +125,10 @@ class CompletionShape:
             teller = TokenTeller(self._teller.texts, self._asked.prompt_logprobs)
             choice["prompt_logprobs"] = teller.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
         if self._asked.token_ids:
-            choice["token_ids"] = [token_id for token_id, _ in scored_output(one.tokens)]
-            if first:
+            choice["token_ids"] = one.token_ids
+            if is_first:
                 choice["prompt_token_ids"] = list(prompt.token_ids)
         return choice
-
-    def _logprobs(self, one: Ended, prompt: PromptTold, first: bool) -> dict[str, Any]:
-        scored: list[Scored] = scored_output(one.tokens)
-        if first and self._asked.echoes_prompt:
-            scored = scored_prompt(prompt.token_ids, prompt.logprobs) + scored
-        told = self._teller.completion(scored, self._offsets[one.index])
-        self._offsets[one.index] += sum(len(self._teller.texts.of(token_id).text) for token_id, _ in scored)
-        return told
 
 
 _AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'

@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 from scheduler.api import served
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.errors import error_body, json_response, request_id_of
+from scheduler.api.gathered import Gathered
 from scheduler.api.keep_alive import COMMENT, with_quiet
-from scheduler.api.shape import Ended, Shape, prompt_told
+from scheduler.api.shape import Shape, prompt_told
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
 from scheduler.front import Front
 from scheduler.pieces import Piece, TextOptions
@@ -52,15 +53,15 @@ class Generation:
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = self._output(scope)
-        pieces: dict[int, list[Piece]] = {}
+        most = self.front.config.options.max_answer_bytes
+        gathered = Gathered(self.shape, most, token_ids=self.asked.token_ids)
         async with aclosing(output.pieces(self.front.dispatcher)) as made:
             async for piece in made:
-                pieces.setdefault(piece.index, []).append(piece)
+                gathered.take(piece, prompt_told(output, piece.index // self.asked.n))
         prompts = [prompt_told(output, prompt) for prompt in range(len(self.request.prompts))]
-        choices = [_ended(pieces[index]) for index in sorted(pieces)]
         timing = served.server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
-        answer = self.shape.whole(choices, prompts, self._usage(output))
+        answer = self.shape.whole(gathered.choices(), prompts, self._usage(output))
         response = json_response(answer, 200, headers)
         await within(self.front.config.options.client_timeout, response(scope, receive, send))
 
@@ -141,9 +142,3 @@ class _Told:
             return content
         self._opened.add(piece.index)
         return self._shape.opening(piece.index, prompt, usage) + content
-
-
-def _ended(pieces: list[Piece]) -> Ended:
-    last = pieces[-1]
-    tokens = tuple(token for piece in pieces for token in piece.tokens)
-    return Ended(last.index, "".join(piece.text for piece in pieces), last.finish_reason, last.stop_reason, tokens)

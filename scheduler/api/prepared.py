@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from scheduler.api.answer_limit import check_answer
 from scheduler.api.answer_options import AnswerOptions, read_answer_options
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
@@ -62,6 +63,7 @@ async def prepare_generation(
     text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
     params = await read_sampling(front, body, cut, default_max_tokens=default_max_tokens, param=param)
     asked = read_answer_options(body, front.config.options, structured_by=structured_param(body))
+    check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(
         front, cut, params, dataclasses.replace(text, prompt_only=body.max_output == 0), asked,

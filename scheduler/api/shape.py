@@ -1,11 +1,10 @@
 """What the answers of one surface look like, whole and in pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.pieces import Piece
-from scheduler.request import NewToken
 from scheduler.stream import TextStream
 from wire.types import TokenLogprobs
 
@@ -14,13 +13,14 @@ Usage = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One whole choice."""
+    """One whole choice; `logprobs` are lists by name as its surface tells them, None where nobody asked."""
 
     index: int
     text: str
     finish_reason: str | None
     stop_reason: str | int | None
-    tokens: tuple[NewToken, ...] = ()
+    logprobs: Mapping[str, Any] | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class Shape(Protocol):
 
     def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
         """Return the event that carries `piece`, with `usage` where the client asked for it every time."""
+        ...
+
+    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+        """Return what is told of the tokens of `piece`, each piece once and in order; None where nobody asked."""
         ...
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:

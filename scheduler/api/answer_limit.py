@@ -1,0 +1,41 @@
+"""Refuse what would be held in memory beyond --max-answer-bytes, as far as it is known before anything is computed.
+
+How long an output becomes is not known then: scheduler/api/gathered.py watches it as it comes.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.generation_body import GenerationBody
+from scheduler.config import SchedulerOptions
+from wire.errors import InvalidRequest
+from wire.types import SamplingParams
+
+_LOGPROB_BYTES = 64  # one token's name and log probability as JSON; an entry of a chat is larger, one of a list smaller
+_TOKEN_ID_BYTES = 7
+_HELD_BYTES = 300  # a token that waits for the likeliest sequence to be known
+
+
+def check_answer(
+    body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], asked: AnswerOptions,
+    options: SchedulerOptions, *, tellings: int,
+) -> None:  # fmt: skip
+    """Raise InvalidRequest where `prompts`, each told `tellings` times, or one prompt's sequences are too much."""
+    num_tokens = tellings * sum(map(len, prompts))
+    if params.prompt_logprobs is not None:
+        name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
+        _check(name, num_tokens * (1 + params.prompt_logprobs) * _LOGPROB_BYTES, options)
+    if asked.token_ids:
+        _check("return_token_ids", num_tokens * _TOKEN_ID_BYTES, options)
+    if params.num_sequences > params.n:
+        held = params.num_sequences * params.max_tokens
+        _check("best_of", held * (_HELD_BYTES + _LOGPROB_BYTES * (params.logprobs or 0)), options)
+
+
+def _check(name: str, num_bytes: int, options: SchedulerOptions) -> None:
+    if num_bytes > options.max_answer_bytes:
+        raise InvalidRequest(
+            f"{name} would need about {num_bytes} bytes, at most {options.max_answer_bytes} are allowed "
+            "(--max-answer-bytes): ask for fewer tokens, prompts, choices or log probabilities",
+            name,
+        )

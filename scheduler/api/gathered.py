@@ -1,0 +1,80 @@
+"""The choices of an answer that is told whole, gathered as they come: log probabilities already as JSON.
+
+As Python's objects they would be five times as large as what is sent, and would be turned into JSON all at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from scheduler.api.shape import Ended, PromptTold, Shape
+from scheduler.pieces import Piece
+from wire.errors import InvalidRequest
+
+_TOKEN_ID_BYTES = 7
+
+
+class Gathered:
+    """Gathers the pieces of one request for `shape`; an answer above `max_bytes` fails."""
+
+    def __init__(self, shape: Shape, max_bytes: int, *, token_ids: bool) -> None:
+        """`token_ids`: whether the client asked for them."""
+        self._shape = shape
+        self._token_ids = token_ids
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._choices: dict[int, _Choice] = {}
+
+    def take(self, piece: Piece, prompt: PromptTold) -> None:
+        """Take a piece. Raises InvalidRequest where the answer has become too large to be sent whole."""
+        choice = self._choices.setdefault(piece.index, _Choice(piece.index))
+        self._num_bytes += choice.take(piece, self._shape.logprobs(piece, prompt), token_ids=self._token_ids)
+        if self._num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"the answer is larger than {self._max_bytes} bytes (--max-answer-bytes): ask for a stream, or for "
+                "fewer tokens, choices or log probabilities"
+            )
+
+    def choices(self) -> list[Ended]:
+        """Return the whole choices in their order."""
+        return [self._choices[index].ended() for index in sorted(self._choices)]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice so far."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    lists: dict[str, list[bytes]] = field(default_factory=dict)
+    is_scored: bool = False
+    last: Piece | None = None
+
+    def take(self, piece: Piece, told: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
+        """Return about how many bytes of an answer this piece is."""
+        ids = [token.token_id for token in piece.tokens if token_ids and token.token_id is not None]
+        self.last = piece
+        self.texts.append(piece.text)
+        self.token_ids += ids
+        added = len(piece.text.encode("utf-8", "replace")) + _TOKEN_ID_BYTES * len(ids)
+        if told is None:
+            return added
+        self.is_scored = True
+        for name, values in told.items():
+            parts = self.lists.setdefault(name, [])
+            if values:
+                parts.append(orjson.dumps(values)[1:-1])
+                added += len(parts[-1])
+        return added
+
+    def ended(self) -> Ended:
+        """Return the whole choice."""
+        assert self.last is not None
+        told = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
+        return Ended(
+            self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
+            told if self.is_scored else None, tuple(self.token_ids),
+        )  # fmt: skip
