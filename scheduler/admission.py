@@ -30,8 +30,8 @@ class Places(Protocol):
         """Something may have changed since the last call."""
         ...
 
-    def has_room(self) -> bool:
-        """Whether it is worth trying to place anything."""
+    def has_room(self, *, pooled: bool) -> bool:
+        """Whether it is worth trying to place anything; `pooled`: also a prompt that generates nothing."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -47,6 +47,7 @@ class Admission:
         self._queue: FairQueue[Waiting] = FairQueue()
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
+        self._num_pooled = 0
         self._without_room: set[Waiting] = set()  # tried since anything changed
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
@@ -76,6 +77,7 @@ class Admission:
         else:
             self._queue.add(waiting)
         self._room.take(waiting.tenant, waiting.facts.num_tokens)
+        self._num_pooled += waiting.facts.pooled
         self._places.look_anew()
         self._fill()
 
@@ -101,7 +103,7 @@ class Admission:
         """Grant while there is room."""
         self._pump = None
         self._places.look_anew()
-        if self._queue and self._places.has_room():
+        if self._queue and self._places.has_room(pooled=self._num_pooled > 0):
             self._without_room.clear()
             self._fill()
 
@@ -147,6 +149,7 @@ class Admission:
     def _forget(self, waiting: Waiting) -> None:
         self._without_room.discard(waiting)
         self._room.give_back(waiting.tenant, waiting.facts.num_tokens)
+        self._num_pooled -= waiting.facts.pooled
 
     def _note_time(self) -> None:
         """Learn the smoothed time between grants while others wait."""

@@ -1,5 +1,6 @@
 """Choose instances for one prompt. Pure: no I/O, no clock, no torch."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -60,10 +61,13 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     return None
 
 
-def has_room(loads: Sequence[InstanceLoad]) -> bool:
-    """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair."""
-    least, pooled = PromptFacts(0, 1), PromptFacts(0, 1, pooled=True)
-    can_start = _first_free(loads, least) is not None or _first_free(loads, pooled) is not None
+def has_room(loads: Sequence[InstanceLoad], *, pooled: bool) -> bool:
+    """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair.
+
+    `pooled`: also one that generates nothing.
+    """
+    least = PromptFacts(0, 1)
+    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, pooled})
     return can_start or next(_pairs(loads, least), None) is None
 
 

@@ -20,6 +20,7 @@ class _Room:
     def __init__(self, room: int) -> None:
         self.room = room
         self.largest = 1000
+        self.asked_for_pooled = False
         self.tried: list[str] = []
         self.granted: list[str] = []
         self.released: list[str] = []
@@ -27,7 +28,8 @@ class _Room:
     def look_anew(self) -> None:
         pass
 
-    def has_room(self) -> bool:
+    def has_room(self, *, pooled: bool) -> bool:
+        self.asked_for_pooled = pooled
         return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
@@ -253,3 +255,21 @@ async def test_a_key_that_filled_its_share_is_refused_and_another_is_not() -> No
     with pytest.raises(Overloaded, match=r"share of the queue is full: .* 3 prompts") as caught:
         admission.check_room(1, 10, "a")
     assert caught.value.retry_after_s >= 1
+
+
+@virtual
+async def test_room_for_vectors_is_asked_for_as_long_as_such_a_prompt_waits() -> None:
+    room = _Room(0)
+    admission = Admission(ControlLimits(), room)
+    vector = Waiting("vector", PromptFacts(10, 1, pooled=True))
+
+    def told() -> bool:
+        admission.pump()
+        return room.asked_for_pooled
+
+    admission.enter(waiting("a"))
+    assert not told()
+    admission.enter(vector)
+    assert told()
+    admission.leave(vector)
+    assert not told()
