@@ -66,4 +66,5 @@ class Front:
         """Raise UnknownModel unless clients may use `name`."""
         names = self.config.engine.served_names()
         if name not in names:
-            raise UnknownModel(f"the model {name[:200]!r} does not exist here; served: {', '.join(names)}")
+            shown = ", ".join(one for one in names if not one.startswith("/"))  # no folder of this host
+            raise UnknownModel(f"the model {name[:200]!r} does not exist here; served: {shown or 'see /v1/models'}")

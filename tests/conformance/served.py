@@ -61,7 +61,7 @@ class Served:
         """Return the text of a chat's one choice."""
         return str(self.chat(messages, **fields)["choices"][0]["message"]["content"])
 
-    def refused(self, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    def refused(self, path: str = "/v1/completions", /, **body: Any) -> dict[str, Any]:
         """Return the error of a body that must be 400."""
         if path == "/v1/completions":
             body = {"prompt": PROMPT} | body

@@ -28,8 +28,8 @@ def test_b_chat_2_top_logprobs_null_is_none_and_all_only_where_allowed(served: S
 def test_b_chat_3_4_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
     for seed in (-(2**63), 2**63 - 1):
         served.agree(f"seed {seed}", served.said(seed=seed, temperature=1.0))
-    for seed in (-(2**63) - 1, 2**63, 1.5, "1"):
-        assert served.refused(CHATS, seed=seed)["param"] == "seed"
+    for bad in (-(2**63) - 1, 2**63, 1.5, "1"):
+        assert served.refused(CHATS, seed=bad)["param"] == "seed"
     assert served.said(stop=["%", "^", "~", "`"]) is not None
     assert served.refused(CHATS, stop=["%", "^", "~", "`", "|"])["param"] == "stop"
 

@@ -62,6 +62,14 @@ def test_b_errors_2_a_path_leads_to_what_is_wrong(served: Served) -> None:
         assert told(served.post(path, **body), 400)["param"] == param
 
 
+def test_b_errors_3_4_another_model_is_404_and_no_folder_is_shown(served: Served) -> None:
+    for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/embeddings", {"input": PROMPT})):
+        error = told(served.http.post(path, json={"model": "gpt-9"} | body), 404)
+        assert error["message"].endswith("served: tiny")
+        assert (error["param"], error["type"]) == ("model", "not_found_error")
+    told(served.http.get("/v1/models/gpt-9"), 404)
+
+
 def test_b_errors_12_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": [5] * 513}),

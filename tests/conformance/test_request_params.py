@@ -128,8 +128,8 @@ def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Serve
 def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(
     served: Served, pattern: str, allowed: str
 ) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    schema |= {"additionalProperties": False}
+    properties = {"a": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
     for seed in range(5):
         told = served.text(guided_json=schema, guided_whitespace_pattern=pattern, seed=seed, **SAMPLED)
         assert set(re.sub(r'[{}":a0-9-]', "", told)) <= set(allowed), told

@@ -23,7 +23,8 @@ def test_a11_3_10_a9_120_the_model_is_required_and_is_the_one_that_is_served(ser
 
 
 def test_b_completion_7_a9_121_the_prompt_is_required(served: Served) -> None:
-    for prompt in ("", [], [[]], None, ["a", ""]):
+    empty: list[Any] = ["", [], [[]], None, ["a", ""]]
+    for prompt in empty:
         assert served.refused(prompt=prompt)["param"] == "prompt"
     missing = served.post("/v1/completions")
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
