@@ -31,7 +31,8 @@ class Exchange:
         self.receive = Receiving(self)
         self._scope, self._transport, self._default_headers = scope, transport, default_headers
         self._answered, self._read_on, self._expects = answered, read_on, expects
-        self._body, self._body_complete, self._told_all = bytearray(), False, False
+        self._body, self._body_complete = bytearray(), False
+        self._was_read, self._told_all = False, False
         self._changed: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._head: bytes | None = None
@@ -81,6 +82,15 @@ class Exchange:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
+    def whole_body(self) -> bytes | None:
+        """Return the body if all of it is here and none of it was read, else None."""
+        if not self._body_complete or self._told_all or self.gone or self._was_read:
+            return None
+        self._told_all = True
+        body, self._body = bytes(self._body), bytearray()
+        self._read_on()
+        return body
+
     async def read(self) -> Message:
         """Return what came of the body since the last call, or that the client is gone or the answer complete."""
         if self._expects and not self._started:
@@ -92,7 +102,7 @@ class Exchange:
             await self._changed
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
-        self._told_all = self._body_complete
+        self._told_all, self._was_read = self._body_complete, True
         body, self._body = bytes(self._body), bytearray()
         self._read_on()
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from scheduler.api.errors import HttpError
 from scheduler.api.sse import ClientGone
 from scheduler.config import SchedulerOptions
+from scheduler.http_exchange import Exchange
 from wire.errors import InvalidRequest
 
 _MAX_DEPTH = 64
@@ -18,13 +19,11 @@ _LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
 async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
     """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
     _check_content_type(request.headers.get("content-type", "application/json"))
-    try:
-        async with asyncio.timeout(options.client_timeout):
-            content = await _read(request, options.max_body_bytes)
-    except TimeoutError:
-        raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
-    except ClientDisconnect:
-        raise ClientGone("the client went away") from None
+    exchange: Exchange | None = request.scope["state"].get("exchange")
+    content = None if exchange is None else exchange.whole_body()  # as a rule it came with the head
+    if content is None:
+        content = await _read_in_time(request, options)
+    _check_size(len(content), options.max_body_bytes)
     return await asyncio.to_thread(_parse, content) if len(content) > _LARGE_BYTES else _parse(content)
 
 
@@ -47,13 +46,27 @@ def _check_content_type(given: str) -> None:
         raise InvalidRequest(f"content-type {kind[:100]!r} is not application/json")
 
 
+async def _read_in_time(request: Request, options: SchedulerOptions) -> bytes:
+    try:
+        async with asyncio.timeout(options.client_timeout):
+            return await _read(request, options.max_body_bytes)
+    except TimeoutError:
+        raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
+    except ClientDisconnect:
+        raise ClientGone("the client went away") from None
+
+
 async def _read(request: Request, limit: int) -> bytes:
     content = bytearray()
     async for part in request.stream():
         content += part
-        if len(content) > limit:
-            raise HttpError(413, f"the body is larger than {limit} bytes (--max-body-bytes)")
+        _check_size(len(content), limit)
     return bytes(content)
+
+
+def _check_size(num_bytes: int, limit: int) -> None:
+    if num_bytes > limit:
+        raise HttpError(413, f"the body is larger than {limit} bytes (--max-body-bytes)")
 
 
 def _check_depth(body: dict[str, Any]) -> None:

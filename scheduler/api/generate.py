@@ -25,7 +25,7 @@ from scheduler.api.prepared import Prepared, prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id
-from scheduler.api.sse import ClientGone, until_disconnect, within
+from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
@@ -91,12 +91,12 @@ class Texts:
             async for so_far in made:
                 texts = so_far
         response = json_response({"text": texts})
-        await within(self.prepared.front.config.options.client_timeout, response(scope, receive, send))
+        await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error before the first frame is an HTTP status; after it, a frame that ends the stream."""
         front = self.prepared.front
-        frames = _Frames(send, front.config.options.client_timeout)
+        frames = _Frames(send)
         try:
             async with aclosing(self._texts(scope)) as made:
                 async for texts in made:
@@ -132,15 +132,14 @@ class Texts:
 
 
 class _Frames:
-    """Writes one response of frames; a client that does not read for `timeout_s` is given up."""
+    """Writes one response of frames. A client that does not read is the server's to give up (http_protocol.py)."""
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._timeout_s = timeout_s
         self.started = False
 
     async def write(self, body: dict[str, Any]) -> None:
-        """Send a frame, the response's start before the first. Raises ClientGone if the client does not read."""
+        """Send a frame, the response's start before the first."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -152,4 +151,4 @@ class _Frames:
 
     async def _body(self, content: bytes, *, more: bool) -> None:
         message = {"type": "http.response.body", "body": content, "more_body": more}
-        await within(self._timeout_s, self._send(message))
+        await self._send(message)

@@ -13,7 +13,7 @@ from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.gathered import Gathered
 from scheduler.api.keep_alive import COMMENT, with_quiet
 from scheduler.api.shape import Shape, prompt_told
-from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect, within
+from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
 from scheduler.front import Front
 from scheduler.pieces import Piece, TextOptions
 from scheduler.request import GenerationRequest
@@ -63,7 +63,7 @@ class Generation:
         headers = {"server-timing": timing} if timing else {}
         answer = self.shape.whole(gathered.choices(), prompts, self._usage(output))
         response = json_response(answer, 200, headers)
-        await within(self.front.config.options.client_timeout, response(scope, receive, send))
+        await response(scope, receive, send)
 
     async def _answer_stream(self, scope: Scope, send: Send) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from scheduler.api.errors import json_response, request_id_of
 from scheduler.api.prepared import cache_salt_of, priority_of
 from scheduler.api.served import server_timing
-from scheduler.api.sse import ClientGone, until_disconnect, within
+from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.vector_run import VectorRun
@@ -71,4 +71,4 @@ class Pooled:
             raise
         timing = server_timing(run.served)
         response = json_response(await self.tell(vectors), 200, {"server-timing": timing} if timing else {})
-        await within(options.client_timeout, response(scope, receive, send))
+        await response(scope, receive, send)

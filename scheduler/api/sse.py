@@ -1,7 +1,7 @@
 """Server-sent events, and noticing that a client has gone."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import orjson
@@ -63,15 +63,6 @@ class EventWriter:
     async def end(self) -> None:
         """End the response."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def within(timeout_s: float, sending: Awaitable[None]) -> None:
-    """Wait for `sending`. Raises ClientGone if the client does not read for `timeout_s`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await sending
-    except TimeoutError:
-        raise ClientGone(f"the client read nothing for {timeout_s:g} s") from None
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -153,3 +153,17 @@ async def test_a_slow_reader_holds_the_app_until_it_reads_or_goes() -> None:
 
         assert held == []
         assert bool(wire.written) == (not exchange.gone)
+
+
+async def test_a_body_that_is_whole_is_had_at_once_and_only_if_none_of_it_was_read() -> None:
+    early, late = _exchange("POST")[0], _exchange("POST")[0]
+    early.feed(b"ab")
+    half = early.whole_body()
+    early.complete_body()
+    late.feed(b"ab")
+    await late.receive()
+    late.complete_body()
+
+    assert [half, early.whole_body(), early.whole_body(), late.whole_body()] == [None, b"ab", None, None]
+    early.leave("gone")
+    assert (await early.receive())["type"] == "http.disconnect"
