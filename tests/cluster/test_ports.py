@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 DEADLINE_S = 10.0
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
 HIDDEN = (
-    "/docs", "/redoc", "/openapi.json", "/debug", "/debug/pprof", "/debug/vars", "/env", "/run_script", "/shutdown",
+    "/docs", "/redoc", "/debug", "/debug/pprof", "/debug/vars", "/env", "/run_script", "/shutdown",
     "/pause", "/resume", "/sleep", "/wake_up", "/collective_rpc", "/start_profile", "/stop_profile", "/server_info",
     "/reset_prefix_cache", "/update_weights", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/register",
     "/unregister", "/cluster_state", "/steady_clock_offset", "/kv_transfer", "/v1/kv_transfer", "/instances", "/admin",
@@ -172,6 +172,12 @@ def test_no_http_port_has_a_hidden_route(pinned: Pinned, host: str) -> None:
     ]
 
     assert not open_ones
+
+
+def test_the_description_of_the_api_is_the_schedulers_and_only_read(pinned: Pinned) -> None:
+    assert _status(pinned.cluster.port, "GET", "/openapi.json", {}) == 200
+    assert _status(pinned.cluster.port, "POST", "/openapi.json", {}) == 405
+    assert _status(pinned.http_port, "GET", "/openapi.json", {}) == 404
 
 
 def test_an_instances_own_http_only_reads(pinned: Pinned) -> None:
