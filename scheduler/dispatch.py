@@ -22,12 +22,13 @@ from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest
 from scheduler.request_check import check_request
+from scheduler.request_log import without_values
 from scheduler.retry_budget import RetryBudget
 from scheduler.running import Running
 from scheduler.tries import Tries
 from scheduler.waiting import Waiting
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InternalError, Overloaded, PdserveError, Unavailable
+from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 
 log = EventLogger("dispatch")
 
@@ -130,7 +131,9 @@ class Dispatch:
             return
         self.ledger.failed += 1
         reason = _reason(error, request)
-        log.warning("request_failed", request_id=request.request_id, error=type(reason).__name__, reason=reason)
+        say = log.debug if isinstance(reason, InvalidRequest) else log.warning  # a client can be wrong all day
+        name = type(reason).__name__
+        say("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
         running.finish(reason)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from scheduler.request import PromptDone
 from scheduler.request_done import RequestDone
 from telemetry.logs import EventLogger
-from wire.errors import UnknownModel
+from wire.errors import InvalidGrammar, UnknownModel
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
 _TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
@@ -44,6 +44,8 @@ def without_values(error: BaseException) -> str:
     """Return what `error` says, less what it quotes of the client, but for a model's name: the log holds no prompts."""
     if isinstance(error, UnknownModel):
         return str(error)
+    if isinstance(error, InvalidGrammar):
+        return "the output asked for cannot be kept; its client was told why"  # the libraries' words repeat the grammar
     return _TEMPLATE_WORDS.sub(r"\1", _QUOTED.sub("'…'", str(error)))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 
 import pytest
 
@@ -9,7 +10,7 @@ from scheduler.limits import ControlLimits
 from scheduler.loads import PromptFacts
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
+from wire.errors import DeadlineExceeded, Draining, InternalError, InvalidGrammar, Overloaded, Unavailable
 from wire.messages import Prefill
 
 LONG = tuple(range(100))
@@ -44,6 +45,22 @@ async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> Non
         assert caught.value.retry_after_s >= 1
         for reader in readers:
             reader.cancel()
+
+
+@virtual
+async def test_what_a_client_did_wrong_is_no_warning_and_its_grammar_not_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pdserve")
+    async with FakeCluster("PD").serving() as cluster:
+        for instance in cluster.instances:
+            instance.behaviour.refuse.extend([InvalidGrammar.__name__, InternalError.__name__, InternalError.__name__])
+        for error in (InvalidGrammar, InternalError):
+            with pytest.raises(error):
+                await collect(cluster.control.dispatch.start(request(LONG)))
+
+    (told,) = [record.getMessage() for record in caplog.records if "request_failed" in record.getMessage()]
+    assert "error=InternalError" in told
 
 
 @virtual

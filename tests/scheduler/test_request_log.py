@@ -10,7 +10,7 @@ from scheduler.request import GenerationRequest
 from scheduler.request_done import RequestDone
 from scheduler.request_log import log_request, without_values
 from telemetry.logs import Event
-from wire.errors import InstanceLost, InvalidRequest, UnknownModel
+from wire.errors import InstanceLost, InvalidGrammar, InvalidRequest, UnknownModel
 from wire.types import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +88,7 @@ def test_what_an_error_quotes_is_left_out_and_the_rest_stays() -> None:
     }
 
     assert {text: without_values(InvalidRequest(text)) for text in said} == said
+    assert SECRET not in without_values(InvalidGrammar(f"regex parse error:\n    ({SECRET}\n    ^"))
     assert without_values(UnknownModel("the model 'x' does not exist here")) == "the model 'x' does not exist here"
 
 
