@@ -102,6 +102,9 @@ class Dispatch:
         return PromptRun(request, index, lambda: f"{self._id_prefix}.{next(self._ids)}", running.put)
 
     async def _run(self, prompts: list[PromptRun], places: dict[PromptRun, Waiting], running: Running) -> None:
+        if len(prompts) == 1:
+            await self._serve(prompts[0], places, running)
+            return
         async with asyncio.TaskGroup() as tasks:
             for prompt in prompts:
                 tasks.create_task(self._serve(prompt, places, running))
@@ -146,6 +149,8 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[], None]:
 
 def _reason(error: BaseException, request: GenerationRequest) -> PdserveError:
     """Return the error to tell the client: the first of ours among the prompts', else InternalError."""
+    if isinstance(error, PdserveError):
+        return error
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             if isinstance(inner, PdserveError):

@@ -199,7 +199,7 @@ class Registry:
 
     def changed(self) -> None:
         """Tell the listeners; called by members and instances."""
-        if self.has_path():
+        if not self._path_found.is_set() and self.has_path():
             self._path_found.set()
         for listener in self._listeners:
             listener()
