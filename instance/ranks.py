@@ -37,5 +37,5 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             attention_backend=options.attention_backend, max_model_len=options.max_model_len,
             quantization=options.quantization,
         )  # fmt: skip
-    shown = ", ".join("cores " + ",".join(map(str, own)) for own in cores)
-    return loaded.model, (f"{config.num_ranks} ranks on {shown}", *loaded.notes)
+    shown = "; ".join(",".join(map(str, own)) for own in cores)
+    return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *loaded.notes)

@@ -166,7 +166,13 @@ def _report_gaps(
 
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
-    """A folder for tables and logs; it stays where something failed, for the logs."""
+    """A folder for tables and logs; it stays where something failed, for the logs, and not after Ctrl-C or SIGTERM."""
     work = Path(tempfile.mkdtemp(prefix="pdserve-verify-"))
-    yield work
+    try:
+        yield work
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
     shutil.rmtree(work, ignore_errors=True)

@@ -23,6 +23,7 @@ from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
 _UNREACHED, _BROKEN = "failed to connect to all addresses", ("Socket closed", "recvmsg:", "sendmsg:")
+_LATE = "Deadline Exceeded"
 _WHY_UNREACHED = (
     ("Connection refused", "nothing listens there"),
     ("No route to host", "there is no way to that host"),
@@ -164,4 +165,6 @@ def _plain(details: str) -> str:
     """Say what gRPC's own words mean where they are of the network; those of an instance stay."""
     if details.startswith(_UNREACHED):
         return next((words for part, words in _WHY_UNREACHED if part in details), "it cannot be reached")
+    if details == _LATE:
+        return "it does not answer in time"
     return "the connection broke" if details.startswith(_BROKEN) else details

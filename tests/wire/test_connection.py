@@ -9,7 +9,7 @@ import pytest
 
 from tests.wire.reach import Reach, free_port, in_process, over_grpc
 from wire.connection import Connection, Session
-from wire.errors import ConfigError, InstanceLost
+from wire.errors import ConfigError, DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
 from wire.grpc_connection import GrpcConnection
 from wire.grpc_server import GrpcServer
@@ -165,6 +165,20 @@ class TestGrpcOnly:
 
         address = f"127.0.0.1:{free_port()}"
         assert asyncio.run(run(address)) == f"{address}: nothing listens there"
+
+    def test_one_that_listens_and_says_nothing_is_told_in_words(self) -> None:
+        async def run(address: str) -> str:
+            connection = GrpcConnection(address)
+            try:
+                with pytest.raises(DeadlineExceeded) as caught:
+                    await connection.describe(0.2)
+                return str(caught.value)
+            finally:
+                await connection.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            assert asyncio.run(run(address)) == f"{address}: it does not answer in time"
 
     def test_an_instance_that_loads_says_so(self) -> None:
         async def run() -> str:
