@@ -53,7 +53,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
     wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, priority=body.priority)
-    num_tokens = sum(map(len, prompts))
+    num_tokens, most = sum(map(len, prompts)), front.config.options.max_answer_bytes
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
             "object": "list",
             "created": int(time.time()),
             "model": body.model,
-            "data": await _written(vectors, as_base64=body.encoding_format == "base64"),
+            "data": await _written(vectors, as_base64=body.encoding_format == "base64", max_bytes=most),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 
@@ -81,12 +81,20 @@ async def _prompts(front: Front, body: EmbeddingBody) -> tuple[tuple[int, ...], 
     return (fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, "messages"),)
 
 
-async def _written(vectors: list[Values], *, as_base64: bool) -> list[orjson.Fragment]:
+async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) -> list[orjson.Fragment]:
     """Return the `data` of the answer; of many long vectors others have their turn in between."""
-    written = []
+    written, num_bytes = [], 0
     for index, values in enumerate(vectors):
         embedding = _base64(values) if as_base64 else values
-        written.append(orjson.Fragment(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding})))
+        content = orjson.dumps({"object": "embedding", "index": index, "embedding": embedding})
+        num_bytes += len(content)
+        if num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"{len(vectors)} vectors are more than {max_bytes} bytes (--max-answer-bytes): ask for fewer at a "
+                "time, for fewer dimensions or for base64",
+                "input",
+            )
+        written.append(orjson.Fragment(content))
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
     return written

@@ -84,5 +84,16 @@ async def test_what_was_gathered_is_what_a_stream_tells(serve: Any, path: str) -
                 assert [one for part in own if part["logprobs"] for one in part["logprobs"][name]] == values
 
 
+async def test_vectors_are_bounded_too(serve: Any) -> None:
+    async with serve(max_answer_bytes=600) as served:
+        body = {"model": served.model, "input": ["a"]}
+        few = await served.client.post("/v1/embeddings", json=body)
+        many = await served.client.post("/v1/embeddings", json=body | {"input": ["a"] * 20})
+
+        assert few.status_code == 200, few.text
+        assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
+        assert "20 vectors are more than 600 bytes (--max-answer-bytes)" in many.json()["error"]["message"]
+
+
 def test_the_default_is_64_mib() -> None:
     assert SchedulerOptions().max_answer_bytes == 64 * 2**20
