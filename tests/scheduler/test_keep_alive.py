@@ -16,20 +16,21 @@ pytestmark = pytest.mark.anyio
 DEADLINE_S = 10.0
 
 
-async def streamed(served: Served, comments: int) -> bytes:
-    """Stream a completion; let its tokens go on once so many comments came."""
+async def streamed(served: Served, comments: int, *, leaves: bool = False) -> bytes:
+    """Stream a completion; once so many comments came let its tokens go on, or leave."""
     body = json.dumps({"model": served.model, "prompt": "San", "stream": True}).encode()
-    asked, sent = [{"type": "http.request", "body": body, "more_body": False}], bytearray()
+    asked, sent, gone = [{"type": "http.request", "body": body, "more_body": False}], bytearray(), asyncio.Event()
 
     async def receive() -> Message:
         if not asked:
-            await asyncio.Event().wait()
+            await gone.wait()
+            return {"type": "http.disconnect"}
         return asked.pop()
 
     async def send(message: Message) -> None:
         sent.extend(message.get("body", b""))
         if sent.count(COMMENT) >= comments:
-            served.dispatcher.released.set()
+            (gone if leaves else served.dispatcher.released).set()
 
     scope = {
         "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions", "root_path": "",
@@ -63,6 +64,14 @@ async def test_an_error_after_a_comment_is_an_event(serve: Serve) -> None:
         text = await streamed(served, comments=1)
 
     assert json.loads(text.replace(COMMENT, b"").removeprefix(b"data: "))["error"]["message"] == "lost"
+
+
+async def test_a_client_that_goes_away_while_it_is_quiet_cancels_its_request(serve: Serve) -> None:
+    async with serve("hello world", sse_keep_alive_interval=0.01) as served:
+        served.dispatcher.hold_after = 1
+        await streamed(served, comments=1, leaves=True)
+
+        assert served.dispatcher.endings == ["cancelled"]
 
 
 async def test_without_the_flag_nothing_is_said_while_it_is_quiet(serve: Serve) -> None:
