@@ -20,6 +20,7 @@ class Grant(AbstractContextManager["Grant"]):
         self.prefill = prefill
         self.decode = decode
         self._prompt_id = prompt_id
+        self._released = False
 
     def book(self, facts: PromptFacts) -> None:
         """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
@@ -41,6 +42,9 @@ class Grant(AbstractContextManager["Grant"]):
 
     def release(self) -> None:
         """Drop the bookings. Idempotent."""
+        if self._released:
+            return
+        self._released = True
         (self.prefill or self.decode).books.drop(self._prompt_id)
         self.decode.books.drop(self._prompt_id)
 
@@ -101,6 +105,6 @@ class Placer:
         if not facts.chain:
             return facts
         books = {instance.index: instance.books for instance in self._registry.living()}
-        known = {index: books.tokens_known(facts.chain) for index, books in books.items()}
-        shared = {index: books.tokens_shared(facts.chain) for index, books in books.items()}
-        return replace(facts, known=known, shared=shared)
+        known = {index: held for index, book in books.items() if (held := book.tokens_known(facts.chain))}
+        shared = {index: held for index, book in books.items() if (held := book.tokens_shared(facts.chain))}
+        return replace(facts, known=known, shared=shared) if known or shared else facts
