@@ -1,6 +1,7 @@
 """The loop that serves has a clock that latencies can be measured with."""
 
 import asyncio
+import gc
 import time
 
 from scheduler.loop import run
@@ -18,3 +19,14 @@ def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> Non
 
     assert gone >= 0.0002
     assert abs(apart) < 1.0, "it is the clock of time.monotonic"
+
+
+def test_garbage_is_collected_seldom_while_it_runs_and_as_before_afterwards() -> None:
+    async def thresholds() -> tuple[int, int, int]:
+        return gc.get_threshold()
+
+    before = gc.get_threshold()
+    inside = run(thresholds())
+
+    assert inside[0] > before[0]
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
