@@ -1,6 +1,7 @@
 """The command `ranktable`: its subcommands, each in a module of its own, and its exit status."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -44,14 +45,26 @@ With pdserve installed, each of them takes its flags from a file too:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    """Run one command line; return the exit status: 0, 2 for bad input, 130 after Ctrl-C, 141 without a reader."""
     try:
-        arguments = _parser()[0].parse_args(argv)
-        command: Callable[[argparse.Namespace], int] = arguments.command
-        return command(arguments)
+        status = _run(argv)
+        sys.stdout.flush()
+        return status
     except RanktableError as error:
         print(f"ranktable: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader, as `head`, has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    arguments = _parser()[0].parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    return command(arguments)
 
 
 def command_parsers() -> Mapping[str, argparse.ArgumentParser]:

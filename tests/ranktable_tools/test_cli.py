@@ -1,7 +1,9 @@
 """The command `ranktable`, from what is typed to files, words and exit status."""
 
 import json
+import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,6 +212,24 @@ def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixt
         "   |-- decode 0    10.0.0.18 port 8089  devices 6,7",
         "  KV: prefill 0 ==> decode 0",
     ]
+
+
+def test_a_reader_that_goes_and_ctrl_c_are_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(GEN)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", gone)
+        assert main(["show", f"global_ranktable_{IP}.json"]) == 141
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ranktable_tools.show_command._show", interrupted)
+    assert main(["show", f"global_ranktable_{IP}.json"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_show_tells_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -> None:
