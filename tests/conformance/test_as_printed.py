@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,20 @@ def test_a2_34_39_the_client_scripts_run_as_printed(printed: str) -> None:
     said = script(guides.KEYED_CLIENT, printed, "print(completion.choices[0].message.content)").splitlines()
     assert said[0].startswith("ChatCompletionMessage(content=")
     assert said[-1] in ("positive", "negative")
+
+
+def test_b_clients_1_the_examples_of_clients_run(printed: str) -> None:
+    said = {
+        name: subprocess.run(
+            [sys.executable, str(CLONE / "examples" / name), "--base-url", f"{printed}/v1"],
+            capture_output=True, text=True, timeout=60, env=_plain(),
+        )
+        for name in ("openai_completion_client.py", "openai_chat_client.py")
+    }  # fmt: skip
+
+    assert [ended.returncode for ended in said.values()] == [0, 0], [ended.stderr for ended in said.values()]
+    assert said["openai_completion_client.py"].stdout.startswith("0: ")
+    assert re.search(r"^(yes|no)\n\s*\{", said["openai_chat_client.py"].stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("told", ["flag", "environment"])

@@ -122,6 +122,7 @@ def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Serve
         assert served.text(guided_choice=["yes"], guided_decoding_backend=backend) == "yes"
     refused = served.refused(guided_choice=["yes"], guided_decoding_backend="wishes")
     assert "Unknown guided decoding backend" in refused["message"]
+    assert refused["param"] == "guided_decoding_backend"
 
 
 @pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
