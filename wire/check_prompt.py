@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
-from wire.errors import InvalidRequest
-from wire.types import BeamSearch, Pooling, PromptState, SamplingParams
+from wire.errors import InvalidGrammar, InvalidRequest
+from wire.types import BeamSearch, Pooling, PromptState, SamplingParams, StructuredOutput
 
 MAX_LOGPROBS = 128  # at each position; what one message cannot hold is told in several (instance/step_parts.py)
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
 MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so
 MAX_SALT = 128
+MAX_GRAMMAR_BYTES = 64 * 2**10
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: what the message has room for
 MAX_SEED = 2**64 - 1
 POOLING_KINDS = ("embed", "score")
@@ -59,6 +60,8 @@ def check_params(params: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
     if params.beam_search is not None:
         _check_beams(params, params.beam_search)
+    if params.structured is not None:
+        _check_structured(params.structured)
 
 
 def check_seed(seed: int) -> None:
@@ -91,6 +94,20 @@ def _check_lists(params: SamplingParams) -> None:
     check_ids("stop_token_ids", params.stop_token_ids)
     check_ids("allowed_token_ids", params.allowed_token_ids)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
+
+
+def _check_structured(wish: StructuredOutput) -> None:
+    """Refuse by its size alone what would not be compiled, or would be too long for a message."""
+    given = (
+        (wish.kind[:40], wish.value),
+        ("whitespace_pattern", wish.whitespace_pattern or ""),
+        ("guided_decoding_backend", wish.backend),
+        ("kind", wish.kind),
+    )
+    for name, text in given:
+        size = len(text.encode(errors="replace"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:

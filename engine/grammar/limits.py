@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from wire.check_prompt import MAX_GRAMMAR_BYTES
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -15,7 +17,7 @@ class GrammarLimits:
     also one grammar; `fill_s` is what one step of a backend without limits of its own may take.
     """
 
-    source_bytes: int = 64 * KIB
+    source_bytes: int = MAX_GRAMMAR_BYTES
     nesting: int = 64
     choices: int = 4096
     repetitions: int = 100_000

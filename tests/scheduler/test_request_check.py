@@ -10,6 +10,7 @@ from scheduler.request import GenerationRequest
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.errors import InvalidRequest
+from wire.types import StructuredOutput
 
 PROMPT = tuple(range(20))
 
@@ -17,6 +18,10 @@ PROMPT = tuple(range(20))
 def _with(**params: Any) -> GenerationRequest:
     asked = request(PROMPT)
     return dataclasses.replace(asked, params=dataclasses.replace(asked.params, **params))
+
+
+def _kept(*wish: Any) -> GenerationRequest:
+    return _with(structured=StructuredOutput(*wish))
 
 
 @pytest.mark.parametrize(
@@ -27,8 +32,12 @@ def _with(**params: Any) -> GenerationRequest:
         (lambda: _with(stop_token_ids=(5, 2**31)), "stop_token_ids has token id 2147483648"),
         (lambda: dataclasses.replace(request(PROMPT), seeds=(2**64,)), "seed is 18446744073709551616"),
         (lambda: request((5, 2**31)), "prompt has token id 2147483648"),
+        (lambda: _kept("choice", "x" * 2**24), "choice has 16777216 bytes, the limit is 65536"),
+        (lambda: _kept("json", "é" * 2**15 + "x"), "json has 65537 bytes, the limit is 65536"),
+        (lambda: _kept("json", "{}", " " * 2**17), "whitespace_pattern has 131072 bytes, the limit is 65536"),
+        (lambda: _kept("json", "{}", None, "x" * 2**17), "guided_decoding_backend has 131072 bytes, the limit is"),
     ],
-    ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt"],
+    ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt", "choice", "json", "blanks", "backend"],
 )  # fmt: skip
 @virtual
 async def test_it_is_refused_with_its_value_and_those_beside_it_go_on(asked: Any, words: str) -> None:
