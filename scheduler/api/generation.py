@@ -1,6 +1,7 @@
 """Run one request and answer it, whole or as a stream; what the answer looks like is the surface's (`Shape`)."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -90,17 +91,24 @@ class Generation:
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
         told, interval_s = _Told(self, writer, output), self.front.config.options.sse_keep_alive_interval
-        async with (
-            aclosing(output.pieces(self.front.dispatcher, told)) as made,
-            aclosing(with_quiet(made, interval_s, told.written_s)) as pieces,
-        ):
-            async for piece in pieces:
-                await writer.write(told.comment() if piece is None else told.events_of(piece))
+        async with aclosing(output.pieces(self.front.dispatcher, told)) as made:
+            if interval_s is None:
+                async for piece in made:
+                    await writer.write(told.events_of(piece))
+            else:
+                await self._write_with_comments(writer, told, with_quiet(made, interval_s, told.written_s))
         if self.asked.usage:
             last = self.shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
             await writer.write(event(last))
         await writer.write(DONE)
         await writer.end()
+
+    async def _write_with_comments(
+        self, writer: EventWriter, told: "_Told", pieces: AsyncGenerator[Piece | None, None]
+    ) -> None:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await writer.write(told.comment() if piece is None else told.events_of(piece))
 
     def _usage(self, output: TextStream) -> dict[str, Any]:
         return served.usage(output, details=self.front.config.options.enable_prompt_tokens_details)

@@ -9,16 +9,12 @@ COMMENT = b": keep-alive\n\n"
 
 
 async def with_quiet(
-    items: AsyncGenerator[Item, None], interval_s: float | None, written_s: Callable[[], float]
+    items: AsyncGenerator[Item, None], interval_s: float, written_s: Callable[[], float]
 ) -> AsyncGenerator[Item | None, None]:
-    """Yield what `items` yields, and None where nothing was written for `interval_s` seconds; None: never.
+    """Yield what `items` yields, and None where nothing was written for `interval_s` seconds.
 
     `written_s` says when the stream was last written to, by the loop's clock. Closing this leaves `items` to its owner.
     """
-    if interval_s is None:
-        async for item in items:
-            yield item
-        return
     clock = asyncio.get_running_loop().time
     coming = asyncio.ensure_future(anext(items, None))
     try:

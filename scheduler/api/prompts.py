@@ -29,7 +29,9 @@ def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> 
             "prompt",
         )
     if len(prompts) > max_prompts:
-        raise InvalidRequest(f"the request has {len(prompts)} prompts; at most {max_prompts} are allowed", "prompt")
+        raise InvalidRequest(
+            f"the request has {len(prompts)} prompts; at most {max_prompts} are allowed (--max-prompts)", "prompt"
+        )
     for prompt in prompts:
         if not prompt:
             raise InvalidRequest("an empty prompt cannot be continued", "prompt")
