@@ -1,4 +1,4 @@
-"""Read a request's JSON body: bounded in bytes, depth and time."""
+"""Read a request's JSON body: bounded in bytes, depth, time and what it is made of."""
 
 import asyncio
 from typing import Any
@@ -14,6 +14,8 @@ from wire.errors import InvalidRequest
 
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
+_MAX_PARTS = 2**18
+_STRIDE = 2**20
 
 
 async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
@@ -24,7 +26,31 @@ async def read_json(request: Request, options: SchedulerOptions) -> dict[str, An
     if content is None:
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
-    return await asyncio.to_thread(_parse, content) if len(content) > _LARGE_BYTES else _parse(content)
+    if len(content) <= _LARGE_BYTES:
+        return _parse(content)
+    await asyncio.to_thread(_check_parts, content)
+    return await asyncio.to_thread(_parse, content)
+
+
+def _check_parts(content: bytes) -> None:
+    """Refuse what takes seconds to make objects of, in whatever thread: nothing else runs while orjson parses."""
+    if _num_parts(content) <= _MAX_PARTS:
+        return
+    plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    number = inside = 0
+    for at in range(0, len(plain), _STRIDE):  # not at once: others have their turn in between
+        pieces = plain[at : at + _STRIDE].split(b'"')
+        number += sum(map(_num_parts, pieces[inside::2]))
+        inside ^= (len(pieces) - 1) % 2
+    if number > _MAX_PARTS:
+        raise InvalidRequest(
+            f"the body has {number} objects, arrays and members of objects; at most {_MAX_PARTS} are allowed"
+        )
+
+
+def _num_parts(text: bytes) -> int:
+    """Return how many objects, arrays and members begin in a text without strings; of one with strings, at most."""
+    return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
 def _parse(content: bytes) -> dict[str, Any]:

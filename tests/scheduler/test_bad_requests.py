@@ -224,6 +224,30 @@ async def test_b_errors_7_a_body_over_the_limit_is_413(serve: Any) -> None:
         assert "1000 bytes" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "many",
+    [b"[" + b"[]," * 300_000 + b"1]", b"[" + b'{"a":1},' * 140_000 + b"1]", b'{"k":0' + b',"k":0' * 270_000 + b"}"],
+    ids=["arrays", "objects", "members"],
+)
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(serve: Any, many: bytes) -> None:
+    async with serve() as served:
+        body = b'{"model": "%b", "prompt": "hi", "user": "a \\" b \\\\", "x": %b}' % (served.model.encode(), many)
+        answer = await served.client.post("/v1/completions", content=body)
+
+        assert answer.status_code == 400
+        assert "objects, arrays and members of objects; at most 262144 are allowed" in answer.text
+
+
+async def test_what_only_looks_like_parts_in_a_long_text_is_none(serve: Any) -> None:
+    code = "def f(a: int) -> list: return [{'a\\\\\"': [a]}]\n" * 70_000
+    async with serve("hello") as served:
+        answer = await served.client.post(
+            "/v1/completions", json={"model": served.model, "prompt": "hi", "user": code, "x": [1] * 300_000}
+        )
+
+        assert answer.status_code == 200
+
+
 async def test_forms_are_415_and_other_content_types_400(serve: Any) -> None:
     async with serve() as served:
         form = await served.client.post("/v1/completions", files={"file": b"x"})
