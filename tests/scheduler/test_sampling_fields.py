@@ -11,7 +11,7 @@ from wire.types import BeamSearch, StructuredOutput
 
 pytestmark = pytest.mark.anyio
 
-SURFACES = {
+SURFACES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "San Francisco is a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
 }

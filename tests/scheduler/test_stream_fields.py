@@ -9,7 +9,10 @@ import pytest
 pytestmark = pytest.mark.anyio
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-SURFACES = [("/v1/completions", {"prompt": "San Francisco is a"}), ("/v1/chat/completions", CHAT)]
+SURFACES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "San Francisco is a"}),
+    ("/v1/chat/completions", CHAT),
+]
 
 
 def events(response: httpx.Response) -> list[Any]:
