@@ -4,8 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from scheduler.api.generation_body import GenerationBody
-from wire.errors import InvalidRequest
+from wire.check_prompt import MAX_GRAMMAR_BYTES
+from wire.errors import InvalidGrammar, InvalidRequest
 from wire.structured_output import choice_output, json_output
 from wire.types import StructuredOutput
 
@@ -55,6 +58,7 @@ def _from_format(given: Any) -> StructuredOutput | None:
     if kind == "json_object":
         return StructuredOutput("json_object", "")
     if kind == "structural_tag":
+        _check_size("response_format", given)
         return StructuredOutput("structural_tag", json.dumps(dict(given), ensure_ascii=False))
     schema = given.get("json_schema")
     if not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
@@ -63,6 +67,7 @@ def _from_format(given: Any) -> StructuredOutput | None:
             'write {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}',
             "response_format.json_schema",
         )
+    _check_size("response_format.json_schema", schema["schema"])
     return json_output(schema["schema"])
 
 
@@ -99,6 +104,7 @@ def _from_guided(body: GenerationBody) -> StructuredOutput | None:
 
 
 def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
+    _check_size(name, value)
     if kind == "json_object":
         if value is not True:
             raise _wrong(name, "true or false", value)
@@ -116,6 +122,13 @@ def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str
     if not isinstance(value, str) or not value:
         raise _wrong(name, "a text, not empty", value)
     return StructuredOutput(kind, value, whitespace, backend)
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuse what is too long however it is written, before it is turned into text."""
+    size = len(value) if isinstance(value, str) else len(orjson.dumps(value))
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}", name)
 
 
 def _wrong(name: str, limit: str, value: Any) -> InvalidRequest:

@@ -104,6 +104,13 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["x"] * 2**15}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"regex": "x" * (2**16 + 1)}}, "structured_outputs.regex"),
+    ({"guided_json": {"enum": ["x" * 2**16]}}, "guided_json"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 2**16]}}}},
+        "response_format.json_schema",
+    ),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
     ({"cache_salt": "a b"}, "cache_salt"),
     ({"cache_salt": ""}, "cache_salt"),
