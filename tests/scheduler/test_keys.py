@@ -229,3 +229,23 @@ async def test_keys_show_in_no_repr_help_log_or_answer(
 
     assert KEY not in repr(config) + str(config) + caplog.text + capsys.readouterr().out + repr(told)
     assert caplog.text
+
+
+async def test_who_has_no_key_neither_waits_nor_makes_others_wait() -> None:
+    begun = asyncio.Semaphore(0)
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        begun.release()
+        await asyncio.Event().wait()
+
+    gate = Gate(app, Metrics(), {}, Keys([KEY]))
+    good = [asyncio.create_task(_ask(gate, "/v1/completions", "POST", [BEARER])) for _ in range(50)]
+    await begun.acquire()
+    refused = _ask(gate, "/v1/completions", "POST")
+    with pytest.raises(StopIteration) as ended:
+        refused.send(None)
+    for task in good:
+        task.cancel()
+    await asyncio.gather(*good, return_exceptions=True)
+
+    assert ended.value.value[0] == 401
