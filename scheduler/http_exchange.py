@@ -36,7 +36,7 @@ class Exchange:
         self._changed: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._head: bytes | None = None
-        self._started, self.complete = False, False
+        self.started, self.complete = False, False
         self.gone, self.why_gone = False, ""
         self._chunked, self._left = False, 0
 
@@ -93,7 +93,7 @@ class Exchange:
 
     async def read(self) -> Message:
         """Return what came of the body since the last call, or that the client is gone or the answer complete."""
-        if self._expects and not self._started:
+        if self._expects and not self.started:
             self._expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.gone or self.complete or self._body or (self._body_complete and not self._told_all)):
@@ -114,18 +114,18 @@ class Exchange:
         if self.gone:
             return
         if message["type"] == "http.response.start":
-            assert not self._started, "an answer starts once"
-            self._started = True
+            assert not self.started, "an answer starts once"
+            self.started = True
             self._head = self._head_of(message["status"], message.get("headers", ()))
         else:
-            assert self._started, "the body comes behind the head"
+            assert self.started, "the body comes behind the head"
             assert not self.complete, "the body ends once"
             self._write(message.get("body", b""), more=message.get("more_body", False))
 
     @property
     def is_free(self) -> bool:
         """Whether `write_now` would write: the answer has begun, goes on, and is read."""
-        is_under_way = self._started and self._head is None and not self.complete and not self.gone
+        is_under_way = self.started and self._head is None and not self.complete and not self.gone
         return is_under_way and self._writable is None
 
     def write_now(self, content: bytes) -> None:

@@ -251,7 +251,11 @@ class HttpProtocol(asyncio.Protocol):
         """Close the connection, after words where they are not taken for another request's answer."""
         self._expect(None)
         self._closing = True
-        if self._exchange is None and self._reading is None:
+        asks, reads = self._exchange, self._reading
+        if asks is not None and asks is reads and not asks.started:
+            asks.leave("its body is no HTTP")
+            asks = reads = None
+        if asks is None and reads is None:
             line, words = b"400 Bad Request", "this is not HTTP/1.1"
             if refused is not None:
                 line = b"431 Request Header Fields Too Large"
