@@ -36,11 +36,13 @@ def read_endpoint(url: str, environ: Mapping[str, str]) -> OtlpEndpoint:
     such URL, protocol or header.
     """
     parts = urlsplit(url if "://" in url else f"grpc://{url}")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("a collector's URL holds no key: send it by OTEL_EXPORTER_OTLP_HEADERS")  # so it is not shown
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ValueError(f"{url!r} is no URL of a collector: {error}") from None
-    if parts.scheme not in _SCHEMES or not host or parts.username or parts.query:
+    if parts.scheme not in _SCHEMES or not host:
         raise ValueError(f"{url!r} is no URL of a collector: write http://HOST:4317 or http://HOST:4318/v1/traces")
     is_grpc = _is_grpc(parts.scheme, parts.path, port, environ)
     return OtlpEndpoint(
