@@ -36,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
         if field.name in _FLAGS:
             name, told = "--" + field.name.replace("_", "-"), field.metadata
             parser.add_argument(name, default=argparse.SUPPRESS, help=told["help"], choices=told["choices"])
-    print(find_folder(os.environ, from_namespace(EngineOptions, parser.parse_args(argv))))
+    found = find_folder(os.environ, from_namespace(EngineOptions, parser.parse_args(argv)))
+    if not found.exists():
+        raise ConfigError(f"{found} is not a folder, nor a .gguf file")
+    print(found)
     return 0
 
 

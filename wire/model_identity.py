@@ -77,6 +77,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`. Raises ConfigError naming the file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} is missing") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from engine.gguf_folder import converted_path
-from pdserve import model_flags, up_request
+from pdserve import cli, model_flags, up_request
 from pdserve.hub.asked import Asked, Snapshot
 from pdserve.model_flags import with_plain_model
 from tests.engine.tiny_gguf import write_tiny_gguf
 from wire.errors import ConfigError
+from wire.model_identity import read_json
 from wire.options import EngineOptions
 
 
@@ -158,3 +159,14 @@ def test_nodes_of_another_machine_are_told_the_name_and_the_commit(fetches: list
     assert "--model facebook/opt-125m --revision c0ffee --download-dir /m --hub huggingface" in flags
     assert "--served-model-name facebook/opt-125m" in flags
     assert request.engine.model == str(tmp_path / "snapshot")
+
+
+def test_model_path_prints_no_path_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["model", "path", str(tmp_path / "none")]) == 2
+
+    assert capsys.readouterr() == ("", f"pdserve model: {tmp_path}/none is not a folder, nor a .gguf file\n")
+
+
+def test_a_file_of_the_model_that_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^\S+/config\.json is missing$"):
+        read_json(tmp_path / "config.json")
