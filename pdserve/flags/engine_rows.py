@@ -53,7 +53,7 @@ MODEL_FLAGS: Final = (
     no_effect("--trust-remote-code", "code that comes with a model is never run", _NOTHING),
     no_effect("--code-revision", "code that comes with a model is never run"),
     no_effect("--ignore-patterns", _ONE_KIND),
-    no_effect("--task", "a model generates text", only=("auto", "generate")),
+    no_effect("--task", "what a model does is read from its config", only=("auto", "generate", "embed", "score")),
     supported("--generation-config"),
     no_effect("--seed", "a request's own seed decides, and without one it gets a random one"),
     refused("--skip-tokenizer-init", "the scheduler needs the tokenizer", _NOTHING),
