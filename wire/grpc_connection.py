@@ -4,6 +4,7 @@ The other half is wire/grpc_server.py.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,12 +13,12 @@ import grpc.aio
 
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
-from wire.channel import CHANNEL_OPTIONS
+from wire.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, PdserveError
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, PdserveError, to_name
 from wire.grpc_proof import Metadata, prove
-from wire.messages import Command, Event, OpenSession
+from wire.messages import Command, Event, Generate, OpenSession, Prefill, Refused, Reserve
 from wire.trust import Trust
 from wire.types import InstanceDescription
 
@@ -90,12 +91,18 @@ class GrpcSession:
         self._first: Event | None = None
         self._closed = False
         self._writing = asyncio.Lock()  # a stream takes one write at a time
+        self._refused: deque[Refused] = deque()
 
     async def send(self, command: Command) -> None:
-        """Write one command to the stream."""
+        """Write one command to the stream. A prompt that no message holds would end it: that is refused here."""
+        message = command_to_pb(command)
+        if isinstance(command, Reserve | Prefill | Generate) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
+            words = f"the request is {size} bytes on its way to an instance, at most {MAX_MESSAGE_BYTES} are allowed"
+            self._refused.append(Refused(command.prompt.prompt_id, to_name(InvalidRequest(words)), words))
+            return
         try:
             async with self._writing:
-                await self._call.write(command_to_pb(command))
+                await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise InstanceLost(f"the session to {self._address} is over") from error
 
@@ -106,11 +113,13 @@ class GrpcSession:
             raise InstanceLost(f"{self._address} ended the session before it began")
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield events until the stream ends."""
+        """Yield events until the stream ends; what was refused here comes with the next, a heartbeat at the latest."""
         if self._first is not None:
             yield self._first
         while (event := await self._read()) is not None:
             yield event
+            while self._refused:
+                yield self._refused.popleft()
         if not self._closed:
             raise InstanceLost(f"{self._address} ended the session")
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from tests.wire.reach import Reach, free_port, in_process, over_grpc
+from wire.channel import MAX_MESSAGE_BYTES
 from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost
 from wire.fake_instance import FakeInstance
@@ -283,3 +284,27 @@ def test_what_is_no_prompt_is_refused_alike_on_both_ways(reach: Reach, state: Pr
     refused = each(reach, send)
 
     assert (refused.prompt_id, refused.error) == ("bad", "InvalidRequest")
+
+
+def test_a_prompt_that_no_message_holds_is_refused_and_the_session_goes_on() -> None:
+    async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, list[str]]:
+        session = await connection.open(HELLO, DEADLINE_S)
+        huge = PromptState("huge", "r", (2**28,) * 3_500_000, SamplingParams(max_tokens=1))
+        await session.send(Generate(huge))
+        await session.send(Generate(PromptState("small", "r", (1,), SamplingParams(max_tokens=1))))
+        refused, served = None, []
+        async for event in session.events():
+            if isinstance(event, Refused):
+                refused = event
+            elif isinstance(event, Step):
+                served = [token.prompt_id for token in event.tokens]
+            if refused is not None and served:
+                break
+        await session.close()
+        assert refused is not None
+        return refused, served
+
+    refused, served = each(over_grpc, send)
+
+    assert (refused.prompt_id, refused.error, served) == ("huge", "InvalidRequest", ["small"])
+    assert str(MAX_MESSAGE_BYTES) in refused.message
