@@ -31,6 +31,10 @@ class _Refused(Exception):
     """What is being parsed oversteps a limit."""
 
 
+class _NotHttp1(Exception):
+    """The head is of another version, or does not name one host."""
+
+
 class HttpProtocol(asyncio.Protocol):
     """Owns one connection: its parser, the exchange under way, those that wait behind it, and two timers."""
 
@@ -98,7 +102,7 @@ class HttpProtocol(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._take_no_more()
         except httptools.HttpParserError as error:
-            self._refuse(error.__context__ if isinstance(error.__context__, _Refused) else None)
+            self._refuse(error.__context__)
             return
         self._untold_bytes = 0 if self._is_told else self._untold_bytes + len(data)
         if self._untold_bytes > MAX_HEAD_BYTES:
@@ -152,6 +156,9 @@ class HttpProtocol(asyncio.Protocol):
         if len(self._waiting) == MAX_WAITING:
             raise _Refused
         version = self._parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self._headers)
+        if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
+            raise _NotHttp1
         url = httptools.parse_url(self._url)
         raw_path = url.path or b"/"
         path = raw_path.decode("ascii")
@@ -247,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
             self.on_message_complete()
         self._closing = True
 
-    def _refuse(self, refused: _Refused | None) -> None:
+    def _refuse(self, why: BaseException | None) -> None:
         """Close the connection, after words where they are not taken for another request's answer."""
         self._expect(None)
         self._closing = True
@@ -257,7 +264,9 @@ class HttpProtocol(asyncio.Protocol):
             asks = reads = None
         if asks is None and reads is None:
             line, words = b"400 Bad Request", "this is not HTTP/1.1"
-            if refused is not None:
+            if isinstance(why, _NotHttp1):
+                words = "a request is of HTTP/1.0 or 1.1 and names one Host"
+            elif isinstance(why, _Refused):
                 line = b"431 Request Header Fields Too Large"
                 words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
             self.transport.write(_refusal(line, words))

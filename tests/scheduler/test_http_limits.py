@@ -131,6 +131,27 @@ async def test_what_has_no_end_behind_a_head_closes_the_connection(begun: bytes)
         assert await _write_until_cut(writer, b"a" * 65_536, LARGE) < LARGE
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost:\r\n\r\n", b"200"),
+    ],
+)
+async def test_a_request_is_of_http_1_and_names_one_host(head: bytes, status: bytes) -> None:
+    app = App()
+    app.may_answer.set()
+    async with _connected(app) as (reader, writer):
+        writer.write(head)
+
+        assert (await reader.readline()).split()[1] == status
+    assert len(app.scopes) == (status == b"200")
+
+
 async def test_trailers_without_an_end_close_the_connection() -> None:
     async with _connected(App()) as (_, writer):
         writer.write(CHUNKED + b"0\r\n")

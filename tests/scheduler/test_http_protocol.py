@@ -141,7 +141,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order(monkeypatch: py
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"])
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])
 async def test_who_asks_for_one_answer_gets_one_and_the_end(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(sent + GET)
