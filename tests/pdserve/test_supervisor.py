@@ -180,8 +180,9 @@ def test_one_that_was_removed_is_none_that_is_left(cluster: _Cluster) -> None:
     cluster.removed.add("decode-1")
     cluster.wait_dead("decode-1")
     for now in (10.0, 15.0, 20.0, 25.0):  # two restarts, each due after its wait
-        cluster.supervisor.tick(now)
         cluster.wait_dead("decode-0")
+        cluster.supervisor.tick(now)
+    cluster.wait_dead("decode-0")
 
     with pytest.raises(Unavailable, match="no decode is left"):
         cluster.supervisor.tick(30.0)
