@@ -5,17 +5,14 @@ folder with one .gguf --digest--> <cache>/gguf/<file's name>-<digest>/  config.j
 The digest is of the file's size and of pieces spread over it, so the same file has the same folder name on every host.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engine.conversion_child import answer_caller, convert_apart
 from engine.file_digest import file_digest
 from engine.model_cache import make_once
 from wire.errors import ConfigError
-
-_CONVERT_TIMEOUT_S = 1200.0
-_REFUSED = 3  # exit status of a conversion that says why in its last line
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -47,40 +44,25 @@ def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None
 
     def make(staging: Path) -> Path:
         progress(f"converting {file.name} to safetensors (once)")
-        _convert(file, staging / target.name)
+        convert_apart("engine.gguf_folder", file, staging / target.name)
         return staging / target.name
 
     return make_once(target, make, progress)
 
 
-def _convert(file: Path, target: Path) -> None:
-    """Convert in a child, so that this process needs no torch."""
-    command = [sys.executable, "-P", "-m", "engine.gguf_folder", str(file.resolve()), str(target)]
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, text=True, timeout=_CONVERT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"converting {file} took longer than {_CONVERT_TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(last if done.returncode == _REFUSED else f"{file} cannot be converted: {last}")
-
-
 def main(argv: Sequence[str]) -> int:
     """Convert FILE into the new folder TARGET; a refusal is the last line of stderr."""
     file, target = map(Path, argv)
-    try:
-        from engine.gguf_conversion import convert, stored_dtype
+    return answer_caller(file, lambda: _convert(file, target))
 
+
+def _convert(file: Path, target: Path) -> None:
+    from engine.gguf_conversion import convert, stored_dtype
+
+    try:
         convert(file, target, stored_dtype(file))
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f"{file}: converting needs {error.name}: pip install 'pdserve[engine]'\n")
-        return _REFUSED
     except ConfigError as error:
-        sys.stderr.write(f"{file}: {error}\n")
-        return _REFUSED
-    return 0
+        raise ConfigError(f"{file}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ config.json and its like are copied; safetensors that are there are linked to; c
 A process of its own does it, so that what it reads and imports stays out of ours.
 """
 
-import ctypes
 import hashlib
 import json
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.bin_files import BIN_INDEX, BinFiles, check_archive, find_bin_files
+from engine.conversion_child import TIMEOUT_S, answer_caller, convert_apart
 from engine.file_digest import DIGEST_DIGITS, file_digest
 from engine.model_cache import make_once
 from wire.errors import ConfigError
@@ -28,9 +26,6 @@ _COPIED = (".json", ".jinja", ".txt", ".model")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _GPT2_MODELS = ("gpt2", "opt")
 _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
-_CONVERT_TIMEOUT_S = 3600.0
-_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: who converts for nobody ends
-_REFUSED = 3  # exit status of a conversion that says why in its last line
 
 
 def ensure_plain(
@@ -47,11 +42,11 @@ def ensure_plain(
 
     def make(staging: Path) -> Path:
         progress(f"{_told(folder, parts)} (once, into {target})")
-        _convert(folder, staging / target.name, parts)
+        convert_apart("engine.plain_folder", folder, staging / target.name, parts)
         return staging / target.name
 
     try:
-        return make_once(target, make, progress, timeout_s=_CONVERT_TIMEOUT_S)
+        return make_once(target, make, progress, timeout_s=TIMEOUT_S)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be converted into {target}: {error}") from error
 
@@ -107,32 +102,10 @@ def _linked(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _convert(folder: Path, target: Path, parts: Sequence[str]) -> None:
-    command = [sys.executable, "-P", "-m", "engine.plain_folder", str(folder.resolve()), str(target), *parts]
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, text=True, timeout=_CONVERT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"converting {folder} took longer than {_CONVERT_TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(last if done.returncode == _REFUSED else f"{folder} cannot be converted: {last}")
-
-
 def main(argv: Sequence[str]) -> int:
     """Make TARGET of FOLDER with PARTS; a refusal is the last line of stderr."""
     folder, target, parts = Path(argv[0]), Path(argv[1]), argv[2:]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    try:
-        _make(folder, target, parts)
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f"{folder}: converting needs {error.name}: pip install 'pdserve[engine]'\n")
-        return _REFUSED
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return _REFUSED
-    return 0
+    return answer_caller(folder, lambda: _make(folder, target, parts))
 
 
 def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:

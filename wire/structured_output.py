@@ -7,6 +7,17 @@ from typing import Any, Protocol, runtime_checkable
 from wire.errors import InvalidGrammar
 from wire.types import StructuredOutput
 
+LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
+OLD_BACKENDS = ("outlines", "lm-format-enforcer", "guidance")
+"""Names that others once served; llguidance does now."""
+BACKENDS = ("auto", LLGUIDANCE, XGRAMMAR, *OLD_BACKENDS)
+
+
+def check_backend(name: str, param: str | None = None) -> None:
+    """Raise InvalidGrammar, naming those there are, for a backend that nobody knows."""
+    if name not in BACKENDS:
+        raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; there are {', '.join(BACKENDS)}", param)
+
 
 @runtime_checkable
 class HasSchema(Protocol):

@@ -2,9 +2,9 @@
 
 from engine.grammar.interface import Backend
 from engine.grammar.limits import GrammarLimits, StepLimits
-from engine.grammar.source import LLGUIDANCE
 from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import InvalidGrammar
+from wire.structured_output import LLGUIDANCE
 
 
 def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> Backend:

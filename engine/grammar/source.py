@@ -7,11 +7,9 @@ from hashlib import sha256
 
 from engine.grammar.limits import GrammarLimits
 from wire.errors import InvalidGrammar
+from wire.structured_output import LLGUIDANCE, OLD_BACKENDS, XGRAMMAR, check_backend
 from wire.types import StructuredOutput
 
-LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
-_OLD_NAMES = ("outlines", "lm-format-enforcer", "guidance")
-BACKENDS = ("auto", LLGUIDANCE, XGRAMMAR, *_OLD_NAMES)
 _JSON_KINDS = ("json", "choice", "structural_tag")
 
 
@@ -60,7 +58,7 @@ def read_source(wish: StructuredOutput, limits: GrammarLimits) -> Source:
 
 def is_old_name(backend: str) -> bool:
     """Whether another engine once served this name; llguidance does now."""
-    return backend in _OLD_NAMES
+    return backend in OLD_BACKENDS
 
 
 def _kind(name: str) -> Kind:
@@ -74,8 +72,7 @@ def _kind(name: str) -> Kind:
 
 
 def _backend(name: str, kind: Kind, text: str) -> str:
-    if name not in BACKENDS:
-        raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; there are {', '.join(BACKENDS)}")
+    check_backend(name)
     needs_xgrammar = kind is Kind.STRUCTURAL_TAG and "format" in json.loads(text)
     if name == XGRAMMAR or (name == "auto" and needs_xgrammar):
         return XGRAMMAR

@@ -18,10 +18,11 @@ from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.interface import Backend, Grammar
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import LLGUIDANCE, Source, is_old_name, read_source
+from engine.grammar.source import Source, is_old_name, read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded, PdserveError
+from wire.structured_output import LLGUIDANCE
 from wire.types import StructuredOutput
 
 log = EventLogger("grammar")

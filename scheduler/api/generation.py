@@ -45,8 +45,7 @@ class Generation:
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
             except InvalidGrammar as error:  # an instance's words cross the wire, the name of the field does not
-                names_backend = str(error).startswith("Unknown guided decoding backend")
-                error.param = error.param or ("guided_decoding_backend" if names_backend else self.asked.structured_by)
+                error.param = error.param or self.asked.structured_by
                 raise
 
     def _log_taken(self, scope: Scope) -> None:

@@ -3,11 +3,12 @@
 The seeds' names and today's stand side by side: guided_* and structured_outputs, max_tokens and max_completion_tokens.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from scheduler.api.described import AnyFormat, AnyMessages, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
+from scheduler.api.conversation import ConversationBody
+from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
 from scheduler.api.schemas import Body, Count, Priority
 
 _MAX_STOP_IDS = 128
@@ -120,19 +121,12 @@ class CompletionBody(GenerationBody):
         return bool(self.echo)
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ConversationBody):
     """The body of /v1/chat/completions. `max_tokens` is by default all the context that is left."""
 
-    messages: AnyMessages = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     echo: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -14,7 +14,7 @@ from scheduler.api.generation_body import GenerationBody
 from scheduler.api.logprobs import TokenTeller
 from scheduler.api.sampling import read_sampling
 from scheduler.api.shape import Shape
-from scheduler.api.structured import structured_param
+from scheduler.api.structured import read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.front import Front
 from scheduler.pieces import TextOptions
@@ -61,8 +61,9 @@ async def prepare_generation(
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
     text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
-    params = await read_sampling(front, body, cut, default_max_tokens=default_max_tokens, param=param)
-    asked = read_answer_options(body, front.config.options, structured_by=structured_param(body))
+    wish = read_structured(body)
+    params = await read_sampling(front, body, cut, wish, default_max_tokens=default_max_tokens, param=param)
+    asked = read_answer_options(body, front.config.options, structured_by=None if wish is None else wish[0])
     check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler.api.beams import read_beam_search
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prompts import check_token_ids
-from scheduler.api.structured import read_structured, structured_param
+from scheduler.api.structured import Wish
 from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
 from scheduler.config import SchedulerOptions
 from scheduler.front import Front
@@ -19,8 +19,9 @@ _ALL = -1
 
 
 async def read_sampling(
-    front: Front, body: GenerationBody, prompts: Sequence[Sequence[int]], *, default_max_tokens: int | None, param: str
-) -> SamplingParams:
+    front: Front, body: GenerationBody, prompts: Sequence[Sequence[int]], wish: Wish | None, *,
+    default_max_tokens: int | None, param: str,
+) -> SamplingParams:  # fmt: skip
     """Return the parameters; `default_max_tokens` None means all the context left. Raises InvalidRequest."""
     options, tokens, defaults = front.config.options, front.tokens, front.defaults
     longest = max(map(len, prompts))
@@ -32,11 +33,8 @@ async def read_sampling(
     max_tokens = _max_tokens(front, body, longest, default_max_tokens, param)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
-    structured = read_structured(body)
-    if structured is not None and beams is not None:
-        raise InvalidRequest(
-            f"{structured_param(body)} cannot be kept with use_beam_search: leave one out", "use_beam_search"
-        )
+    if wish is not None and beams is not None:
+        raise InvalidRequest(f"{wish[0]} cannot be kept with use_beam_search: leave one out", "use_beam_search")
     logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, front)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -59,7 +57,7 @@ async def read_sampling(
         bad_words=await read_bad_words(body.bad_words, tokens),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(body, logprobs, front),
-        structured=structured,
+        structured=None if wish is None else wish[1],
         beam_search=beams,
     )
 

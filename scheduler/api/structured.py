@@ -9,45 +9,30 @@ import orjson
 from scheduler.api.generation_body import GenerationBody
 from wire.check_prompt import MAX_GRAMMAR_BYTES
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.structured_output import choice_output, json_output
+from wire.structured_output import check_backend, choice_output, json_output
 from wire.types import StructuredOutput
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_TEXT_KINDS = ("regex", "grammar")
 _GUIDED = ("json", "regex", "choice", "grammar", "json_object")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+Wish = tuple[str, StructuredOutput]
+"""The field that says what the output must be, and what."""
 
 
-def read_structured(body: GenerationBody) -> StructuredOutput | None:
-    """Return what the output must be, None for any text. Raises InvalidRequest that names the field.
+def read_structured(body: GenerationBody) -> Wish | None:
+    """Return the field that says what the output must be, and what; None for any text. Raises InvalidRequest.
 
     Whether a grammar can be kept is found where it is compiled, before anything is computed.
     """
-    wishes = {
-        name: wish
-        for name, read in (
-            ("response_format", _from_format(body.response_format)),
-            ("structured_outputs", _from_structured_outputs(body.structured_outputs)),
-            ("guided decoding", _from_guided(body)),
-        )
-        if (wish := read) is not None
-    }
+    read = (_from_format(body.response_format), _from_structured_outputs(body.structured_outputs), _from_guided(body))
+    wishes = [wish for wish in read if wish is not None]
     if len(wishes) > 1:
-        raise InvalidRequest(
-            f"{' and '.join(wishes)} both say what the output must be: give one", next(iter(wishes)).replace(" ", "_")
-        )
-    return next(iter(wishes.values()), None)
+        names = [name for name, _ in wishes]
+        raise InvalidRequest(f"{' and '.join(names)} both say what the output must be: give one", names[0])
+    return wishes[0] if wishes else None
 
 
-def structured_param(body: GenerationBody) -> str | None:
-    """Return the field that said what the output must be."""
-    for name in ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _GUIDED)):
-        if getattr(body, name) is not None:
-            return name
-    return None
-
-
-def _from_format(given: Any) -> StructuredOutput | None:
+def _from_format(given: Any) -> Wish | None:
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
@@ -56,10 +41,10 @@ def _from_format(given: Any) -> StructuredOutput | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput("json_object", "")
+        return "response_format", StructuredOutput("json_object", "")
     if kind == "structural_tag":
         _check_size("response_format", given)
-        return StructuredOutput("structural_tag", json.dumps(dict(given), ensure_ascii=False))
+        return "response_format", StructuredOutput("structural_tag", json.dumps(dict(given), ensure_ascii=False))
     schema = given.get("json_schema")
     if not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
         raise InvalidRequest(
@@ -68,10 +53,10 @@ def _from_format(given: Any) -> StructuredOutput | None:
             "response_format.json_schema",
         )
     _check_size("response_format.json_schema", schema["schema"])
-    return json_output(schema["schema"])
+    return "response_format", json_output(schema["schema"])
 
 
-def _from_structured_outputs(given: Any) -> StructuredOutput | None:
+def _from_structured_outputs(given: Any) -> Wish | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -87,10 +72,10 @@ def _from_structured_outputs(given: Any) -> StructuredOutput | None:
     if whitespace is not None and not isinstance(whitespace, str):
         raise _wrong("structured_outputs.whitespace_pattern", "a text", whitespace)
     kind = asked[0]
-    return _wish(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
+    return "structured_outputs", _wish(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
 
 
-def _from_guided(body: GenerationBody) -> StructuredOutput | None:
+def _from_guided(body: GenerationBody) -> Wish | None:
     given = {kind: getattr(body, f"guided_{kind}") for kind in _GUIDED}
     asked = [kind for kind, value in given.items() if value is not None and value is not False]
     if not asked:
@@ -100,7 +85,8 @@ def _from_guided(body: GenerationBody) -> StructuredOutput | None:
         raise InvalidRequest(f"{names} both say what the output must be: give one", f"guided_{asked[0]}")
     kind = asked[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
-    return _wish(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
+    check_backend(backend, "guided_decoding_backend")
+    return f"guided_{kind}", _wish(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
 
 
 def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:

@@ -144,6 +144,11 @@ def test_b_structured_1_a4_72_only_one_way_says_what_the_output_must_be(served: 
     assert served.refused("/v1/chat/completions", guided_json="{}", **tools)["param"] == "tools"
 
 
+def test_a_field_that_asks_for_nothing_is_not_blamed_for_another(served: Served) -> None:
+    for neutral in ({"response_format": {"type": "text"}}, {"guided_json_object": False}):
+        assert served.refused(guided_regex="[a", **neutral)["param"] == "guided_regex"
+
+
 def test_b_structured_1_4_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
     asked = {"seed": 4, **SAMPLED}
 

@@ -13,9 +13,10 @@ from engine.grammar.interface import Grammar, Matcher
 from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import XGRAMMAR, read_source
+from engine.grammar.source import read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.tiny_models import VOCAB_SIZE
+from wire.structured_output import XGRAMMAR
 from wire.types import StructuredOutput
 
 EOS_ID = 2

@@ -13,12 +13,13 @@ from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.llguidance_matcher import LlguidanceGrammar
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import XGRAMMAR, Kind, Source
+from engine.grammar.source import Kind, Source
 from engine.grammar.walk import walk
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import EOS_ID, LIMITS, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import InvalidGrammar
+from wire.structured_output import XGRAMMAR
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from engine.grammar.limits import GrammarLimits
-from engine.grammar.source import BACKENDS, Kind, Source, nesting, read_source
+from engine.grammar.source import Kind, Source, nesting, read_source
 from wire.errors import InvalidGrammar, appearance
+from wire.structured_output import BACKENDS
 from wire.types import StructuredOutput
 
 _LIMITS = GrammarLimits()

@@ -177,13 +177,13 @@ import sys, time
 from pathlib import Path
 from engine import plain_folder
 
-def stop(folder, target, parts):
+def stop(module, folder, target, parts):
     target.mkdir()
     (target / "config.json").write_text("{}")
     print("half", flush=True)
     time.sleep(600)
 
-plain_folder._convert = stop
+plain_folder.convert_apart = stop
 plain_folder.ensure_plain(Path(sys.argv[1]), Path(sys.argv[2]), lambda words: None, name="opt", weights=False)
 """
 
@@ -227,10 +227,10 @@ def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> N
 
 def test_who_converts_ends_with_the_process_that_waits(opt: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizers.py").write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
-    code = "import sys; from engine.plain_folder import _convert; from pathlib import Path\n" + (
+    code = "import sys; from engine.conversion_child import convert_apart; from pathlib import Path\n" + (
         "import subprocess; run = subprocess.run\n"
         "subprocess.run = lambda *a, capture_output, **k: run(*a, **k)  # its stdout is ours\n"
-        "_convert(Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
+        "convert_apart('engine.plain_folder', Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
     )
     command = [sys.executable, "-P", "-c", code, str(opt), str(tmp_path / "made")]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}

@@ -1,0 +1,42 @@
+"""Convert a model's files in a process of its own, so that the caller needs no torch and a crash is none of its own."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from wire.errors import ConfigError
+
+TIMEOUT_S = 3600.0
+_REFUSED = 3  # exit status of a conversion that says why in its last line
+_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: who converts for nobody ends
+
+
+def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] = ()) -> None:
+    """Run `python -m module SOURCE TARGET PARTS`. Raises ConfigError with the last line of what it said."""
+    command = [sys.executable, "-P", "-m", module, str(source.resolve()), str(target), *parts]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"converting {source} took longer than {TIMEOUT_S:.0f} s") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(last if done.returncode == _REFUSED else f"{source} cannot be converted: {last}")
+
+
+def answer_caller(source: Path, convert: Callable[[], None]) -> int:
+    """In the child: convert, and end with who waits for it; return the exit status. A refusal is stderr's last line."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        convert()
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{source}: converting needs {error.name}: pip install 'pdserve[engine]'\n")
+        return _REFUSED
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+    return 0
