@@ -194,7 +194,7 @@ def test_a_lost_session_ends_its_work(tmp_path: Path) -> None:
             await client.next(Step)
             await client.session.close()
             async with asyncio.timeout(DEADLINE_S):
-                while instance._host.load().blocks_used:  # noqa: ASYNC110 - another thread's pool has no event
+                while instance._host.load().blocks_used or instance._host.load().running:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0)
             return instance._host.load().running
 

@@ -251,14 +251,17 @@ def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(
             assert not host.is_busy
             long = PromptState("r/1", "r", (3, 4, 5), SamplingParams(max_tokens=100, temperature=0.0))
             await client.session.send(Generate(long))
-            step = await client.next(Step)
+            await client.next(Step)
             host.drain("its entry is gone")
             await client.session.send(Generate(STATE))
-            refused = await client.next(Refused)
-            assert isinstance(refused, Refused)
+            refused, ended = None, False
+            while refused is None or not ended:  # in either order: the engine does not wait for the refusal
+                event = await client.next(Step, Refused)
+                if isinstance(event, Refused):
+                    refused = event
+                elif isinstance(event, Step):
+                    ended = ended or any(token.finish for token in event.tokens)
             assert (refused.prompt_id, refused.error, refused.message) == ("r/0", "Draining", "its entry is gone")
-            while not any(token.finish for token in step.tokens):  # type: ignore[union-attr]
-                step = await client.next(Step)
             with pytest.raises(Unavailable, match="its entry is gone"):
                 await instance.connection().open(OpenSession("test", 2, 10.0), DEADLINE_S)
             host.drain(None)
