@@ -13,7 +13,8 @@ from pdserve.up_request import fill_model
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.loop import run
-from scheduler.process import Cluster, serve_cluster
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
 from scheduler.traces import check_traces
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError

@@ -21,8 +21,9 @@ from ranktable_tools.launch_plan import resolve
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
-from scheduler.process import Cluster, build_control, cluster_of
+from scheduler.process import cluster_of
 from scheduler.request import GenerationRequest, NewToken, PromptDone
+from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, Unavailable
 from wire.grpc_connection import GrpcConnection
 from wire.types import Role, SamplingParams

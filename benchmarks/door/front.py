@@ -15,7 +15,8 @@ from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, parse
 from scheduler.loop import run as run_loop
-from scheduler.process import Cluster, serve_cluster
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
 from telemetry import logs
 from wire.grpc_connection import GrpcConnection
 

@@ -22,7 +22,7 @@ from scheduler.front import Front
 from scheduler.limits import ControlLimits
 from scheduler.metrics import Metrics
 from scheduler.model_files import read_model_files
-from scheduler.process import Cluster, build_control, report
+from scheduler.serving import Cluster, build_control, report
 from scheduler.tokens import Tokens
 from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
 from tests.scheduler.virtual_time import until

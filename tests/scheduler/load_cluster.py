@@ -17,7 +17,8 @@ from pathlib import Path
 from scheduler import loop
 from scheduler.compatibility import ExpectedInstance
 from scheduler.config import parse
-from scheduler.process import Cluster, serve_cluster
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
 from telemetry import logs
 from tests.scheduler.fake_cluster import TABLE_DIGEST, describe
 from tests.scheduler.load_client import status_of

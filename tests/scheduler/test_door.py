@@ -18,7 +18,8 @@ from scheduler import door
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.door import door_name, keep_door
 from scheduler.link_probe import MAX_MEASURE_BYTES, LinkProbe
-from scheduler.process import Cluster, serve_cluster
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from tests.scheduler.virtual_time import until
 from wire.messages import MeasureLink

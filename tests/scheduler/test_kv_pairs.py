@@ -8,8 +8,8 @@ import pytest
 
 from scheduler.kv_pairs import missing_transport
 from scheduler.link_probe import LinkProbe
-from scheduler.process import report
 from scheduler.request import GenerationRequest
+from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual

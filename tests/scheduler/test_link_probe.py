@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.link_answers import LinkAnswers
 from scheduler.link_probe import LinkProbe, Pair, PairLink
-from scheduler.process import report
+from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc
 from tests.scheduler.virtual_time import until, virtual

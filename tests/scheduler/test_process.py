@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.process import Cluster, serve_cluster
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from wire.errors import ConfigError
 from wire.options import EngineOptions

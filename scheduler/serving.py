@@ -1,0 +1,195 @@
+"""A scheduler that is alive, with or without a socket: the front over the control half, and the tasks that keep it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from ranktable_tools.addresses import HostComparer
+from scheduler.api.keys import read_keys
+from scheduler.app import build_app
+from scheduler.compatibility import ExpectedInstance
+from scheduler.config import SchedulerConfig
+from scheduler.control import Control
+from scheduler.drain import Drain
+from scheduler.front import Front, ReadyReport, always_healthy
+from scheduler.generation_defaults import read_defaults
+from scheduler.limits import ControlLimits
+from scheduler.member import Connect
+from scheduler.memory import give_back_memory
+from scheduler.metrics import Metrics
+from scheduler.model_files import read_model_files
+from scheduler.model_kind import ModelKind
+from scheduler.placement import most_output
+from scheduler.registry import Registry
+from scheduler.tokens import Tokens
+from scheduler.traces import open_traces
+from telemetry.logs import EventLogger
+from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+
+log = EventLogger("scheduler")
+
+READY_POLL_S = 0.05
+SAY_EVERY_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cluster:
+    """Whom a scheduler serves with: the table's instances and how to reach them. `health` says why it cannot work.
+
+    `follow` keeps the registry with a table that changes, for ever.
+    """
+
+    expected: tuple[ExpectedInstance, ...]
+    connect: Connect
+    table_digest: str = ""
+    health: Callable[[], str | None] = always_healthy
+    follow: Callable[[Registry], Coroutine[Any, Any, None]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Serving:
+    """A scheduler whose `app` answers while `run` runs; `drain` counts what is under way."""
+
+    app: ASGIApp
+    control: Control
+    drain: Drain
+    _keepers: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+
+    async def run(self) -> None:
+        """Keep the sessions with the instances, for ever.
+
+        Raises ConfigError when no path has answered within --startup-timeout, Incompatible for an instance that is.
+        """
+        keepers = [asyncio.create_task(keep()) for keep in self._keepers]
+        try:
+            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_EXCEPTION)
+            for keeper in done:
+                keeper.result()
+        finally:
+            for task in keepers:
+                task.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def open_serving(config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str]) -> AsyncIterator[Serving]:
+    """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError."""
+    options = config.options
+    keys = read_keys(options, environ)
+    files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
+    limits = ControlLimits(
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+        num_tenants=max(1, len(keys)),
+        retry_share=options.retry_share,
+        min_retries=options.min_retries,
+    )
+    control = build_control(cluster, limits, files.kind)
+    model = config.engine.served_names()[0]
+    traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
+    drain, tokens = Drain(), Tokens(files, options.chat_settings())
+    front = Front(
+        config,
+        control.dispatch,
+        tokens,
+        Metrics(
+            control.view,
+            model_name=model,
+            max_model_len=files.max_model_len,
+            exporter=None if traces is None else traces.exporter,
+        ),
+        readiness=lambda: report(control),
+        health=cluster.health,
+        most_output=lambda num_tokens, n: most_output(control.registry.loads(), num_tokens, n),
+        drain=drain,
+        traces=traces,
+        keys=keys,
+        defaults=read_defaults(config.engine.model, options.generation_config, options.override_generation_config),
+    )
+    follow = cluster.follow
+    keepers = (
+        control.run,
+        *(() if follow is None else (lambda: follow(control.registry),)),
+        lambda: _watch_startup(control, options.startup_timeout),
+        lambda: _start_templates(tokens),
+        lambda: give_back_memory(lambda: not control.dispatch.ledger.inflight),
+    )
+    try:
+        yield Serving(build_app(front), control, drain, keepers)
+    finally:
+        await control.dispatch.close(0)
+        await tokens.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
+
+
+def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> Control:
+    """Return the control half over `cluster`, with an id no other process has."""
+    scheduler_id = f"scheduler-{secrets.token_hex(4)}"
+    registry = Registry(
+        cluster.expected,
+        cluster.connect,
+        table_digest=cluster.table_digest,
+        scheduler_id=scheduler_id,
+        epoch=1,
+        limits=limits,
+        rng=random.Random(secrets.randbits(64)),  # noqa: S311 - spreads reconnects, guards nothing
+        same_host=HostComparer().same,
+    )
+    return Control(registry, limits, id_prefix=scheduler_id, kind=kind)
+
+
+def report(control: Control) -> ReadyReport:
+    """Return whether a request would be served now, and what is missing."""
+    view = control.view()
+    missing = [*map(str, control.registry.missing()), *map(str, control.registry.gaps())]
+    if not view.ready and not missing:
+        missing = ["a request or probe that crosses a path: none has in the last 10 s"]
+    instances = [
+        {
+            "instance": i.instance_id,
+            "name": i.name,
+            "role": i.role.value,
+            "address": i.address,
+            "state": i.state,
+            "why": i.why,
+        }
+        for i in view.instances
+    ]
+    return ReadyReport(view.ready, tuple(missing), {"instances": instances})
+
+
+async def _watch_startup(control: Control, timeout_s: float) -> None:
+    """Say what is missing while it is; raise ConfigError if no path ever answered within `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    began, said = loop.time(), loop.time()
+    while not control.ready():
+        await asyncio.sleep(READY_POLL_S)
+        now = loop.time()
+        if now - began > timeout_s:
+            raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
+        if now - said > SAY_EVERY_S:
+            said = now
+            log.info("waiting", missing=_missing(control))
+    log.info("ready", seconds=loop.time() - began)
+
+
+async def _start_templates(tokens: Tokens) -> None:
+    """Start the template process while the instances load; where that fails, the first chat tries again.
+
+    Raises ConfigError if --chat-template cannot be compiled.
+    """
+    try:
+        await tokens.start()
+    except (Overloaded, Unavailable, InvalidRequest) as error:
+        log.warning("templates_not_started", reason=str(error))
+
+
+def _missing(control: Control) -> str:
+    return "; ".join(report(control).missing)

@@ -1,0 +1,76 @@
+"""The scheduler's surface and its engine in one process, without a socket."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from instance.local import LocalInstance
+from pdserve.inner_app import inner_app
+from scheduler.config import SchedulerOptions
+from tests.engine.tiny_models import make_tiny_model
+from wire.errors import ConfigError, InternalError, PdserveError
+from wire.options import EngineOptions
+
+pytestmark = pytest.mark.anyio
+WAIT_S = 60.0
+
+
+def _options(folder: Path) -> EngineOptions:
+    return EngineOptions(model=str(make_tiny_model("llama", folder)), dtype="float32", served_model_name=("tiny",))
+
+
+async def test_it_answers_as_a_server_does_asks_no_key_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-servers")
+    children, tasks = len(psutil.Process().children()), asyncio.all_tasks()
+    body = {"model": "tiny", "prompt": [3, 4, 5], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    async with (
+        asyncio.timeout(WAIT_S),
+        inner_app(_options(tmp_path), SchedulerOptions()) as app,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inner") as client,
+    ):
+        answer = await client.post("/v1/completions", json=body)
+        models = await client.get("/v1/models")
+
+    assert answer.status_code == 200
+    assert answer.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert [card["id"] for card in models.json()["data"]] == ["tiny"]
+    assert len(psutil.Process().children()) == children
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_lost_engine_ends_the_body_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Callable[[PdserveError], None]] = []
+    start, tasks = LocalInstance.start, asyncio.all_tasks()
+
+    async def overhear(config: object, on_lost: Callable[[PdserveError], None]) -> LocalInstance:
+        told.append(on_lost)
+        return await start(config, on_lost)  # type: ignore[arg-type]
+
+    async def lose() -> None:
+        async with asyncio.timeout(WAIT_S), inner_app(_options(tmp_path), SchedulerOptions()):
+            await asyncio.to_thread(told[0], InternalError("a rank has died"))
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(LocalInstance, "start", overhear)
+
+    with pytest.raises(InternalError, match="a rank has died"):
+        await lose()
+
+    await asyncio.sleep(0)  # nothing of the cancelling is left on this task
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_a_template_that_cannot_be_compiled_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    async def open_it() -> None:
+        options = SchedulerOptions(chat_template="{% for message in messages %}")
+        async with asyncio.timeout(WAIT_S), inner_app(_options(tmp_path), options):
+            await asyncio.Event().wait()
+
+    with pytest.raises(ConfigError, match="--chat-template"):
+        await open_it()
