@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pdserve.batch_options import BatchOptions
 from pdserve.flags.config_file import Entry
 from pdserve.flags.row import Takes
 from pdserve.flags.settle import settle
@@ -64,7 +65,7 @@ def cluster_flags() -> frozenset[str]:
 
     declared = (
         "--" + field.name.replace("_", "-")
-        for options in (EngineOptions, SchedulerOptions, UpOptions)
+        for options in (EngineOptions, SchedulerOptions, UpOptions, BatchOptions)
         for field in dataclasses.fields(options)
     )
     parsers = (*command_parsers().values(), *(tool.command_parser() for tool in (guide, docker_run, build_image)))

@@ -1,0 +1,70 @@
+"""SIGINT and SIGTERM while a batch runs: the first ends it in order, the second at once.
+
+no work on a loop -> KeyboardInterrupt where the signal fell; work on a loop -> its task is cancelled
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
+
+from scheduler.loop import run as run_loop
+
+T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Owns both signals of this process while entered; `number` is the one that came, None before it did."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._come) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that ended because of it: 130, or 143."""
+        return 128 + (self.number or signal.SIGINT)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on a loop of its own. Raises KeyboardInterrupt once a signal has ended it."""
+        if self.number is not None:
+            work.close()
+            raise KeyboardInterrupt
+        try:
+            return run_loop(self._told(work))
+        except asyncio.CancelledError:
+            if self.number is None:
+                raise
+            raise KeyboardInterrupt from None
+
+    async def _told(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None, "a loop runs tasks"
+        self._work = asyncio.get_running_loop(), task
+        try:
+            return await work
+        finally:
+            self._work = None
+
+    def _come(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+        if self._work is None:
+            raise KeyboardInterrupt
+        loop, task = self._work
+        loop.call_soon_threadsafe(task.cancel)

@@ -1,0 +1,178 @@
+"""What was typed to `pdserve run-batch`."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.batch_options import BatchOptions
+from pdserve.client import own_key
+from pdserve.engine_flags import refuse_empty
+from pdserve.flags.parser import CommandParser
+from scheduler.api.keys import read_keys
+from scheduler.config import SchedulerOptions
+from wire.errors import ConfigError
+from wire.options import EngineOptions, add_flags, from_namespace
+
+METRICS_PORT = 8000
+MOST_INFLIGHT = 65_536
+_INFLIGHT, _INFLIGHT_AT_URL = 512, 128
+_FIRST_TOKEN_S = 86_400.0  # a line waits for those before it, and nobody for the line
+EPILOG = """\
+examples:
+  pdserve run-batch -i requests.jsonl -o results.jsonl --model ~/models/Qwen3-0.6B
+  pdserve run-batch -i requests.jsonl -o results.jsonl --base-url http://127.0.0.1:9000
+  pdserve run-batch -i "https://bucket...?X-Amz-..." -o "https://bucket...?X-Amz-..." --model facebook/opt-125m
+
+A run that was stopped, by whatever, goes on where it was when the same command is given again. docs/batch.md
+"""
+_TABLES = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
+_SERVERS = (
+    "api_key", "api_key_file", "protect_metrics", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
+    "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",
+    "sse_keep_alive_interval", "client_timeout", "enable_docs",
+)  # fmt: skip
+_WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A batch to run. `metrics` is where figures are served, None for nowhere; `api_key` is shown at --base-url.
+
+    `namespace` is what was typed of engine and front end, for a model to be filled in; `typed` names the fields.
+    """
+
+    input_file: str = dataclasses.field(repr=False)
+    output_file: str = dataclasses.field(repr=False)
+    options: BatchOptions
+    namespace: argparse.Namespace = dataclasses.field(repr=False)
+    typed: frozenset[str]
+    metrics: tuple[str, int] | None
+    api_key: str | None = dataclasses.field(repr=False)
+
+    @property
+    def engine(self) -> EngineOptions:
+        """What was typed of the engine."""
+        return from_namespace(EngineOptions, self.namespace)
+
+    @property
+    def front(self) -> SchedulerOptions:
+        """What was typed of the front end, without what is a server's: nobody else reaches this process."""
+        told = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
+        told.setdefault("first_token_timeout", _FIRST_TOKEN_S)
+        told.setdefault("max_queued_requests", MOST_INFLIGHT)
+        return from_namespace(SchedulerOptions, argparse.Namespace(**told))
+
+    @property
+    def max_inflight(self) -> int:
+        """How many lines are asked at once."""
+        return self.options.max_inflight or (_INFLIGHT if self.options.base_url is None else _INFLIGHT_AT_URL)
+
+
+def command_parser() -> CommandParser:
+    """Return the command line of run-batch."""
+    parser = CommandParser(
+        serves=True,
+        prog="pdserve run-batch",
+        usage="pdserve run-batch -i FILE -o FILE [flags]",
+        description="Answer every line of a file in OpenAI's batch format: local files or http(s) URLs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="one request a line: path or URL")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="one answer a line: path or URL")
+    parser.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    options = (BatchOptions, "batch"), (EngineOptions, "engine"), (SchedulerOptions, "front end")
+    for options_type, title in options:
+        add_flags(parser, options_type, title)
+    for action in parser._actions:
+        if action.dest in (*_TABLES, *_SERVERS[2:]):
+            action.help = argparse.SUPPRESS  # known all the same, so that what is said of them says why
+    return parser
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> BatchRequest:
+    """Return what was typed. Raises ConfigError; says on stderr what has no effect."""
+    parser = command_parser()
+    namespace = parser.parse_args(argv)
+    refuse_empty(namespace)
+    typed = frozenset(vars(namespace)) - frozenset(parser.from_file)
+    _check_tables(namespace, typed)
+    options = from_namespace(BatchOptions, namespace)
+    _check_options(options)
+    if options.base_url is not None:
+        _check_url(typed)
+    metrics = _metrics(namespace, typed, options)
+    notices = _notices(typed, options, metrics)
+    if notices:
+        print(f"without effect: {'; '.join(notices)}", file=sys.stderr, flush=True)
+    key = None if options.base_url is None else _key(namespace, environ)
+    return BatchRequest(namespace.input_file, namespace.output_file, options, namespace, typed, metrics, key)
+
+
+def _check_tables(namespace: argparse.Namespace, typed: Collection[str]) -> None:
+    """Take what is for ranktables out of the namespace. Raises ConfigError where it was typed."""
+    for name in _TABLES:
+        if name in typed:
+            raise ConfigError(f"{_flag(name)} is for instances of a cluster: this is one process, without a table")
+        vars(namespace).pop(name, None)
+
+
+def _check_options(options: BatchOptions) -> None:
+    for name in ("max_inflight", "max_input_bytes", "max_input_lines", "max_line_bytes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{_flag(name)} {value} is out of range: 1 or more")
+    if options.max_inflight is not None and options.max_inflight > MOST_INFLIGHT:
+        raise ConfigError(f"--max-inflight {options.max_inflight} is above {MOST_INFLIGHT}")
+
+
+def _check_url(typed: Collection[str]) -> None:
+    """Raise ConfigError for what only the operator of a server can say."""
+    declared = (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
+    for field in declared:
+        if field.name in typed and field.name not in _WITH_URL:
+            raise ConfigError(f"{_flag(field.name)} is decided where the model is served, which is --base-url")
+
+
+def _metrics(namespace: argparse.Namespace, typed: Collection[str], options: BatchOptions) -> tuple[str, int] | None:
+    """Return host and port of --metrics-port, or of vLLM's --enable-metrics."""
+    host = str(namespace.host if "host" in typed else namespace.url if "url" in typed else "127.0.0.1")
+    port = options.metrics_port
+    if port is None and options.enable_metrics:
+        port = namespace.port if "port" in typed else METRICS_PORT
+    if port is None:
+        return None
+    if not 0 < port < 65536:
+        raise ConfigError(f"the port of the metrics, {port}, is not in 1..65535")
+    return host, port
+
+
+def _notices(typed: Collection[str], options: BatchOptions, metrics: tuple[str, int] | None) -> list[str]:
+    """Return what was typed and does nothing, each with its reason."""
+    told = [f"{_flag(name)} (nobody is served here)" for name in _SERVERS if name in typed]
+    if options.base_url is not None:
+        told = []  # the keys are shown, and the others were refused
+    where = [_flag(name) for name in ("host", "url", "port") if name in typed]
+    if metrics is None and where:
+        told.append(f"{', '.join(where)} (figures are served with --metrics-port or --enable-metrics)")
+    return told
+
+
+def _key(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """Return the key to show: of --api-key, of --api-key-file, of the environment. Raises ConfigError for no key."""
+    options = from_namespace(SchedulerOptions, namespace)
+    read_keys(options, {})
+    if options.api_key:
+        return options.api_key[0]
+    if options.api_key_file is not None:
+        return Path(options.api_key_file).read_text(errors="replace").split()[0]
+    read_keys(SchedulerOptions(), environ)
+    return own_key(environ)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,104 @@
+"""What was typed to `pdserve run-batch`, vLLM's flags of it among them."""
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.batch_request import BatchRequest, parse
+from wire.errors import ConfigError
+
+ENDS = ("-i", "in.jsonl", "-o", "out.jsonl")
+AT_URL = (*ENDS, "--base-url", "http://127.0.0.1:9000")
+
+
+def parsed(*typed: str, **environ: str) -> BatchRequest:
+    return parse(typed, environ)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ((), "-i/--input-file, -o/--output-file"),
+        (("-i", "a"), "-o/--output-file"),
+        (("-o", "a"), "-i/--input-file"),
+        ((*ENDS, "--max-inflight", "0"), "--max-inflight 0 is out of range"),
+        ((*ENDS, "--max-inflight", "70000"), "--max-inflight 70000 is above 65536"),
+        ((*ENDS, "--max-line-bytes", "0"), "--max-line-bytes 0 is out of range"),
+        ((*ENDS, "--metrics-port", "70000"), "70000, is not in 1..65535"),
+        ((*ENDS, "--max-infligth", "3"), "did you mean --max-inflight?"),
+        ((*ENDS, "--model", " "), "--model ' ' has no value"),
+        ((*ENDS, "--global-rank-table", "t.json"), "--global-rank-table is for instances of a cluster"),
+        ((*ENDS, "--lora-modules", "a"), "--lora-modules is refused: adapters are not supported"),
+        ((*AT_URL, "--dtype", "float32"), "--dtype is decided where the model is served"),
+        ((*AT_URL, "--max-logprobs", "3"), "--max-logprobs is decided where the model is served"),
+    ],
+)
+def test_a1_4_what_is_wrong_is_refused_in_words(typed: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(*typed)
+
+    assert words in str(caught.value)
+
+
+def test_a1_2_long_flags_and_short_ones_are_the_same() -> None:
+    short = parsed(*ENDS, "--model", "m")
+    long = parsed("--input-file", "in.jsonl", "--output-file=out.jsonl", "--model=m")
+
+    assert (short.input_file, short.output_file, short.engine) == (long.input_file, long.output_file, long.engine)
+
+
+def test_a1_17_a_model_flag_printed_twice_is_one() -> None:
+    assert parsed(*ENDS, "--model", "--model", "a/b").engine.model == "a/b"
+
+
+def test_a_file_for_every_command_is_a_file_for_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("model: m\nport: 9000\nprefill: 2\nshare-devices: true\nmax-inflight: 7\ndtype: float32\n")
+
+    told = parsed(*ENDS, "--config", str(file))
+    at_url = parsed(*AT_URL, "--config", str(file))
+
+    assert (told.engine.model, told.engine.dtype, told.max_inflight) == ("m", "float32", 7)
+    assert (told.engine.share_devices, told.metrics, at_url.max_inflight) == (False, None, 7)
+
+
+def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("from-file\nother\n")
+
+    assert parsed(*AT_URL).api_key is None
+    assert parsed(*AT_URL, VLLM_API_KEY="theirs").api_key == "theirs"
+    assert parsed(*AT_URL, VLLM_API_KEY="theirs", PDSERVE_API_KEY="ours").api_key == "ours"
+    assert parsed(*AT_URL, "--api-key-file", str(file), PDSERVE_API_KEY="ours").api_key == "from-file"
+    assert parsed(*AT_URL, "--api-key", "sk-typed", PDSERVE_API_KEY="ours").api_key == "sk-typed"
+    assert "sk-typed" not in repr(parsed(*AT_URL, "--api-key", "sk-typed"))
+    with pytest.raises(ConfigError, match="a key of 3 characters is none"):
+        parsed(*AT_URL, "--api-key", "a b")
+
+
+def test_nobody_has_to_show_a_key_to_the_model_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    told = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
+
+    assert (told.api_key, told.front.api_key, told.front.ssl_keyfile) == (None, (), None)
+    assert "without effect: --api-key (nobody is served here); --ssl-keyfile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "where"),
+    [
+        ((), None),
+        (("--metrics-port", "9100"), ("127.0.0.1", 9100)),
+        (("--enable-metrics",), ("127.0.0.1", 8000)),
+        (("--enable-metrics", "--host", "10.0.0.1", "--port", "81"), ("10.0.0.1", 81)),
+        (("--enable-metrics", "--url", "0.0.0.0"), ("0.0.0.0", 8000)),
+    ],
+)
+def test_figures_are_served_where_vllms_flags_say(typed: tuple[str, ...], where: tuple[str, int] | None) -> None:
+    assert parsed(*ENDS, *typed).metrics == where
+
+
+def test_an_address_without_figures_has_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed(*ENDS, "--port", "8000", "--url", "127.0.0.1")
+
+    said = "without effect: --url, --port (figures are served with --metrics-port or --enable-metrics)\n"
+    assert capsys.readouterr().err == said
