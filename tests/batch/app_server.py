@@ -1,0 +1,34 @@
+"""An ASGI app behind a real server on a free port of this loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+DEADLINE_S = 20.0
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave the signals to the test."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve `app` and yield its URL."""
+    config = uvicorn.Config(app, port=0, lifespan="off", ws="none", log_config=None, timeout_graceful_shutdown=1)
+    server = _Server(config)
+    task = asyncio.ensure_future(server.serve())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
+                await asyncio.sleep(0.001)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(DEADLINE_S):
+            await task
