@@ -171,7 +171,7 @@ class Trickle:
         self._steps.release()
 
     def slow_steps(self, rig: Rig, received: Callable[[], int], seconds: float) -> Iterator[None]:
-        """All steps but the last, each so much later; D looks at its leases before each `yield`, P after it."""
+        """All steps but the last, each so much later; D looks at its leases before each `yield`, P has after it."""
         for _ in range(self.num_steps - 1):
             before = received()
             self.step()
@@ -180,6 +180,7 @@ class Trickle:
             rig.receiver.sweep()
             yield
             rig.sender.sweep()
+            until(lambda: _tended_at(rig) == {rig.clock.now})
 
 
 def _through(rig: Rig, proxy: FaultProxy, blocks: tuple[int, ...] = BLOCKS) -> Ticket:
@@ -288,6 +289,12 @@ def _state_on_p(rig: Rig, ticket: Ticket) -> SenderState:
     (link,) = rig.sender._routes.links(ticket.ticket_id)
     assert link._sendings is not None
     return link._sendings._sendings[ticket.ticket_id].ticket.state
+
+
+def _tended_at(rig: Rig) -> set[float]:
+    """When P's links last looked at their leases: each does so on a thread of its own."""
+    links = [link for peer in rig.sender._peers.values() for link in peer.links()]
+    return {link._sendings._tended for link in links if link._sendings is not None}
 
 
 def _noted(rig: Rig, ticket: Ticket) -> bool:
