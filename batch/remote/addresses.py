@@ -1,0 +1,95 @@
+"""Which IP addresses a file may be fetched from or sent to. Pure: nothing is looked up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from wire.errors import ConfigError
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+# Whoever may ask these for a file may ask them for the machine's credentials, or is no server at all.
+_NEVER: tuple[tuple[Network, str], ...] = tuple(
+    (ip_network(network), kind)
+    for network, kind in (
+        ("0.0.0.0/8", "this host"),
+        ("::/128", "this host"),
+        ("169.254.0.0/16", "link-local: metadata services live there"),
+        ("fe80::/10", "link-local"),
+        ("100.100.100.200/32", "a metadata service"),
+        ("168.63.129.16/32", "a metadata service"),
+        ("192.0.0.192/32", "a metadata service"),
+        ("fd00:ec2::/32", "metadata services"),
+        ("fd20:ce::254/128", "a metadata service"),
+        ("224.0.0.0/4", "multicast"),
+        ("ff00::/8", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("2001::/32", "a Teredo tunnel"),
+    )
+)
+_GLOBAL_V6 = IPv6Network("2000::/3")
+# The IPv4 address that is meant stands in the last 32 bits; of 6to4, behind the first 16.
+_EMBEDDING = tuple(map(IPv6Network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRules:
+    """Public addresses are allowed, of the others those in `allow_private`; link-local and metadata ones never."""
+
+    allow_private: tuple[Network, ...] = ()
+
+    @classmethod
+    def of(cls, networks: Iterable[str]) -> "AddressRules":
+        """Read networks as a flag gives them (10.0.0.0/8, fd12::/16, 127.0.0.1); raise ConfigError on another text."""
+        return cls(tuple(_network(text) for text in networks))
+
+    def check(self, address: str) -> None:
+        """Raise ConfigError, with the reason, unless `address` (numeric) may be connected to."""
+        try:
+            named = ip_address(address)
+        except ValueError:
+            raise ConfigError(f"{address!r} is not an IP address in its full form") from None
+        meant = _meant(named)
+        for network, kind in _NEVER:
+            if meant in network:
+                raise ConfigError(f"{address} is never connected to ({kind})")
+        if not _is_public(meant) and not any(meant in network for network in self.allow_private):
+            raise ConfigError(f"{address} is not a public address, and no flag allows its network")
+
+    def allows(self, address: str) -> bool:
+        """Say whether `address` may be connected to."""
+        try:
+            self.check(address)
+        except ConfigError:
+            return False
+        return True
+
+
+def _network(text: str) -> Network:
+    try:
+        network = ip_network(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no network: {error}; write it as 10.0.0.0/8") from error
+    for never, kind in _NEVER:
+        if network.version == never.version and network.subnet_of(never):  # type: ignore[arg-type]
+            raise ConfigError(f"{text} cannot be allowed: it is never connected to ({kind})")
+    return network
+
+
+def _meant(address: Address) -> Address:
+    """Return what a connection to `address` reaches: the IPv4 address inside, where one is, else itself."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _SIX_TO_FOUR:
+        return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
+    if int(address) > 1 and any(address in network for network in _EMBEDDING):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_V6:
+        return False
+    return address.is_global and not address.is_multicast

@@ -1,0 +1,40 @@
+"""What the query of a presigned URL says: that it is signed, and until when it is good."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
+
+_SIGNATURES = frozenset({"signature", "sig", "x-amz-signature", "x-goog-signature", "x-oss-signature", "q-signature"})
+_PREFIXES = ("x-amz-", "x-goog-", "x-oss-")
+
+
+def is_presigned(query: str) -> bool:
+    """Say whether this raw query is a credential: one signed for AWS (both versions), OBS, OSS, GCS, COS or Azure."""
+    return any(name in _SIGNATURES or name.startswith(_PREFIXES) for name, _ in _pairs(query))
+
+
+def is_bound_to_headers(query: str) -> bool:
+    """Say whether this signature counts on absent headers about the content, as version 2 does: then none is sent."""
+    names = {name for name, _ in _pairs(query)}
+    return bool(names & _SIGNATURES) and not names & {"x-amz-signature", "x-goog-signature"}
+
+
+def expires_at(query: str) -> datetime | None:
+    """Return when the signature ends, or None where the query does not say it in a form known here."""
+    values = dict(_pairs(query))
+    try:
+        if "expires" in values and "signature" in values:
+            return datetime.fromtimestamp(int(values["expires"]), UTC)
+        for prefix in ("x-amz-", "x-goog-"):
+            if f"{prefix}date" in values:
+                signed = datetime.strptime(values[f"{prefix}date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+                return signed + timedelta(seconds=int(values[f"{prefix}expires"]))
+    except (ValueError, OverflowError, OSError, KeyError):
+        return None
+    return None
+
+
+def _pairs(query: str) -> Sequence[tuple[str, str]]:
+    """Return names in lower case and values, both decoded."""
+    parts = (pair.partition("=") for pair in query.split("&"))
+    return [(unquote(name).lower(), unquote(value)) for name, _, value in parts]

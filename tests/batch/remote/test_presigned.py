@@ -1,0 +1,47 @@
+"""What the query of a presigned URL says; the forms are those of the stores' own documents."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned
+
+V2 = "AWSAccessKeyId=ABC&Signature=abc%3D&Expires=1715800091"
+V4 = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20261122T010203Z&X-Amz-Expires=3600&X-Amz-Signature=00"
+GOOGLE = "X-Goog-Date=20261122T010203Z&X-Goog-Expires=60&X-Goog-Signature=00"
+AZURE = "sv=2024-11-04&se=2026-11-22T02%3A00%3A00Z&sr=b&sp=r&sig=abc%3D"
+
+
+@pytest.mark.parametrize(
+    "query", [V2, V4, V4.lower(), GOOGLE, AZURE, "OSSAccessKeyId=a&Expires=1&Signature=b", "a=1&x-oss-signature=2"]
+)
+def test_a_signed_query_is_known(query: str) -> None:
+    assert is_presigned(query)
+
+
+@pytest.mark.parametrize("query", ["", "versionId=3", "design=1", "expires=1", "a=Signature", "signatures=2"])
+def test_other_queries_are_not_signed(query: str) -> None:
+    assert not is_presigned(query)
+
+
+@pytest.mark.parametrize(("query", "bound"), [(V2, True), (V4, False), (GOOGLE, False), (AZURE, True), ("a=1", False)])
+def test_a_signature_of_version_2_forbids_headers_about_the_content(query: str, bound: bool) -> None:
+    assert is_bound_to_headers(query) is bound
+
+
+@pytest.mark.parametrize(
+    ("query", "end"),
+    [
+        (V2, datetime(2024, 5, 15, 19, 8, 11, tzinfo=UTC)),
+        (V4, datetime(2026, 11, 22, 2, 2, 3, tzinfo=UTC)),
+        (GOOGLE, datetime(2026, 11, 22, 1, 3, 3, tzinfo=UTC)),
+        (AZURE, None),
+        ("Expires=17", None),
+        ("Signature=a&Expires=soon", None),
+        ("Signature=a&Expires=99999999999999999999", None),
+        ("X-Amz-Date=20261122T010203Z", None),
+        ("X-Amz-Date=now&X-Amz-Expires=1", None),
+    ],
+)
+def test_the_end_of_a_signature_is_read_where_it_is_told(query: str, end: datetime | None) -> None:
+    assert expires_at(query) == end

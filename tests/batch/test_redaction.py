@@ -1,0 +1,75 @@
+"""What may be printed of URLs and of what servers say about them."""
+
+import pytest
+
+from batch.redaction import redacted, redacted_words
+
+V2 = "https://s3.us-west-2.amazonaws.com/bucket/in.jsonl?AWSAccessKeyId=ABCDEFGHIJ&Signature=abc%2Bdef%2Fgh%3D&Expires=17"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("results.jsonl", "results.jsonl"),
+        ("/data/a?b#c.jsonl", "/data/a?b#c.jsonl"),
+        ("note: a?b", "note: a?b"),
+        ("https://host/path/in.jsonl", "https://host/path/in.jsonl"),
+        ("https://host:9000/a@b.jsonl", "https://host:9000/a@b.jsonl"),
+        ("http://[::1]:80/a", "http://[::1]:80/a"),
+        (V2, "https://s3.us-west-2.amazonaws.com/bucket/in.jsonl?(hidden)"),
+        ("https://host/in?", "https://host/in?"),
+        ("https://host?sig=secret", "https://host?(hidden)"),
+        ("https://host/in#access_token=secret", "https://host/in#(hidden)"),
+        ("https://me:secret@host/in?sig=1#2", "https://(hidden)@host/in?(hidden)"),
+        ("https://me:se@cret@host/in", "https://(hidden)@host/in"),
+        ("https://me:sec/ret@host/in", "https://(hidden)"),
+        ("https://me:sec?ret@host/in", "https://(hidden)"),
+        ("HTTPS://host/in?sig=secret", "HTTPS://host/in?(hidden)"),
+        ("http:/host/in?sig=secret", "http:/host/in?(hidden)"),
+        ("http:\\\\host\\in?sig=secret", "http:\\\\host\\in?(hidden)"),
+        ("s3://me:secret@bucket/key", "s3://(hidden)@bucket/key"),
+        ("https://host/in?a\nsig=secret", "https://host/in?(hidden)"),
+        ("https://ho\u3002st/in?sig=secret", "https://(hidden)"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_query_fragment_user_and_password(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<SignatureProvided>abc+def/gh=</SignatureProvided>",
+        "the signature abc%2Bdef%2Fgh%3D is wrong",
+        "no key ABCDEFGHIJ",
+        f"GET {V2} was refused",
+        "see https://elsewhere/x?token=abc+def/gh=",
+    ],
+)
+def test_a_servers_words_lose_the_secrets_of_the_query_in_each_form(said: str) -> None:
+    words = redacted_words(said, V2)
+
+    assert "(hidden)" in words
+    assert not any(secret in words for secret in ("abc+def", "abc%2Bdef", "ABCDEFGHIJ"))
+
+
+def test_a_secret_is_found_escaped_as_xml_and_as_the_first_part_of_a_credential() -> None:
+    url = "https://host/a?X-Amz-Credential=AKIDEXAMPLE%2F20261122%2Fs3&X-Amz-Signature=a%26%22secret"
+
+    words = redacted_words('<Sig>a&amp;&quot;secret</Sig> <AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId> a&"secret', url)
+
+    assert "secret" not in words
+    assert "AKIDEXAMPLE" not in words
+
+
+def test_user_and_password_are_taken_out_of_a_servers_words() -> None:
+    assert redacted_words("no user me:secret here", "https://me:secret@host/a") == "no user (hidden) here"
+
+
+def test_a_servers_words_are_one_short_line_without_control_characters() -> None:
+    words = redacted_words("\x1b[2Jred\r\nnext\u202eline " + "x" * 1000, "https://host/a")
+
+    assert words.startswith("[2Jred next line xxx")
+    assert len(words) == 300
+    assert words.isprintable()
