@@ -1,27 +1,36 @@
 """`pdserve bench`: finds what is to be measured."""
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 
 from wire.errors import ConfigError
 
+BENCHMARKS = {
+    "engine": "prefill, decode and offline rates of one engine, beside the machine's floors and, if asked, beside vLLM",
+    "serve": "a load on any OpenAI server: TTFT, TPOT, the longest gap, goodput, as a table, JSON and a picture",
+}
+
 HELP = """\
-usage: pdserve bench engine [flags]
+usage: pdserve bench COMMAND [flags]
 
 Measure what this machine gets out of the product.
 
-  engine   prefill, decode and offline rates of one engine, beside the machine's floors and, if asked, beside vLLM
+{commands}
 
-`pdserve bench engine --help` lists its flags.
+  pdserve bench serve --num-prompts 100 --random-input-len 256 --random-output-len 64 --ignore-eos
+  pdserve bench engine --only 'batch 8'
+
+`pdserve bench COMMAND --help` lists its flags.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark. Raises ConfigError for one that there is not."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(HELP, end="")
+        commands = "\n".join(f"  {name:<8} {what}" for name, what in BENCHMARKS.items())
+        print(HELP.format(commands=commands), end="")
         return 0
-    if argv[0] != "engine":
-        raise ConfigError(f"there is no benchmark {argv[0]!r}, only `pdserve bench engine`")
-    from pdserve.bench import engine
-
-    return engine.main(argv[1:])
+    if argv[0] not in BENCHMARKS:
+        raise ConfigError(f"there is no benchmark {argv[0]!r}, only {', '.join(BENCHMARKS)} (`pdserve bench --help`)")
+    run: Callable[[Sequence[str]], int] = importlib.import_module(f"pdserve.bench.{argv[0]}").main
+    return run(argv[1:])

@@ -1,0 +1,100 @@
+"""How a request is written for each of the two routes, and what an event of its answer says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pdserve.bench.load.ask import Ask
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event says; `is_output` where it carries output, `usage` are prompt and completion tokens."""
+
+    text: str = ""
+    is_output: bool = False
+    finish: str | None = None
+    usage: tuple[int, int] | None = None
+    error: str | None = None
+
+
+class Dialect(Protocol):
+    """One route."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        ...
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Return what is posted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """/v1/completions; `fields` go into every request and win."""
+
+    model: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "/v1/completions"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Return a body with the prompt as text or as token ids."""
+        asked = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
+        return asked | _streamed() | dict(self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """/v1/chat/completions; `fields` go into every request and win."""
+
+    model: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "/v1/chat/completions"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
+        if not isinstance(ask.prompt, str):
+            raise ConfigError("a chat takes text: token ids go to --backend openai")
+        messages = [{"role": "user", "content": ask.prompt}]
+        asked = {"model": self.model, "messages": messages, "max_completion_tokens": ask.max_tokens}
+        return asked | _streamed() | dict(self.fields)
+
+
+def _streamed() -> dict[str, Any]:
+    return {"temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def read_piece(event: Any) -> Piece:
+    """Return what an event of either route says. Raises ValueError for one that is none."""
+    if not isinstance(event, dict):
+        raise ValueError(f"an event that is no object: {str(event)[:80]}")
+    if event.get("error"):
+        return Piece(error=error_words(event))
+    used = event.get("usage")
+    usage = None
+    if isinstance(used, dict):
+        usage = int(used.get("prompt_tokens") or 0), int(used.get("completion_tokens") or 0)
+    choices = event.get("choices")
+    if not choices:
+        return Piece(usage=usage)
+    text, others = _output(choices[0])
+    return Piece(text, bool(text) or others, choices[0].get("finish_reason"), usage)
+
+
+def error_words(answer: Any) -> str:
+    """Return what an error's body says, in OpenAI's form or another."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return " ".join(str(error).split())[:300]
+
+
+def _output(choice: Mapping[str, Any]) -> tuple[str, bool]:
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return choice.get("text") or "", bool(choice.get("token_ids"))
+    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    return thought + (delta.get("content") or ""), bool(delta.get("tool_calls") or choice.get("token_ids"))

@@ -1,0 +1,57 @@
+"""Send each request of a load when it is due, with so many under way at most."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.timeline import Timeline
+
+
+class Send(Protocol):
+    """Sends one request that was due at a time of the run's clock; `number` counts them from 0."""
+
+    async def __call__(self, number: int, ask: Ask, due_s: float) -> Timeline:
+        """Return its timeline, failed or not."""
+        ...
+
+
+def _unseen(record: Record) -> None:
+    pass
+
+
+async def drive(
+    asks: Sequence[Ask], times_s: Sequence[float], send: Send, record: Record, *, clock: Callable[[], float],
+    max_concurrency: int | None = None, seen: Callable[[Record], None] = _unseen,
+    sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+) -> None:  # fmt: skip
+    """Send `asks` at `times_s` after now; return when all have ended. `seen` is told of each end.
+
+    Cancelled, it ends what is under way; `record` keeps what ended before.
+    """
+    places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+
+    async def one(number: int, ask: Ask, due_s: float) -> None:
+        async with _place(places):
+            line = await send(number, ask, due_s)
+        record.add(number, line, clock())
+        seen(record)
+
+    record.begin(clock())
+    async with asyncio.TaskGroup() as tasks:
+        for number, (ask, at_s) in enumerate(zip(asks, times_s, strict=True)):
+            wait_s = record.began_s + at_s - clock()
+            if wait_s > 0:
+                await sleep(wait_s)
+            tasks.create_task(one(number, ask, record.began_s + at_s))
+
+
+@contextlib.asynccontextmanager
+async def _place(places: asyncio.Semaphore | None) -> AsyncIterator[None]:
+    if places is None:
+        yield
+        return
+    async with places:
+        yield

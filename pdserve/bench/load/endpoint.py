@@ -1,0 +1,127 @@
+"""One server's route: sends a request and notes when each piece of the answer comes."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.dialect import Dialect, error_words, read_piece
+from pdserve.bench.load.sse import EventReader
+from pdserve.bench.load.timeline import Failure, Timeline
+
+_MOST_WORDS = 64 << 10  # bytes read of an answer that is an error
+
+
+class _Failed(Exception):
+    def __init__(self, kind: str, words: str = "") -> None:
+        super().__init__(words)
+        self.failure = Failure(kind, words)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Sends requests in one dialect to one base URL; `clock` counts seconds."""
+
+    http: aiohttp.ClientSession
+    base_url: str
+    dialect: Dialect
+    clock: Callable[[], float] = time.perf_counter
+
+    async def send(
+        self, ask: Ask, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
+        on_first: Callable[[], None] = _nothing,
+    ) -> Timeline:  # fmt: skip
+        """Return the request's timeline; a failure is in it, and raised never. `more` fields go into the body."""
+        sent_s = self.clock()
+        answer = _Answer(self.clock, on_first)
+        body = orjson.dumps({**self.dialect.body(ask), **(more or {})})
+        try:
+            await self._hear(body, answer)
+            failure = answer.lacking()
+        except _Failed as error:
+            failure = error.failure
+        except aiohttp.ClientConnectorError as error:
+            failure = Failure("no connection", str(error))
+        except TimeoutError:
+            failure = Failure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
+        except (aiohttp.ClientError, ConnectionError) as error:
+            failure = Failure("broke off", str(error) or type(error).__name__)
+        except ValueError as error:
+            failure = Failure("no event", str(error)[:300])
+        line = answer.timeline(sent_s if due_s is None else due_s, sent_s)
+        return line if failure is None else replace(line, failure=failure, end_s=self.clock())
+
+    async def _hear(self, body: bytes, answer: "_Answer") -> None:
+        headers = {"Content-Type": "application/json"}
+        async with self.http.post(self.base_url + self.dialect.path, data=body, headers=headers) as response:
+            if response.status != 200:
+                raise _Failed(f"HTTP {response.status}", _words(await response.content.read(_MOST_WORDS)))
+            reader = EventReader()
+            async for chunk in response.content.iter_any():
+                for data in reader.feed(chunk):
+                    answer.take(data)
+
+
+class _Answer:
+    """What has come of one answer."""
+
+    def __init__(self, clock: Callable[[], float], on_first: Callable[[], None]) -> None:
+        self._clock, self._on_first = clock, on_first
+        self._pieces_s: list[float] = []
+        self._texts: list[str] = []
+        self._end_s: float | None = None
+        self._silent_s: float | None = None
+        self._usage: tuple[int, int] | None = None
+        self._finished = self._done = False
+
+    def take(self, data: bytes) -> None:
+        """Note one event. Raises _Failed for an error, ValueError for what is no event."""
+        now = self._clock()
+        if data == b"[DONE]":
+            self._done = True
+            return
+        piece = read_piece(orjson.loads(data))
+        if piece.error is not None:
+            raise _Failed("error in the stream", piece.error)
+        self._usage = piece.usage or self._usage
+        if piece.is_output:
+            if not self._pieces_s:
+                self._on_first()
+            self._pieces_s.append(now)
+            self._texts.append(piece.text)
+        if piece.is_output or piece.finish is not None:
+            self._end_s = now
+        if self._silent_s is None and piece.finish is not None:
+            self._silent_s = now
+        self._finished = self._finished or piece.finish is not None
+
+    def lacking(self) -> Failure | None:
+        """Return what the whole answer lacks."""
+        if not self._finished:
+            return Failure("broke off", "the stream ended without a finish_reason")
+        if self._usage is None:
+            words = "the server counts no tokens in a stream (stream_options.include_usage)"
+            return Failure("no usage", words if self._done else "the stream ended before it")
+        return None
+
+    def timeline(self, due_s: float, sent_s: float) -> Timeline:
+        """Return it with what came so far; an answer whose tokens are no text has its end as its only piece."""
+        pieces = tuple(self._pieces_s) or (() if self._silent_s is None else (self._silent_s,))
+        prompt, output = self._usage or (0, 0)
+        end_s = sent_s if self._end_s is None else self._end_s
+        return Timeline(due_s, sent_s, pieces, end_s, prompt, output, "".join(self._texts))
+
+
+def _words(body: bytes) -> str:
+    try:
+        return error_words(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return " ".join(body.decode(errors="replace").split())[:300]

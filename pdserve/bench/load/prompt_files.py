@@ -1,0 +1,59 @@
+"""Requests out of files: JSON lines with a prompt each, and ShareGPT's conversations."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class FilePrompt:
+    """One prompt of a file; `answer` or `output_len` say how long its answer is to be, where the file does."""
+
+    prompt: str
+    output_len: int | None = None
+    answer: str | None = None
+
+
+def read_custom(path: Path) -> Iterator[FilePrompt]:
+    """Yield each line of `{"prompt": "...", "output_tokens": 64}`, the second if it is there. Raises ConfigError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _custom(f"--dataset-path {path}, line {number}", line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--dataset-path {path} cannot be read: {error}") from error
+
+
+def read_sharegpt(path: Path) -> Iterator[FilePrompt]:
+    """Yield the first question and its answer of each conversation that has both. Raises ConfigError."""
+    try:
+        conversations = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dataset-path {path} cannot be read: {error}") from error
+    if not isinstance(conversations, list):
+        raise ConfigError(f"--dataset-path {path} is no list of conversations, as ShareGPT's file is")
+    for one in conversations:
+        turns = one.get("conversations") if isinstance(one, dict) else None
+        if isinstance(turns, list) and len(turns) >= 2:
+            question, answer = (turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2])
+            if isinstance(question, str) and isinstance(answer, str) and question:
+                yield FilePrompt(question, answer=answer)
+
+
+def _custom(place: str, line: str) -> FilePrompt:
+    try:
+        fields: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place}: no JSON: {error}") from error
+    prompt = fields.get("prompt") if isinstance(fields, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise ConfigError(f'{place}: it has no "prompt" of text')
+    tokens = fields.get("output_tokens")
+    if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+        raise ConfigError(f'{place}: "output_tokens" is {tokens!r}, not a number from 1 on')
+    return FilePrompt(prompt, tokens)

@@ -1,0 +1,59 @@
+"""A load's result for the eyes."""
+
+from collections.abc import Iterator, Mapping
+
+from pdserve.bench.load.client_cpu import ClientCpu
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.summary import METRICS, Summary
+from pdserve.text_table import printable, text_table
+
+
+def report(record: Record, summary: Summary, client: ClientCpu, goals: Mapping[str, float]) -> Iterator[str]:
+    """Yield the lines: what ended how, rates, times, and what is to be known before believing them."""
+    ended = [f"{summary.completed} requests completed", f"{summary.failed} failed"]
+    if summary.unfinished:
+        ended.append(f"{summary.unfinished} unfinished")
+    yield f"{', '.join(ended)} in {summary.duration_s:.2f} s"
+    yield from _errors(record)
+    yield ""
+    yield from _rates(summary, goals)
+    yield ""
+    yield from _times(summary)
+    yield ""
+    yield f"client: {client.share:.0%} of a core"
+    if client.warning is not None:
+        yield f"warning: {client.warning}"
+
+
+def _errors(record: Record) -> Iterator[str]:
+    for kind, count in record.errors().most_common():
+        first = next(line.failure for line in record.in_order if line.failure and line.failure.kind == kind)
+        yield printable(f"  {count} x {kind}, first: {first.words or 'no words'}")
+
+
+def _rates(summary: Summary, goals: Mapping[str, float]) -> Iterator[str]:
+    rows = [
+        ["requests", f"{summary.rate(summary.completed):.2f} /s", f"most at once {summary.peak_requests}"],
+        ["input tokens", f"{summary.rate(summary.input_tokens):.1f} /s", f"{summary.input_tokens:,} in all"],
+        [
+            "output tokens", f"{summary.rate(summary.output_tokens):.1f} /s",
+            f"{summary.output_tokens:,} in all, best second {summary.peak_output_tokens:.0f}",
+        ],
+    ]  # fmt: skip
+    if summary.good is not None:
+        kept = " ".join(f"{name}:{limit:g}" for name, limit in goals.items())
+        share = summary.good / max(1, summary.completed + summary.failed)
+        rows.append(["goodput", f"{summary.rate(summary.good):.2f} /s", f"{share:.0%} of the requests keep {kept}"])
+    yield from text_table(("", "rate", ""), rows)
+
+
+def _times(summary: Summary) -> Iterator[str]:
+    spreads = summary.spreads
+    if not spreads:
+        return
+    percents = list(next(iter(spreads.values())).percentiles)
+    rows = [
+        [f"{name} ({METRICS[name]})", *(f"{value:.2f}" for value in (one.mean, one.std, *one.percentiles.values()))]
+        for name, one in spreads.items()
+    ]
+    yield from text_table(("milliseconds", "mean", "std", *(f"p{percent:g}" for percent in percents)), rows)

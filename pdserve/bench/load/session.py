@@ -1,0 +1,43 @@
+"""The HTTP connections of a load: as many as there are requests, each with one deadline."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from pdserve.bench.load.dialect import error_words
+from pdserve.client import own_key, trusting
+from wire.errors import Unavailable
+
+
+def open_session(headers: Mapping[str, str], timeout_s: float, environ: Mapping[str, str]) -> aiohttp.ClientSession:
+    """Return a session that shows `headers`, and the environment's key where they name none."""
+    connector = aiohttp.TCPConnector(limit=0, ssl=trusting(environ.get("PDSERVE_CERT_FILE")))
+    shown = dict(headers)
+    key = api_key(environ)
+    if key is not None and not any(name.lower() == "authorization" for name in shown):
+        shown["Authorization"] = f"Bearer {key}"
+    return aiohttp.ClientSession(connector=connector, headers=shown, timeout=aiohttp.ClientTimeout(total=timeout_s))
+
+
+def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the key that a load shows: pdserve's own, else $OPENAI_API_KEY, None without any."""
+    return own_key(environ) or environ.get("OPENAI_API_KEY", "").strip() or None
+
+
+async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Return the JSON of a GET, or of a POST of `body`. Raises Unavailable."""
+    try:
+        async with http.request("GET" if body is None else "POST", url, json=body) as response:
+            content, status = await response.read(), response.status
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise Unavailable(f"{url} does not answer: {error or type(error).__name__}") from error
+    try:
+        answer = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise Unavailable(f"{url} answers HTTP {status} without JSON: {content[:80]!r}") from error
+    if status != 200:
+        raise Unavailable(f"{url} answers HTTP {status}: {error_words(answer)}")
+    return answer

@@ -1,0 +1,28 @@
+"""Server-sent events out of a stream of bytes (WHATWG HTML, section 9.2)."""
+
+_MOST_BYTES = 64 << 20
+
+
+class EventReader:
+    """Gives the data of each event as soon as its last byte is there. Owns what has come of the next one."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._rest, self._most = b"", most_bytes
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of the events that end in `chunk`. Raises ValueError for one that is too large."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if not line:
+                if self._data:
+                    events.append(b"\n".join(self._data))
+                    self._data = []
+            elif line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+        held = len(self._rest) + sum(map(len, self._data))
+        if held > self._most:
+            raise ValueError(f"an event of more than {self._most:,} bytes")
+        return events

@@ -1,0 +1,104 @@
+"""The figures of one load."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pdserve.bench.load.figures import Spread, spread
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.timeline import Timeline
+from wire.errors import ConfigError
+
+METRICS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token after the first",
+    "itl": "gap between pieces",
+    "e2el": "whole request",
+    "longest_gap": "longest gap of a request",
+    "client_queue_time": "wait in this client",
+}
+GOALS = ("ttft", "tpot", "e2el", "longest_gap")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a load came to; times of `spreads` in milliseconds, rates per second of the run."""
+
+    duration_s: float
+    completed: int
+    failed: int
+    unfinished: int
+    input_tokens: int
+    output_tokens: int
+    good: int | None
+    peak_output_tokens: float
+    peak_requests: int
+    spreads: Mapping[str, Spread]
+
+    def rate(self, count: float) -> float:
+        """Return `count` per second of the run."""
+        return count / self.duration_s if self.duration_s > 0 else 0.0
+
+
+def summarize(record: Record, metrics: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]) -> Summary:
+    """Return the figures of what ended; `goals` are milliseconds that a good request needs at most."""
+    lines = record.in_order
+    whole = [line for line in lines if line.failure is None]
+    return Summary(
+        duration_s=record.duration_s,
+        completed=len(whole),
+        failed=len(lines) - len(whole),
+        unfinished=record.unfinished,
+        input_tokens=sum(line.input_len for line in whole),
+        output_tokens=sum(line.output_len for line in whole),
+        good=sum(is_good(line, goals) for line in whole) if goals else None,
+        peak_output_tokens=peak_output_tokens(whole),
+        peak_requests=peak_requests(whole),
+        spreads={name: spread([1000 * s for line in whole for s in times_s(line, name)], percents) for name in metrics},
+    )
+
+
+def times_s(line: Timeline, metric: str) -> Sequence[float]:
+    """Return what one request adds to a metric, in seconds."""
+    match metric:
+        case "ttft":
+            return (line.ttft_s,)
+        case "tpot":
+            return () if line.tpot_s is None else (line.tpot_s,)
+        case "itl":
+            return line.itls_s
+        case "e2el":
+            return (line.e2el_s,)
+        case "longest_gap":
+            return (line.longest_gap_s,)
+        case "client_queue_time":
+            return (line.queue_s,)
+        case _:
+            raise ConfigError(f"there is no metric {metric!r}, only {', '.join(METRICS)}")
+
+
+def is_good(line: Timeline, goals: Mapping[str, float]) -> bool:
+    """Tell whether a request keeps every goal, in milliseconds; what it has not (TPOT of one token) it keeps."""
+    return all(1000 * value <= goal for name, goal in goals.items() for value in times_s(line, name))
+
+
+def peak_output_tokens(lines: Sequence[Timeline]) -> float:
+    """Return the most output tokens in one second of the run; the tokens of an answer lie evenly on its pieces."""
+    if not lines:
+        return 0.0
+    began_s = min(line.sent_s for line in lines)
+    by_second: dict[int, float] = {}
+    for line in lines:
+        for piece_s in line.pieces_s:
+            second = int(piece_s - began_s)
+            by_second[second] = by_second.get(second, 0.0) + line.output_len / len(line.pieces_s)
+    return max(by_second.values(), default=0.0)
+
+
+def peak_requests(lines: Sequence[Timeline]) -> int:
+    """Return the most requests under way at one moment."""
+    changes = sorted([(line.sent_s, 1) for line in lines] + [(line.end_s, -1) for line in lines])
+    peak = now = 0
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    return peak

@@ -1,0 +1,185 @@
+"""`pdserve bench serve`: a load on an OpenAI server, and what it came to."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from pdserve.bench.load.arrivals import arrival_times
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.client_cpu import ClientCpu, cpu_s
+from pdserve.bench.load.dialect import Chat, Completions, Dialect
+from pdserve.bench.load.drive import drive
+from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.live_line import LiveLine
+from pdserve.bench.load.picture import draw
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.report import report
+from pdserve.bench.load.result import measured
+from pdserve.bench.load.session import get_json, open_session
+from pdserve.bench.load.summary import Summary, summarize
+from pdserve.bench.load.timeline import Timeline
+from pdserve.bench.serve_asks import make_asks
+from pdserve.bench.serve_options import ServeOptions, parse
+from pdserve.termination import unwind_on_sigterm
+from scheduler.loop import run
+from wire.errors import ConfigError, Unavailable
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0 when a request completed, 1 when none did, 130 after Ctrl-C with what was measured."""
+    options = parse(argv)
+    arrival_times(0, options.request_rate, options.burstiness, random.Random(0))
+    unwind_on_sigterm()
+    bench = _Bench(options)
+    status = 0
+    try:
+        run(bench.run())
+    except KeyboardInterrupt:
+        if not bench.is_measuring:
+            raise
+        status = _INTERRUPTED
+    summary = bench.tell()
+    return status or (0 if summary.completed else 1)
+
+
+class _Bench:
+    """One run. Owns what is measured, so that it is there when the run is broken off."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self.record = Record(options.num_prompts)
+        self._model = options.model
+        self._client = ClientCpu(0.0, 0.0)
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the load has begun."""
+        return self._client.wall_s > 0
+
+    async def run(self) -> None:
+        """Find the model, make the requests and send them. Raises ConfigError, Unavailable."""
+        options = self._options
+        async with open_session(options.headers, options.request_timeout, os.environ) as http:
+            self._model, folder = await _find_model(http, options)
+            asks = await make_asks(options, http, self._model, folder)
+            endpoint = Endpoint(http, options.url, _dialect(options, self._model))
+            await _warm_up(endpoint, asks, options.num_warmups)
+            await self._measure(endpoint, asks)
+
+    async def _measure(self, endpoint: Endpoint, asks: Sequence[Ask]) -> None:
+        options = self._options
+        times_s = arrival_times(len(asks), options.request_rate, options.burstiness, random.Random(options.seed + 1))
+
+        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+            return await endpoint.send(ask, due_s)
+
+        live = LiveLine(len(asks), shown=not options.disable_tqdm)
+        began_cpu_s, began_s = cpu_s(), time.perf_counter()
+        try:
+            await drive(
+                asks, times_s, send, self.record, clock=time.perf_counter, max_concurrency=options.max_concurrency,
+                seen=live.see,
+            )  # fmt: skip
+        finally:
+            self._client = ClientCpu(cpu_s() - began_cpu_s, time.perf_counter() - began_s)
+            live.close()
+
+    def tell(self) -> Summary:
+        """Print what was measured and write what was asked for. Raises ConfigError for what cannot be written."""
+        options, record = self._options, self.record
+        summary = summarize(record, options.percentile_metrics, options.metric_percentiles, options.goals)
+        for line in report(record, summary, self._client, options.goals):
+            print(line)
+        now = datetime.now()
+        if options.save_result:
+            result = _about(options, self._model, now)
+            result |= measured(record, summary, self._client, detailed=options.save_detailed)
+            _write(Path(options.result_dir) / _file_name(options, self._model, now), json.dumps(result) + "\n")
+        if options.plot:
+            _write(Path(options.plot), draw(record.in_order, title=f"{self._model}, {options.url}"))
+        return summary
+
+
+async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:
+    """Return the served name to ask for, and the folder that the server says it is from, "" without one."""
+    if options.model and options.vocab_size:
+        return options.model, ""
+    try:
+        cards = (await get_json(http, f"{options.url}/v1/models")).get("data") or []
+    except Unavailable:
+        if not options.model:
+            raise
+        return options.model, ""
+    for card in cards:
+        if options.model in ("", card.get("id")):
+            return str(card["id"]), str(card.get("root") or "")
+    if not options.model:
+        raise ConfigError(f"{options.url}/v1/models names no model: give --model")
+    return options.model, ""
+
+
+def _dialect(options: ServeOptions, model: str) -> Dialect:
+    fields: dict[str, Any] = {"temperature": options.temperature}
+    if options.ignore_eos:
+        fields["ignore_eos"] = True
+    if options.extra_body:
+        try:
+            fields |= json.loads(options.extra_body)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"--extra-body {options.extra_body}: no JSON object ({error})") from error
+    make = Chat if options.backend == "openai-chat" else Completions
+    return make(model, fields, options.endpoint) if options.endpoint else make(model, fields)
+
+
+async def _warm_up(endpoint: Endpoint, asks: Sequence[Ask], count: int) -> None:
+    for line in await asyncio.gather(*(endpoint.send(asks[i % len(asks)]) for i in range(count))):
+        if line.failure is not None:
+            raise Unavailable(f"a request of --num-warmups failed, {line.failure}")
+
+
+def _about(options: ServeOptions, model: str, now: datetime) -> dict[str, Any]:
+    own = {
+        "date": now.strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": options.backend,
+        "backend": options.backend,
+        "label": options.label or None,
+        "model_id": model,
+        "tokenizer_id": options.tokenizer or model,
+        "num_prompts": options.num_prompts,
+        "request_rate": "inf" if options.request_rate == float("inf") else options.request_rate,
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
+        "base_url": options.url,
+        "seed": options.seed,
+    }
+    return own | dict(text.split("=", 1) for text in options.metadata)
+
+
+def _file_name(options: ServeOptions, model: str, now: datetime) -> str:
+    if options.result_filename:
+        return options.result_filename
+    at_most = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
+    name = re.sub(r"[^\w.-]", "_", model.rsplit("/", 1)[-1])
+    label = options.label or options.backend
+    return f"{label}-{options.request_rate}qps{at_most}-{name}-{now:%Y%m%d-%H%M%S}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    print(f"written: {path}", file=sys.stderr)

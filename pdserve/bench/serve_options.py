@@ -1,0 +1,165 @@
+"""The flags of `pdserve bench serve`; vLLM's names where it has them."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdserve.bench.load.summary import GOALS, METRICS
+from pdserve.flags.parser import CommandParser
+from wire.errors import ConfigError
+from wire.options import add_flags, flag, from_namespace
+
+EPILOG = """\
+examples:
+  pdserve bench serve --random-input-len 256 --random-output-len 64 --ignore-eos --num-prompts 100
+                                                   the cluster on port 9000, all requests at once
+  pdserve bench serve --request-rate 3 --goodput ttft:200 tpot:50 --num-prompts 200
+                                                   a Poisson stream, and how many requests are fast enough
+  pdserve bench serve --max-concurrency 8 --backend openai-chat --save-result --plot run.svg
+                                                   eight at a time by chat, figures as JSON, and a picture
+  pdserve bench serve --base-url https://llm.example --dataset-name custom --dataset-path prompts.jsonl
+                                                   lines {"prompt": "...", "output_tokens": 64} to another server
+
+A key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY. Ctrl-C prints what was measured so far.
+"""
+
+
+def _percents(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} are no percentiles: write 50,90,99") from error
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise ConfigError(f"{text!r}: percentiles are from 0 to 100")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Flags of `bench serve`."""
+
+    backend: str = flag("openai", "what to ask: completions, or chat", choices=("openai", "vllm", "openai-chat"))
+    base_url: str = flag("", "the server (default: http://HOST:PORT)")
+    host: str = flag("127.0.0.1", "without --base-url")
+    port: int = flag(9000, "without --base-url", parse=int)
+    endpoint: str = flag("", "path of the route (default: the backend's)")
+    model: str = flag("", "its served name (default: the first of /v1/models)")
+    tokenizer: str = flag("", "what the result calls the tokenizer; none is needed (default: the model)")
+    dataset_name: str = flag("random", "where prompts come from", choices=("random", "custom", "sharegpt"))
+    dataset_path: str = flag("", "file of custom (JSON lines) or sharegpt")
+    num_prompts: int = flag(1000, "requests", parse=int)
+    input_len: int | None = flag(None, "as --random-input-len", parse=int)
+    output_len: int | None = flag(None, "as the data set's own output length", parse=int)
+    random_input_len: int = flag(1024, "tokens of a prompt", parse=int)
+    random_output_len: int = flag(128, "tokens of an answer", parse=int)
+    random_range_ratio: float = flag(0.0, "lengths are even over this share below and above", parse=float)
+    random_prefix_len: int = flag(0, "tokens before each prompt that all share", parse=int)
+    vocab_size: int | None = flag(
+        None, "random prompts are of token ids from 100 to below this (default: of the model's config.json where "
+        "/v1/models names its folder here, else 1000)", parse=int,
+    )  # fmt: skip
+    custom_output_len: int | None = flag(None, "tokens of an answer whose line does not say (default: 256)", parse=int)
+    sharegpt_output_len: int | None = flag(None, "tokens of an answer (default: the file's, by /tokenize)", parse=int)
+    request_rate: float = flag(math.inf, "requests a second; inf: all at once", parse=float)
+    burstiness: float = flag(1.0, "of their arrival: 1 Poisson, below burstier, above more regular", parse=float)
+    max_concurrency: int | None = flag(None, "most requests under way (default: no limit)", parse=int)
+    num_warmups: int = flag(0, "requests before, not measured", parse=int)
+    ignore_eos: bool = flag(False, "answers go on to their full length")
+    temperature: float = flag(0.0, "of every request", parse=float)
+    extra_body: str = flag("", "JSON object whose fields go into every request")
+    request_timeout: float = flag(600.0, "seconds until a request without a whole answer has failed", parse=float)
+    seed: int = flag(0, "of prompts, lengths and arrivals", parse=int)
+    goodput: tuple[str, ...] = flag((), f"NAME:MS that a good request keeps, of {', '.join(GOALS)}", many=True)
+    percentile_metrics: tuple[str, ...] = flag(
+        ("ttft", "tpot", "itl", "e2el", "longest_gap"), f"what is reported, of {', '.join(METRICS)} "
+        "(default: ttft,tpot,itl,e2el,longest_gap)", many=True,
+    )  # fmt: skip
+    metric_percentiles: tuple[float, ...] = flag((50.0, 90.0, 99.0), "(default: 50,90,99)", parse=_percents)
+    label: str = flag("", "what the result calls the run (default: the backend)")
+    save_result: bool = flag(False, "write the figures as JSON, under vLLM's keys")
+    save_detailed: bool = flag(False, "with each request's times, lengths, text and error in it")
+    result_dir: str = flag("", "folder of the JSON file (default: here)")
+    result_filename: str = flag("", "its name (default: LABEL-RATEqps-MODEL-DATE.json)")
+    plot: str = flag("", "draw requests, tokens a second and latencies into this .svg")
+    disable_tqdm: bool = flag(False, "no progress line")
+    header: tuple[str, ...] = field(default=(), repr=False)
+    metadata: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """The server, without the /v1 that clients' base URLs end in."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.base_url or f"http://{host}:{self.port}").rstrip("/").removesuffix("/v1")
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """Milliseconds by metric. Raises ConfigError."""
+        return dict(map(_goal, self.goodput))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What --header says. Raises ConfigError."""
+        return _pairs("--header", self.header)
+
+
+def parse(argv: Sequence[str]) -> ServeOptions:
+    """Return the options of a command line. Raises ConfigError."""
+    parser = CommandParser(
+        prog="pdserve bench serve",
+        usage="pdserve bench serve [flags]",
+        description="Send a load to an OpenAI server; print TTFT, TPOT, gaps, goodput and rates.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, ServeOptions, "bench serve")
+    for name, what in (("--header", "sent with every request"), ("--metadata", "put into the result")):
+        parser.add_argument(
+            name, nargs="+", action="extend", metavar="KEY=VALUE", default=argparse.SUPPRESS, help=what
+        )  # fmt: skip
+    namespace = parser.parse_args(argv)
+    for name in ("header", "metadata"):
+        if name in namespace:
+            setattr(namespace, name, tuple(getattr(namespace, name)))
+    return check(from_namespace(ServeOptions, namespace))
+
+
+def check(options: ServeOptions) -> ServeOptions:
+    """Return the options. Raises ConfigError, with the value and the limit."""
+    for name, least in (("num_prompts", 1), ("max_concurrency", 1), ("num_warmups", 0), ("request_timeout", 1)):
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: at least {least}")
+    if not options.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--base-url {options.base_url}: it begins with http:// or https://")
+    unknown = [name for name in options.percentile_metrics if name not in METRICS]
+    if unknown:
+        raise ConfigError(f"--percentile-metrics {unknown[0]}: there are {', '.join(METRICS)}")
+    if (options.dataset_name == "random") == bool(options.dataset_path):
+        words = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
+        raise ConfigError(f"--dataset-name {options.dataset_name}: {words}")
+    if options.plot and not options.plot.endswith(".svg"):
+        raise ConfigError(f"--plot {options.plot}: the picture is an SVG, name a file that ends in .svg")
+    _ = options.goals, options.headers, _pairs("--metadata", options.metadata)
+    return options
+
+
+def _goal(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    try:
+        value = float(limit)
+    except ValueError as error:
+        raise ConfigError(f"--goodput {text}: write NAME:MILLISECONDS, as ttft:200") from error
+    if name not in GOALS or not value >= 0:
+        raise ConfigError(f"--goodput {text}: of {', '.join(GOALS)}, 0 ms or more")
+    return name, value
+
+
+def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{name} takes KEY=VALUE: one has no {'=' if not equals else 'KEY'}")
+        pairs[key.strip()] = value.strip()
+    return pairs

@@ -1,0 +1,90 @@
+"""A load sends each request when it is due, keeps to its places, and keeps what ended when it is broken off."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.drive import drive
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.timeline import Timeline
+
+ASK = Ask("a", 1)
+
+
+class Time:
+    """A clock that sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 9_000), min_size=1, max_size=20))
+def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
+    time, times_s = Time(), sorted(ms / 1000 for ms in due_ms)
+    record = Record(len(times_s))
+
+    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        return Timeline(due_s, time(), (), time())
+
+    asyncio.run(drive([ASK] * len(times_s), times_s, send, record, clock=time, sleep=time.sleep))
+
+    assert [line.due_s for line in record.in_order] == pytest.approx([5.0 + at_s for at_s in times_s])
+    assert record.unfinished == 0
+    assert record.duration_s >= times_s[-1] - 1e-9
+
+
+def test_no_more_are_under_way_than_places() -> None:
+    under_way, most = set[int](), [0]
+
+    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        under_way.add(number)
+        most.append(len(under_way))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        under_way.remove(number)
+        return Timeline(due_s, due_s)
+
+    record, time = Record(12), Time()
+    asyncio.run(drive([ASK] * 12, [0.0] * 12, send, record, clock=time, max_concurrency=4))
+
+    assert max(most) == 4
+    assert len(record.lines) == 12
+
+
+def test_what_ended_stays_when_the_load_is_broken_off() -> None:
+    async def run() -> Record:
+        record, begun = Record(3), asyncio.Event()
+        ended: list[int] = []
+
+        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+            if number:
+                begun.set()
+                await asyncio.Event().wait()
+            return Timeline(due_s, due_s)
+
+        def see(seen: Record) -> None:
+            ended.extend(seen.lines)
+
+        task = asyncio.create_task(drive([ASK] * 3, [0.0] * 3, send, record, clock=Time(), seen=see))
+        await asyncio.wait_for(begun.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [0]
+        return record
+
+    record = asyncio.run(run())
+
+    assert list(record.lines) == [0]
+    assert record.unfinished == 2

@@ -1,0 +1,156 @@
+"""A request's timeline is what the server did, on a real socket and a clock that the server moves."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.dialect import Chat, Completions
+from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.session import open_session
+from pdserve.bench.load.timeline import Timeline
+from tests.pdserve.bench.sse_server import (
+    Answer,
+    Asked,
+    Sent,
+    SteppedClock,
+    completion,
+    event,
+    serving,
+    streamed,
+    usage,
+)
+
+
+def ask(answer: Answer, *, chat: bool = False) -> tuple[Timeline, Asked]:
+    """Send one request to a server that answers so."""
+
+    async def run() -> tuple[Timeline, Asked]:
+        clock = SteppedClock()
+        async with serving(lambda path: answer, clock) as (url, asked), open_session({"X-A": "b"}, 20.0, {}) as http:
+            dialect = Chat("m", {"ignore_eos": True}) if chat else Completions("m", {"ignore_eos": True})
+            prompt = "hello" if chat else (5, 6, 7)
+            return await Endpoint(http, url, dialect, clock).send(Ask(prompt, 9)), asked
+
+    return asyncio.run(run())
+
+
+def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
+    line, asked = ask(streamed([2.0, 0.5, 0.25, 1.5], prompt=11, tokens_a_piece=3))
+
+    assert line.failure is None
+    assert line.ttft_s == 2.0
+    assert line.itls_s == (0.5, 0.25, 1.5)
+    assert line.longest_gap_s == 1.5
+    assert line.e2el_s == 4.25
+    assert line.tpot_s == 2.25 / 11
+    assert (line.input_len, line.output_len, line.text) == (11, 12, "w0 w1 w2 end")
+    assert asked.paths == ["/v1/completions"]
+    assert asked.headers[0]["x-a"] == "b"
+    assert asked.bodies[0] == {
+        "model": "m", "prompt": [5, 6, 7], "max_tokens": 9, "temperature": 0.0, "stream": True, "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+def test_a_chats_role_is_no_token_and_thoughts_are() -> None:
+    def delta(fields: dict[str, str], finish: str | None = None) -> bytes:
+        return event({"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]})
+
+    pieces = [
+        Sent(1.0, delta({"role": "assistant", "content": ""})),
+        Sent(1.0, delta({"reasoning_content": "hm "})),
+        Sent(1.0, delta({"content": "yes"})),
+        Sent(1.0, delta({}, "stop") + usage(3, 4)),
+    ]
+
+    line, asked = ask(Answer(pieces), chat=True)
+
+    assert line.failure is None
+    assert (line.ttft_s, line.itls_s, line.e2el_s) == (2.0, (1.0,), 4.0)
+    assert line.text == "hm yes"
+    assert asked.bodies[0]["messages"] == [{"role": "user", "content": "hello"}]
+    assert asked.bodies[0]["max_completion_tokens"] == 9
+
+
+def test_an_event_may_come_in_parts_and_among_comments() -> None:
+    first = completion("a")
+    pieces = [
+        Sent(1.0, b": alive\r\n"),
+        Sent(1.0, first[:9]),
+        Sent(1.0, first[9:]),
+        Sent(1.0, completion("b", "stop") + usage(1, 2)),
+    ]
+
+    line, _ = ask(Answer(pieces))
+
+    assert line.failure is None
+    assert (line.text, line.itls_s) == ("ab", (1.0,))
+
+
+def test_tokens_without_text_have_the_end_as_their_piece() -> None:
+    line, _ = ask(Answer([Sent(1.0, completion("")), Sent(2.0, completion("", "length") + usage(1, 2))]))
+
+    assert line.failure is None
+    assert (line.ttft_s, line.e2el_s, line.output_len) == (3.0, 3.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "words"),
+    [
+        ([Sent(0, b'{"error": {"message": "queue full"}}')], 429, "HTTP 429: queue full"),
+        ([Sent(0, b'{"detail": "no"}')], 422, "HTTP 422: no"),
+        ([Sent(0, b"<html>down</html>")], 502, "HTTP 502: <html>down</html>"),
+        ([Sent(1, completion("a")), Sent(0, event({"error": {"message": "lost"}}))], 200, "error in the stream: lost"),
+        ([Sent(1, completion("a"))], 200, "broke off: the stream ended without a finish_reason"),
+        ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server counts no tokens"),
+        ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before it"),
+        ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
+        ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event that is no object: 7"),
+        ([Sent(1, completion("a")), Sent(1, None)], 200, "broke off: "),
+    ],
+)
+def test_a_failure_is_in_the_timeline_with_its_kind(pieces: Sequence[Sent], status: int, words: str) -> None:
+    line, _ = ask(Answer(pieces, status))
+
+    assert str(line.failure).startswith(words)
+
+
+def test_nobody_there_is_a_failure_too() -> None:
+    async def run() -> Timeline:
+        clock = SteppedClock()
+        async with serving(lambda path: streamed([1.0]), clock) as (url, _):
+            pass
+        async with open_session({}, 20.0, {}) as http:
+            return await Endpoint(http, url, Completions("m"), clock).send(Ask("a", 1))
+
+    line = asyncio.run(run())
+
+    assert line.failure is not None
+    assert line.failure.kind == "no connection"
+
+
+def test_a_deadline_is_a_failure_with_its_limit() -> None:
+    async def run() -> Timeline:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:  # the system accepts, nobody answers
+            async with open_session({}, 0.05, {}) as http:
+                url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+                return await Endpoint(http, url, Completions("m"), SteppedClock()).send(Ask("a", 1))
+
+    assert str(asyncio.run(run()).failure) == "deadline: no whole answer within 0.05 s"
+
+
+def test_a_key_of_the_environment_is_shown_and_a_header_wins() -> None:
+    async def run(headers: dict[str, str], environ: dict[str, str]) -> str | None:
+        clock = SteppedClock()
+        async with serving(lambda path: streamed([1.0]), clock) as (url, asked):
+            async with open_session(headers, 20.0, environ) as http:
+                await Endpoint(http, url, Completions("m"), clock).send(Ask("a", 1))
+            return asked.headers[0].get("authorization")
+
+    assert asyncio.run(run({}, {"OPENAI_API_KEY": "sk-1"})) == "Bearer sk-1"
+    assert asyncio.run(run({}, {"OPENAI_API_KEY": "sk-1", "PDSERVE_API_KEY": "ours"})) == "Bearer ours"
+    assert asyncio.run(run({"authorization": "Basic x"}, {"OPENAI_API_KEY": "sk-1"})) == "Basic x"
+    assert asyncio.run(run({}, {})) is None

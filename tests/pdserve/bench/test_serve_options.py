@@ -1,0 +1,71 @@
+"""The flags of `pdserve bench serve`, and what is refused in words."""
+
+import math
+import shlex
+
+import pytest
+
+from pdserve.bench.serve_options import parse
+from wire.errors import ConfigError
+
+
+def test_the_defaults_are_a_cluster_of_ours_and_vllms_load() -> None:
+    options = parse([])
+
+    assert options.url == "http://127.0.0.1:9000"
+    assert (options.num_prompts, options.random_input_len, options.random_output_len) == (1000, 1024, 128)
+    assert options.request_rate == math.inf
+    assert options.metric_percentiles == (50.0, 90.0, 99.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "url"),
+    [
+        (["--base-url", "http://a:1/v1/"], "http://a:1"),
+        (["--host", "::1", "--port", "8000"], "http://[::1]:8000"),
+        (["--base-url", "https://a/openai"], "https://a/openai"),
+    ],
+)
+def test_base_urls_are_taken_as_clients_write_them(argv: list[str], url: str) -> None:
+    assert parse(argv).url == url
+
+
+def test_a_command_line_of_vllm_is_taken() -> None:
+    line = (
+        "--backend vllm --model m --tokenizer t --dataset-name random --input-len 8 --output-len 4 --num-prompts 5 "
+        "--request-rate 2.5 --burstiness 0.5 --max-concurrency 3 --ignore-eos --goodput ttft:200 tpot:50 "
+        "--percentile-metrics ttft,e2el --metric-percentiles 25,99.9 --header A=b C=d=e --header F=g,h "
+        "--metadata run=1 --save-result --save-detailed --result-dir r --result-filename f.json --seed 9"
+    )
+
+    options = parse(shlex.split(line))
+
+    assert options.goals == {"ttft": 200.0, "tpot": 50.0}
+    assert options.percentile_metrics == ("ttft", "e2el")
+    assert options.metric_percentiles == (25.0, 99.9)
+    assert options.headers == {"A": "b", "C": "d=e", "F": "g,h"}
+    assert "d=e" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--num-prompts", "0"], "--num-prompts 0: at least 1"),
+        (["--max-concurrency", "0"], "--max-concurrency 0: at least 1"),
+        (["--request-timeout", "0"], "--request-timeout 0: at least 1"),
+        (["--goodput", "ttft"], "--goodput ttft: write NAME:MILLISECONDS"),
+        (["--goodput", "speed:3"], "--goodput speed:3: of ttft"),
+        (["--percentile-metrics", "ttft,speed"], "--percentile-metrics speed: there are ttft"),
+        (["--metric-percentiles", "101"], "percentiles are from 0 to 100"),
+        (["--metric-percentiles", "x"], "no percentiles"),
+        (["--dataset-name", "custom"], "it needs --dataset-path FILE"),
+        (["--dataset-path", "f"], "random prompts need no --dataset-path"),
+        (["--plot", "f.png"], "--plot f.png: the picture is an SVG"),
+        (["--base-url", "localhost:9000"], "--base-url localhost:9000: it begins with http"),
+        (["--header", "x"], "--header takes KEY=VALUE"),
+        (["--requests-rate", "3"], "did you mean --request-rate"),
+    ],
+)
+def test_mistakes_are_refused_in_words(argv: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(argv)
