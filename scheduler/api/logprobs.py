@@ -16,11 +16,15 @@ Scored = tuple[int, TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class TokenTeller:
-    """Tells tokens with the `most` likeliest beside each; by number (`token_id:N`) where the client asked for that."""
+    """Tells tokens with the `most` likeliest beside each; by number (`token_id:N`) where the client asked for that.
+
+    `ranked` tells an output once more as prompts are: by token id, with ranks, whatever tokens are called alike.
+    """
 
     texts: TokenTexts
     most: int
     by_number: bool = False
+    ranked: bool = False
 
     def name(self, token_id: int) -> str:
         """Return what a token is called."""
@@ -37,6 +41,7 @@ class TokenTeller:
             "token_logprobs": [None if one is None else _told(one.logprob) for _, one in scored],
             "tokens": [self.name(token_id) for token_id, _ in scored],
             "top_logprobs": [None if one is None else self._best(token_id, one) for token_id, one in scored],
+            **self._by_id(scored),
         }
 
     def chat(self, scored: Sequence[Scored]) -> dict[str, Any]:
@@ -47,12 +52,16 @@ class TokenTeller:
                 | {"top_logprobs": [self._entry(*best) for best in self._likeliest(one)]}
                 for token_id, one in scored
                 if one is not None
-            ]
+            ],
+            **self._by_id(scored),
         }
 
     def prompt(self, scored: Sequence[Scored]) -> list[Any]:
         """Return `prompt_logprobs`: for each token the likeliest by id, with rank, and the token that is there."""
         return [None if one is None else self._ranked(token_id, one) for token_id, one in scored]
+
+    def _by_id(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
+        return {"ranked": self.prompt(scored)} if self.ranked else {}
 
     def _likeliest(self, one: TokenLogprobs) -> list[tuple[int, float]]:
         return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.most]

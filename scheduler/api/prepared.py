@@ -68,7 +68,7 @@ async def prepare_generation(
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(
         front, cut, params, dataclasses.replace(text, prompt_only=body.max_output == 0), asked,
-        TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number),
+        TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
     )  # fmt: skip
 

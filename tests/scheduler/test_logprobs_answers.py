@@ -158,3 +158,23 @@ async def test_best_of_tells_the_likeliest_without_log_probabilities_nobody_aske
 
         assert [choice["token_ids"] for choice in choices] == [[100], [110]]
         assert [choice["logprobs"] for choice in choices] == [None, None]
+
+
+async def test_with_token_ids_each_output_token_is_told_by_id_with_its_rank(serve: Any) -> None:
+    async with serve("hello world") as served:
+        asked = {"model": served.model, "return_token_ids": True}
+        text = {"prompt": "San", "logprobs": 2} | asked
+        choice = (await served.client.post("/v1/completions", json=text)).json()["choices"][0]
+        chat = {"messages": CHAT, "logprobs": True, "top_logprobs": 2} | asked
+        said = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
+        plain = (await served.client.post("/v1/completions", json=text | {"return_token_ids": None})).json()
+
+        ranked = choice["logprobs"]["ranked"]
+        assert said["logprobs"]["ranked"] == ranked
+        assert "ranked" not in plain["choices"][0]["logprobs"]
+        names = [served.front.tokens.decode([token_id]) for token_id in (1, 2)]
+        for token_id, told in zip(choice["token_ids"], ranked, strict=True):
+            assert list(told) == ["1", "2", str(token_id)]
+            assert [one["rank"] for one in told.values()][:2] == [1, 2]
+            assert [one["decoded_token"] for one in told.values()][:2] == names
+            assert told[str(token_id)]["logprob"] == pytest.approx(-token_id / 100)
