@@ -1,3 +1,55 @@
-"""What users import and type."""
+"""What users import and type.
+
+`from pdserve import LLM, SamplingParams`: each name is loaded when it is asked for, torch by a local engine alone.
+"""
+
+from typing import TYPE_CHECKING
+
+from pdserve.own_packages import claim
+
+if TYPE_CHECKING:
+    from pdserve.offline.llm import LLM
+    from pdserve.offline.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from pdserve.offline.prompts import TextPrompt, TokensPrompt
+    from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
+    from pdserve.offline.structured_params import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
+__all__ = [
+    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput",
+    "EmbeddingRequestOutput", "GuidedDecodingParams", "Logprob", "PoolingOutput", "PoolingRequestOutput",
+    "RequestOutput", "SamplingParams", "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams", "TextPrompt",
+    "TokensPrompt",
+]  # fmt: skip
+
+_FILES = {
+    "LLM": "llm", "BeamSearchParams": "sampling_params", "SamplingParams": "sampling_params",
+    "GuidedDecodingParams": "structured_params", "StructuredOutputsParams": "structured_params",
+    "TextPrompt": "prompts", "TokensPrompt": "prompts",
+}  # fmt: skip
+
+claim()
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"pdserve.offline.{_FILES.get(name, 'outputs')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,70 @@
+"""The likeliest outputs of a prompt, and how likely each is: the server searches, then reads each of them once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pdserve.offline.answers import scored
+from pdserve.offline.bounded import bounded
+from pdserve.offline.lengths import token_ids
+from pdserve.offline.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
+from pdserve.offline.progress import Progress
+from pdserve.offline.prompts import Prompt
+from pdserve.offline.sampling_params import BeamSearchParams
+from pdserve.offline.surface import Surface
+from wire.errors import InvalidRequest
+
+_GREEDY = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+
+
+async def beam_search(
+    surface: Surface, prompts: Sequence[Prompt], params: Sequence[BeamSearchParams], limit: int, progress: Progress
+) -> list[BeamSearchOutput]:
+    """Return the hypotheses of each prompt. Raises ValueError that names the prompt that does not fit."""
+
+    async def check(index: int) -> list[int]:
+        ids = await token_ids(surface, index, prompts[index])
+        if len(ids) + 2 > surface.max_model_len:
+            raise ValueError(
+                f"prompt {index} has {len(ids)} tokens; of the model's {surface.max_model_len} two are needed behind it"
+            )
+        return ids
+
+    async def work(index: int) -> BeamSearchOutput:
+        try:
+            output = await _search(surface, read[index], params[index])
+        except InvalidRequest as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+        progress.step(1)
+        return output
+
+    read = await bounded(range(len(prompts)), check, limit)
+    return await bounded(range(len(prompts)), work, limit)
+
+
+async def _search(surface: Surface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
+    # One position stays free: what was found is read behind the prompt, and a server writes at least one token.
+    most = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
+    body = _GREEDY | {
+        "prompt": prompt, "max_tokens": most, "ignore_eos": params.ignore_eos, "return_token_ids": True,
+        "include_stop_str_in_output": params.include_stop_str_in_output,
+    }  # fmt: skip
+    if params.beam_width > 1:
+        body |= {"use_beam_search": True, "n": params.beam_width, "length_penalty": params.length_penalty}
+    choices = (await surface.post("/v1/completions", body))["choices"]
+    return BeamSearchOutput([await _sequence(surface, prompt, choice) for choice in choices])
+
+
+async def _sequence(surface: Surface, prompt: list[int], choice: Any) -> BeamSearchSequence:
+    ids = choice["token_ids"]
+    tokens = [*prompt, *ids]
+    found = await _odds(surface, tokens, len(prompt))
+    text = (await surface.post("/detokenize", {"tokens": tokens}))["prompt"]
+    total = sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))
+    return BeamSearchSequence(tokens, found, total, text, choice["finish_reason"], choice.get("stop_reason"))
+
+
+async def _odds(surface: Surface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
+    """Return how likely the tokens from `begin` on are, each behind those before it."""
+    body = _GREEDY | {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 0}
+    choice = (await surface.post("/v1/completions", body))["choices"][0]
+    return [one for one in scored(choice["prompt_logprobs"])[begin:] if one is not None]

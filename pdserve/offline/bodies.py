@@ -1,0 +1,40 @@
+"""From sampling parameters to the body of a request for text. Pure."""
+
+from typing import Any
+
+from pdserve.offline.sampling_params import SamplingParams
+from pdserve.offline.structured_params import structured_body
+
+_ALWAYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sent whatever they are: a server may have other defaults."""
+_DEFAULT = SamplingParams()
+_IF_ASKED = (
+    "best_of", "presence_penalty", "frequency_penalty", "use_beam_search", "length_penalty", "early_stopping",
+    "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "allowed_token_ids",
+)  # fmt: skip
+
+
+def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int | None) -> dict[str, Any]:
+    """Return the fields that texts and chats share, without log probabilities. Raises ValueError for wrong ones."""
+    params.check()
+    body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
+    body |= {"n": params.n, "return_token_ids": True}
+    body |= {name: value for name in _IF_ASKED if (value := getattr(params, name)) != getattr(_DEFAULT, name)}
+    body |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
+    if params.stops:
+        body["stop"] = params.stops
+    if params.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
+    wish = structured_body(params.structured_outputs or params.guided_decoding)
+    return body if wish is None else body | {"structured_outputs": wish}
+
+
+def completion_logprobs(params: SamplingParams) -> dict[str, Any]:
+    """Return the field that asks a completion for log probabilities."""
+    return {} if params.logprobs is None else {"logprobs": params.logprobs}
+
+
+def chat_logprobs(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields that ask a chat for them."""
+    return {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}

@@ -1,0 +1,33 @@
+"""Do the same with many things, a bounded number of them at once, in their order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def bounded(things: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
+    """Return what `work` makes of each thing; the first error cancels what is under way and is raised."""
+    made: list[R | None] = [None] * len(things)
+    waiting = iter(enumerate(things))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(limit, len(things))):
+                group.create_task(_take(waiting, work, made))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return cast("list[R]", made)
+
+
+async def _take(
+    waiting: Iterable[tuple[int, T]], work: Callable[[T], Awaitable[R]], made: list[R | None]
+) -> None:  # fmt: skip
+    for index, thing in waiting:
+        made[index] = await work(thing)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

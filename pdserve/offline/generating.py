@@ -1,0 +1,88 @@
+"""Texts and chats: every prompt checked first, then all of them asked for, a bounded number at once."""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.offline.answers import of_chat, of_completion
+from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
+from pdserve.offline.bounded import bounded
+from pdserve.offline.lengths import room_behind_chat, room_for
+from pdserve.offline.outputs import RequestOutput
+from pdserve.offline.progress import Progress
+from pdserve.offline.prompts import Prompt
+from pdserve.offline.sampling_params import SamplingParams
+from pdserve.offline.surface import Surface
+from wire.errors import InvalidRequest
+
+Chat = Mapping[str, Any]
+"""The fields of a conversation, `messages` among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt or chat to be continued; `seed` None is a random one."""
+
+    index: int
+    prompt: Prompt | Chat
+    params: SamplingParams
+    priority: int = 0
+    seed: int | None = None
+
+
+async def generate(surface: Surface, jobs: Sequence[Job], limit: int, progress: Progress) -> list[RequestOutput]:
+    """Return the outputs in the order of the jobs.
+
+    Raises ValueError that names the prompt, before any is computed where that can be known, and what the server ails.
+    """
+    rooms = await bounded(jobs, lambda job: _room(surface, job), limit)
+
+    async def work(job: Job) -> RequestOutput:
+        try:
+            output = await _one(surface, job, rooms[job.index])
+        except InvalidRequest as error:
+            raise ValueError(f"prompt {job.index}: {error}") from error
+        progress.done(output)
+        return output
+
+    return await bounded(jobs, work, limit)
+
+
+def seed_of(params: SamplingParams, own: int | None, number: int) -> int | None:
+    """Return the seed of the prompt with this number since LLM was made; `own` is LLM's."""
+    if params.seed is not None or own is None:
+        return params.seed
+    return int.from_bytes(hashlib.sha256(f"{own}:{number}".encode()).digest()[:8], "big") >> 1
+
+
+def _room(surface: Surface, job: Job) -> Awaitable[int | None]:
+    if isinstance(job.prompt, Prompt):
+        return room_for(surface, job.index, job.prompt, job.params)
+    return room_behind_chat(surface, job.index, job.prompt, job.params)
+
+
+async def _one(surface: Surface, job: Job, max_tokens: int | None) -> RequestOutput:
+    body = sampling_body(job.params, max_tokens=max_tokens, seed=job.seed)
+    if job.priority:
+        body["priority"] = job.priority
+    ask: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, Prompt) else _chat
+    return await ask(surface, job, body)
+
+
+async def _complete(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
+    prompt = job.prompt
+    assert isinstance(prompt, Prompt)
+    body |= completion_logprobs(job.params)
+    body["prompt"] = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
+    if prompt.cache_salt is not None:
+        body["cache_salt"] = prompt.cache_salt
+    answer = await surface.post("/v1/completions", body)
+    return of_completion(answer, prompt.text, detokenize=job.params.detokenize)
+
+
+async def _chat(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
+    assert isinstance(job.prompt, Mapping)
+    answer = await surface.post("/v1/chat/completions", {**body, **job.prompt, **chat_logprobs(job.params)})
+    text = (await surface.post("/detokenize", {"tokens": answer["prompt_token_ids"]}))["prompt"]
+    return of_chat(answer, text, detokenize=job.params.detokenize)

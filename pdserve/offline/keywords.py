@@ -1,0 +1,139 @@
+"""The keywords of LLM(...): the flags of `pdserve serve` and vLLM's, with underscores.
+
+keywords -> words of a command line -> settled as typed ones are -> options
+"""
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdserve.flags.parser import prepare
+from pdserve.flags.row import Takes, Verdict
+from pdserve.flags.table import ROWS, find
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from wire.errors import ConfigError
+from wire.options import EngineOptions, Parser, add_flags, from_namespace
+
+_DECIDED = frozenset((
+    "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",
+    "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path", "config",
+))  # fmt: skip
+_OFFLINE: Mapping[str, Any] = {
+    "first_token_timeout": 86_400.0, "stall_timeout": 300.0, "max_n": 4096, "max_stop_strings": 4096,
+    "max_queued_requests": 100_000, "max_queued_tokens": 10**9, "max_answer_bytes": 2**30, "max_body_bytes": 2**28,
+    "enable_prompt_tokens_details": True, "log_level": "WARNING",
+}  # fmt: skip
+"""Nobody waits at the door offline, so that what protects it is wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A command line for a server of ours, and what it says."""
+
+    words: tuple[str, ...]
+    engine: EngineOptions
+    scheduler: SchedulerOptions
+
+
+def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
+    """Return what the keywords say; one line on stderr names those without effect.
+
+    Raises TypeError for one that nobody knows, with the nearest, and ConfigError for one that is refused.
+    """
+    for name in keywords:
+        _check_name(name)
+    parser = _parser()
+    given = {"model": model or None, **_OFFLINE, **keywords}
+    words = [word for name, value in given.items() for word in _words(name, value)]
+    try:
+        prepared = prepare(words, parser, os.environ, serves=True)
+        if prepared.notice:
+            print(_as_keywords(prepared.notice), file=sys.stderr, flush=True)
+        namespace = parser.parse_args(prepared.argv)
+        return Told(
+            prepared.argv, from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace)
+        )
+    except ConfigError as error:
+        raise ConfigError(_as_keywords(str(error))) from error
+
+
+def fill_model(told: Told) -> SchedulerConfig:
+    """Return the options with a folder that the engine reads: fetched, made or converted. Raises ConfigError."""
+    from pdserve.engine_flags import check_engine_flags
+    from pdserve.model import ensure_default
+    from pdserve.up_request import fill_model as fill
+
+    parser = _parser()
+    namespace = parser.parse_args(told.words)
+    if not told.engine.model:
+        namespace.model = str(ensure_default(os.environ))
+        namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
+    check_engine_flags(told.engine)
+    fill(namespace)
+    return SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
+
+
+def without_effect_on_cluster(keywords: Mapping[str, Any]) -> str | None:
+    """Return the notice for keywords that a running cluster has decided already, None where there are none.
+
+    Raises TypeError for one that nobody knows.
+    """
+    for name in keywords:
+        _check_name(name)
+    named = ", ".join(name for name, value in keywords.items() if value is not None)
+    return f"without effect on a running cluster, which has its own: {named}" if named else None
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="LLM", add_help=False)
+    add_flags(parser, EngineOptions, "engine")
+    add_flags(parser, SchedulerOptions, "front door")
+    return parser
+
+
+def _check_name(name: str) -> None:
+    if name in _DECIDED:
+        raise ConfigError(f"{name} is for servers: LLM takes none")
+    ours = {field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)}
+    if name in ours or find(_flag(name)) is not None:
+        return
+    taken = {row.name[2:].replace("-", "_") for row in ROWS if row.verdict is not Verdict.REFUSED}
+    near = difflib.get_close_matches(name, sorted((ours | taken) - _DECIDED), n=1)
+    raise TypeError(f"LLM has no keyword {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+
+
+def _words(name: str, value: Any) -> Sequence[str]:
+    """Return a keyword as typed on a command line; None leaves it out."""
+    flag, row = _flag(name), find(_flag(name))
+    if value is None:
+        return ()
+    if isinstance(value, bool):
+        if row is not None and row.takes is Takes.MAYBE:
+            return (f"{flag}={str(value).lower()}",)
+        return (flag,) if value else (f"--no-{flag[2:]}",) if _is_switch(name) else ()
+    if isinstance(value, Mapping):
+        return (f"{flag}={json.dumps(value)}",)
+    if isinstance(value, list | tuple):
+        return (flag, *map(str, value)) if value else ()
+    return (f"{flag}={value}",)
+
+
+def _is_switch(name: str) -> bool:
+    fields = (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
+    return any(field.name == name and isinstance(field.default, bool) for field in fields)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _as_keywords(words: str) -> str:
+    """Return words about flags as words about keywords."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), words)

@@ -1,0 +1,214 @@
+"""`LLM`: text, chats, vectors and scores from a Python script, by an engine here or by a cluster."""
+
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, Self, TypeVar
+
+from pdserve.offline import beam_search as beams
+from pdserve.offline import vectors
+from pdserve.offline.generating import Job, generate, seed_of
+from pdserve.offline.loop_thread import LoopThread
+from pdserve.offline.metrics import Metric, read_metrics
+from pdserve.offline.opening import opening
+from pdserve.offline.outputs import (
+    BeamSearchOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from pdserve.offline.progress import Progress, UseTqdm
+from pdserve.offline.prompts import Prompts, conversations, one_each, read_prompts
+from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
+from pdserve.offline.surface import Surface
+from pdserve.offline.tokenizer import load_tokenizer
+
+R = TypeVar("R")
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """One model, asked from a script. Owns the thread in which its server runs, or in which it is asked.
+
+        LLM("facebook/opt-125m")                                  an engine in this process
+        LLM("facebook/opt-125m", prefill=1, decode=1)             a prefill and a decode instance, processes of ours
+        LLM("facebook/opt-125m", cluster="http://host:9000")      a running cluster
+
+    `model` is a folder or a name at the hub, empty for the default model; of a cluster it is a served name. Other
+    keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are named once on stderr,
+    unknown ones raise TypeError. With `seed` a script draws the same outputs whenever it runs. `api_key` is for a
+    cluster (default: $PDSERVE_API_KEY), `tokenizer` for get_tokenizer, `max_in_flight` the most requests at once.
+
+    Close it, or use it as a context manager; at the end of the script it closes itself.
+    """
+
+    def __init__(
+        self, model: str = "", *, tokenizer: str | None = None, seed: int | None = None, cluster: str | None = None,
+        api_key: str | None = None, prefill: int | None = None, decode: int | None = None,
+        max_in_flight: int | None = None, **keywords: Any,
+    ) -> None:  # fmt: skip
+        """Load the model, or find it. Raises ConfigError for what cannot be had, Unavailable where nobody answers."""
+        if tokenizer is not None and cluster is None:
+            keywords["tokenizer"] = tokenizer
+        self._opening = opening(
+            str(model), keywords, cluster=cluster, api_key=api_key, prefill=prefill, decode=decode,
+            max_in_flight=max_in_flight,
+        )  # fmt: skip
+        self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
+        self._thread: LoopThread[Surface] = LoopThread(self._opening.open)
+        self._close = weakref.finalize(self, self._thread.close)  # at the interpreter's end too
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what LLM started: threads, the engine, processes. More than once does no harm."""
+        self._close()
+
+    def generate(
+        self, prompts: Prompts | None = None, sampling_params: Params = None, *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None, use_tqdm: UseTqdm = True,
+        priority: int | Sequence[int] | None = None, lora_request: None = None,
+    ) -> list[RequestOutput]:  # fmt: skip
+        """Continue each prompt, by one set of parameters or one each; return the outputs in the prompts' order.
+
+        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. Raises ValueError that
+        names the prompt that is wrong or too long before anything is computed.
+        """
+        _refuse_adapter(lora_request)
+        given = read_prompts(prompt_token_ids if prompts is None else prompts)
+        return self._generate(given, sampling_params, priority, use_tqdm)
+
+    def chat(
+        self, messages: Sequence[Any], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
+        chat_template: str | None = None, add_generation_prompt: bool = True, continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None, tools: None = None, lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:  # fmt: skip
+        """Answer a conversation, or each of several, as a server's /v1/chat/completions does."""
+        _refuse_adapter(lora_request)
+        if tools:
+            raise NotImplementedError("tools are not supported: leave them out")
+        told = {
+            "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
+            "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs,
+        }  # fmt: skip
+        fields = {name: value for name, value in told.items() if value is not None}
+        chats = [{"messages": conversation, **fields} for conversation in conversations(messages)]
+        return self._generate(chats, sampling_params, priority, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: UseTqdm = False
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest outputs of each prompt, the best first. Raises ValueError that names a wrong prompt."""
+        given = read_prompts(prompts)
+        wanted = one_each(params, len(given), None, "sets of parameters")
+        with Progress(len(given), use_tqdm) as progress:
+            return self._run(
+                lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
+            )
+
+    def embed(
+        self, prompts: Prompts, *, use_tqdm: UseTqdm = True, dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:  # fmt: skip
+        """Return a vector for each prompt, of length 1."""
+        given = read_prompts(prompts)
+        options = _given(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
+        with Progress(len(given), use_tqdm) as progress:
+            return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
+
+    def encode(
+        self, prompts: Prompts, *, pooling_task: str = "embed", use_tqdm: UseTqdm = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:  # fmt: skip
+        """Return what the model's pooler makes of each prompt: the vector that `embed` returns."""
+        if pooling_task not in ("embed", "encode"):
+            raise NotImplementedError(
+                f"pooling_task {pooling_task!r} is not supported, only embed: one vector a prompt"
+            )
+        found = self.embed(prompts, use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
+        return [
+            PoolingRequestOutput(one.request_id, PoolingOutput(one.outputs.embedding), one.prompt_token_ids)
+            for one in found
+        ]
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:  # fmt: skip
+        """Return how alike texts are: one text against each other one, or pair by pair."""
+        pairs = vectors.Pairs.read(data_1, data_2)
+        options = _given(truncate_prompt_tokens=truncate_prompt_tokens)
+        with Progress(len(pairs.right), use_tqdm) as progress:
+            return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
+
+    def classify(self, prompts: Prompts, **_: Any) -> NoReturn:
+        """Refuse: a model of several classes is not served."""
+        raise NotImplementedError("classify is not supported: models of one class score pairs, LLM.score")
+
+    def reset_prefix_cache(self) -> NoReturn:
+        """Refuse: what is cached is found by content, so that it can be old but never wrong."""
+        raise NotImplementedError("the prefix cache cannot be emptied: LLM(..., enable_prefix_caching=False) has none")
+
+    def get_tokenizer(self) -> Any:
+        """Return the model's tokenizer, as transformers' AutoTokenizer makes it of a folder on this machine."""
+        return load_tokenizer(self._tokenizer, self._thread.value.root)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what `generate` takes where it is given nothing: vLLM's defaults, or what generation_config says."""
+        from scheduler.generation_defaults import read_defaults
+
+        source, override = self._opening.generation_config, self._opening.override_generation_config
+        found = read_defaults(self._thread.value.root, source, override)
+        return SamplingParams(
+            temperature=found.temperature, top_p=found.top_p, top_k=found.top_k, min_p=found.min_p,
+            repetition_penalty=found.repetition_penalty, max_tokens=found.max_new_tokens or 16,
+        )  # fmt: skip
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the server's figures, as /metrics has them."""
+        return read_metrics(self._run(lambda surface, limit: surface.get_text("/metrics")))
+
+    def _generate(
+        self, prompts: Sequence[Any], params: Params, priority: int | Sequence[int] | None, use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
+        own = one_each(params, len(prompts), self.get_default_sampling_params(), "sets of parameters")
+        order = one_each(priority, len(prompts), 0, "priorities")
+        first = self._numbers.take(len(prompts))
+        jobs = [
+            Job(index, prompt, one, urgency, seed_of(one, self._seed, first + index))
+            for index, (prompt, one, urgency) in enumerate(zip(prompts, own, order, strict=True))
+        ]
+        with Progress(len(jobs), use_tqdm) as progress:
+            return self._run(lambda surface, limit: generate(surface, jobs, limit, progress))
+
+    def _run(self, work: Callable[[Surface, int], Coroutine[Any, Any, R]]) -> R:
+        return self._thread.run(work(self._thread.value, self._opening.in_flight))
+
+
+class _Numbers:
+    """Numbers the prompts of one LLM, from whichever thread they come."""
+
+    def __init__(self) -> None:
+        self._lock, self._next = threading.Lock(), 0
+
+    def take(self, count: int) -> int:
+        """Return the first of the next `count` numbers."""
+        with self._lock:
+            first, self._next = self._next, self._next + count
+            return first
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _refuse_adapter(lora_request: None) -> None:
+    if lora_request is not None:
+        raise NotImplementedError("adapters are not supported: merge them into the weights")

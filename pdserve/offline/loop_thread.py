@@ -1,0 +1,140 @@
+"""An event loop in a thread of its own, over something that stays open while it runs.
+
+start -> open ... run, run, run ... close or loss -> runs are cancelled -> closed -> the thread ends
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar
+
+from wire.errors import Unavailable
+
+T = TypeVar("T")
+R = TypeVar("R")
+_CANCEL_S = 30.0
+
+
+class LoopThread(Generic[T]):
+    """Owns the thread. `run` may be called by any other; Ctrl-C cancels what it waits for, and nothing else."""
+
+    def __init__(self, open_: Callable[[], AbstractAsyncContextManager[T]], *, close_s: float = 60.0) -> None:
+        """Start the thread and return when `open_` is entered. Raises what that raises.
+
+        `close_s`: how long closing may take.
+        """
+        self._open = open_
+        self._close_s = close_s
+        self._runs: set[_Run[Any]] = set()
+        self._failure: BaseException | None = None
+        self._opened: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = _new_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="pdserve-offline", daemon=True)
+        self._thread.start()
+        try:
+            self.value = self._opened.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Return what `work` returns. Raises what it raises, and what ended the loop meanwhile."""
+        run = _Run(work, self._runs)
+        try:
+            self._loop.call_soon_threadsafe(run.begin)
+        except RuntimeError:
+            work.close()
+            raise self._failure or Unavailable("this LLM is closed") from None
+        try:
+            return run.future.result()
+        except concurrent.futures.CancelledError:
+            self._thread.join(self._close_s)
+            raise self._failure or Unavailable("this LLM was closed meanwhile") from None
+        except KeyboardInterrupt:
+            self._tell(run.cancel)
+            concurrent.futures.wait([run.future], _CANCEL_S)
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, close what is open and end the thread. More than once does no harm."""
+        self._tell(self._end)
+        self._thread.join(self._close_s)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be told
+            self._loop.call_soon_threadsafe(what)
+
+    def _end(self) -> None:
+        self._stop.set()
+        if not self._opened.done():
+            self._holding.cancel()
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._hold())
+        except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: told to whoever waits
+            self._failure = None if isinstance(error, asyncio.CancelledError) else error
+            if not self._opened.done():
+                self._opened.set_exception(self._failure or Unavailable("this LLM was closed while it was opened"))
+        finally:
+            self._loop.close()
+
+    async def _hold(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._holding = task
+        async with self._open() as value:
+            self._opened.set_result(value)
+            try:
+                await self._stop.wait()
+            finally:
+                await self._end_runs()
+
+    async def _end_runs(self) -> None:
+        """Nothing may ask what is about to be closed."""
+        tasks = [run.task for run in self._runs if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Run(Generic[R]):
+    """One piece of work, and who waits for it. Everything but `future` is the loop's."""
+
+    def __init__(self, work: Coroutine[Any, Any, R], runs: "set[_Run[Any]]") -> None:
+        self.future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        self.task: asyncio.Task[R] | None = None
+        self._work, self._runs = work, runs
+
+    def begin(self) -> None:
+        """Start it."""
+        self._runs.add(self)
+        self.task = asyncio.get_running_loop().create_task(self._work)
+        self.task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        """End it early, where it runs."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def _ended(self, task: asyncio.Task[R]) -> None:
+        self._runs.discard(self)
+        if task.cancelled():
+            self.future.set_exception(concurrent.futures.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,74 @@
+"""From the arguments of LLM(...) to what is to be opened."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.client import own_key
+from pdserve.offline.sources import Opened, open_cluster, open_local, open_pair
+
+_CLUSTER_IN_FLIGHT = 256
+_LEAST_IN_FLIGHT = 64
+_CLUSTER_RETRY_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What opens the server, how many requests it is given at once, and where defaults of parameters come from."""
+
+    open: Callable[[], Opened]
+    in_flight: int
+    generation_config: str = "vllm"
+    override_generation_config: str | None = None
+
+
+def opening(
+    model: str, keywords: Mapping[str, Any], *, cluster: str | None, api_key: str | None, prefill: int | None,
+    decode: int | None, max_in_flight: int | None,
+) -> Opening:  # fmt: skip
+    """Return what the arguments ask for. Raises ValueError, TypeError or ConfigError for what cannot be."""
+    if max_in_flight is not None and max_in_flight < 1:
+        raise ValueError(f"max_in_flight is {max_in_flight}, must be 1 or more")
+    pair = prefill is not None or decode is not None
+    if cluster is not None:
+        if pair:
+            raise ValueError("cluster is a running one, prefill and decode start one: give either")
+        return _of_cluster(model, keywords, cluster, api_key, max_in_flight)
+    if api_key is not None:
+        raise ValueError("api_key is for a cluster: an engine of one's own asks for none")
+    return _of_own(model, keywords, (prefill or 1, decode or 1) if pair else None, max_in_flight)
+
+
+def _of_cluster(
+    model: str, keywords: Mapping[str, Any], url: str, api_key: str | None, max_in_flight: int | None
+) -> Opening:
+    from pdserve.offline.keywords import without_effect_on_cluster
+
+    if (notice := without_effect_on_cluster(keywords)) is not None:
+        print(notice, file=sys.stderr, flush=True)
+    key = api_key if api_key is not None else own_key(os.environ)
+    in_flight = max_in_flight or _CLUSTER_IN_FLIGHT
+    return Opening(
+        functools.partial(open_cluster, url, model, key, connections=in_flight, retry_for_s=_CLUSTER_RETRY_S), in_flight
+    )
+
+
+def _of_own(
+    model: str, keywords: Mapping[str, Any], pair: tuple[int, int] | None, max_in_flight: int | None
+) -> Opening:
+    from pdserve.offline.keywords import fill_model, read_keywords
+
+    told = read_keywords(model, keywords)
+    in_flight = max_in_flight or max(_LEAST_IN_FLIGHT, 2 * told.engine.max_num_seqs)
+    if pair is not None:
+        wait_s = told.scheduler.startup_timeout
+        open_: Callable[[], Opened] = functools.partial(
+            open_pair, told.words, *pair, connections=in_flight, startup_timeout_s=wait_s
+        )
+    else:
+        open_ = functools.partial(open_local, fill_model(told))
+    options = told.scheduler
+    return Opening(open_, in_flight, options.generation_config, options.override_generation_config)

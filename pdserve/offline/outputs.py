@@ -1,0 +1,129 @@
+"""What LLM returns: vLLM's output classes, field by field.
+
+RequestOutput -> CompletionOutput -> {token id: Logprob} a position
+BeamSearchOutput -> BeamSearchSequence
+PoolingRequestOutput -> PoolingOutput; EmbeddingRequestOutput -> EmbeddingOutput; ScoringRequestOutput -> ScoringOutput
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was: natural logarithm, its place among all tokens (1 is the likeliest), its text alone."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+Logprobs = list[dict[int, Logprob]]
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One output of a prompt. `cumulative_logprob` and `logprobs` are None where nobody asked for them.
+
+    `finish_reason` is stop or length; `stop_reason` the text or token id that stopped it, None at the model's own end.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: Logprobs | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Tell whether it has ended: always."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its outputs. `prompt` is None where token ids were given; of a chat it is the rendered template."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One hypothesis: its tokens and its text, both behind the prompt's, and the sum of its tokens' logarithms."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The hypotheses of one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """What a model read out of one prompt."""
+
+    data: list[float] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """A prompt and what was read out of it."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector."""
+
+    embedding: list[float] = field(repr=False)
+
+    @property
+    def hidden_size(self) -> int:
+        """How long the vector is."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair and its score. `prompt_token_ids` are empty: the server says the score alone."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True

@@ -1,0 +1,51 @@
+"""The progress bar of a run: prompts done, and how many tokens a second went in and came out."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from pdserve.offline.outputs import RequestOutput
+
+UseTqdm = bool | Callable[..., Any]
+
+
+class Progress:
+    """A bar on standard error, none where that is no terminal. Owns the counts. Use as a context manager."""
+
+    def __init__(self, total: int, use_tqdm: UseTqdm, what: str = "Processed prompts") -> None:
+        """`use_tqdm`: whether there is a bar, or what makes one as tqdm does."""
+        self._bar = _bar(total, use_tqdm, what)
+        self._tokens_in = self._tokens_out = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def done(self, output: RequestOutput) -> None:
+        """Count a prompt that has ended."""
+        self._tokens_in += len(output.prompt_token_ids)
+        self._tokens_out += sum(len(one.token_ids) for one in output.outputs)
+        self.step(1)
+
+    def step(self, count: int) -> None:
+        """Count so many, without tokens of theirs."""
+        if self._bar is None:
+            return
+        elapsed_s = self._bar.format_dict.get("elapsed") or 0.0
+        if self._tokens_in and elapsed_s > 0:
+            rates = (tokens / elapsed_s for tokens in (self._tokens_in, self._tokens_out))
+            self._bar.postfix = "est. speed input: {:.2f} toks/s, output: {:.2f} toks/s".format(*rates)
+        self._bar.update(count)
+
+
+def _bar(total: int, use_tqdm: UseTqdm, what: str) -> Any:
+    if not use_tqdm:
+        return None
+    told: dict[str, Any] = {"total": total, "desc": what, "dynamic_ncols": True}
+    if callable(use_tqdm):
+        return use_tqdm(**told)
+    from tqdm import tqdm
+
+    return tqdm(**told, disable=None)

@@ -1,0 +1,113 @@
+"""What may be given as prompts and parameters, made into one list of each. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict, TypeVar
+
+T = TypeVar("T")
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+OnePrompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Prompts = OnePrompt | Sequence[OnePrompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its token ids where they were given, else its text."""
+
+    text: str | None
+    token_ids: Sequence[int] | None = None
+    cache_salt: str | None = None
+
+
+def read_prompts(given: Prompts | None) -> list[Prompt]:
+    """Return the prompts of one prompt or of several. Raises TypeError or ValueError naming the one that is wrong."""
+    if given is None:
+        raise TypeError("generate needs prompts")
+    if isinstance(given, str | Mapping) or _is_ids(given):
+        return [_read(0, given)]
+    if not isinstance(given, Sequence):
+        given = list(given)
+    return [_read(index, one) for index, one in enumerate(given)]
+
+
+def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
+    """Return the conversations of one or of several. Raises TypeError or ValueError naming the one that is wrong."""
+    many = [given] if given and all(isinstance(message, Mapping) for message in given) else list(given)
+    for index, messages in enumerate(many):
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise TypeError(f"conversation {index} is a {type(messages).__name__}: give a list of messages")
+        if not messages:
+            raise ValueError(f"conversation {index} has no message")
+    return [list(messages) for messages in many]
+
+
+def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -> list[T]:
+    """Return one value for each of `count` prompts. Raises ValueError where there are more or fewer."""
+    if given is None:
+        return [default] * count
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return [given] * count  # T itself is no sequence
+    if len(given) != count:
+        raise ValueError(f"{count} prompts and {len(given)} {name}: give one for all, or one each")
+    return list(given)
+
+
+def _read(index: int, given: Any) -> Prompt:
+    if isinstance(given, str):
+        return _checked(index, Prompt(given))
+    if isinstance(given, Mapping):
+        return _of_mapping(index, given)
+    if _is_ids(given):
+        return Prompt(None, given)
+    if isinstance(given, Sequence) and not given:
+        raise ValueError(f"prompt {index} is empty: there is nothing to continue")
+    raise TypeError(
+        f"prompt {index} is a {type(given).__name__}: give a text, a list of token ids, "
+        '{"prompt": "..."} or {"prompt_token_ids": [...]}'
+    )
+
+
+def _of_mapping(index: int, given: Mapping[str, Any]) -> Prompt:
+    for name in ("multi_modal_data", "prompt_embeds", "encoder_prompt"):
+        if given.get(name) is not None:
+            raise ValueError(f"prompt {index} has {name}: prompts are texts or token ids")
+    text, ids, salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt")
+    if ids is not None:
+        if not _is_ids(ids):
+            raise ValueError(f"prompt {index}: prompt_token_ids must be a list of token ids, not empty")
+        return Prompt(text, ids, salt)
+    if not isinstance(text, str):
+        raise ValueError(f"prompt {index} has neither prompt nor prompt_token_ids")
+    return _checked(index, Prompt(text, None, salt))
+
+
+def _checked(index: int, prompt: Prompt) -> Prompt:
+    if not prompt.text:
+        raise ValueError(f"prompt {index} is empty: there is nothing to continue")
+    return prompt
+
+
+def _is_ids(given: Any) -> bool:
+    """Whether it is a list of whole numbers, not empty; True and False are none."""
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str | bytes)
+        and bool(given)
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in given)
+    )

@@ -1,0 +1,160 @@
+"""How outputs are chosen: vLLM's SamplingParams and BeamSearchParams, with its fields, defaults and limits.
+
+A field that is wrong is refused when the object is made, and once more when it is used.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """The parameters of one prompt or of many. Raises ValueError naming the field, its value and its limit.
+
+    `max_tokens` None is all the room that is left. `seed` None takes LLM's seed and the prompt's number, or a random
+    one where LLM has none. `logprobs` -1 is the whole vocabulary, where `max_logprobs` allows it.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
+    logits_processors: Sequence[Callable[..., Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def __repr__(self) -> str:
+        """Return every field, as a call that makes the same object."""
+        return f"SamplingParams({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in fields(self))})"
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> Self:
+        """Return the parameters with the default wherever None is given."""
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    def clone(self) -> Self:
+        """Return a copy that shares nothing."""
+        return copy.deepcopy(self)
+
+    def check(self) -> None:
+        """Raise ValueError for the first field that is out of its limits."""
+        for name, least, most in _NUMBERS:
+            _check_number(name, getattr(self, name), least, most)
+        for name, small in _COUNTS:
+            _check_count(name, getattr(self, name), small)
+        if not (math.isfinite(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p is {self.top_p!r}, must be in (0, 1]")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of {self.best_of} is less than n {self.n}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if (
+            max(self.n, self.best_of or 1) > 1
+            and not self.use_beam_search
+            and (self.temperature == 0 or self.top_k == 1)
+        ):
+            raise ValueError(f"n must be 1 when using greedy sampling (temperature 0 or top_k 1), got {self.n}")
+        if self.use_beam_search and max(self.n, self.best_of or 1) < 2:
+            raise ValueError(f"use_beam_search needs n or best_of of 2 or more, got {self.n}")
+        if not all(self.stops):
+            raise ValueError("stop has an empty text")
+        if self.stops and not self.detokenize:
+            raise ValueError("stop needs detokenize: without text no stop text is found")
+        if self.truncate_prompt_tokens is not None and not (
+            self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
+        ):
+            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, must be -1 or 1 and more")
+        if self.logits_processors:
+            raise ValueError("logits_processors are not run: the engine may be on another machine")
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise ValueError("structured_outputs and guided_decoding both say what the output must be: give one")
+        structured_body(self.structured_outputs or self.guided_decoding)
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop texts, as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def bound_prompt(self) -> bool:
+        """Whether a prompt has to fit as it is."""
+        return self.truncate_prompt_tokens is None
+
+
+@dataclass(slots=True)
+class BeamSearchParams:
+    """A search for the likeliest output, `beam_width` beams wide. Raises ValueError."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count("beam_width", self.beam_width, 1)
+        _check_count("max_tokens", self.max_tokens, 1)
+        _check_number("length_penalty", self.length_penalty, -100, 100)
+        if self.temperature != 0:
+            raise ValueError(
+                f"temperature is {self.temperature:g}, must be 0: beams are ranked by the model's own odds"
+            )
+
+
+_NUMBERS: tuple[tuple[str, float, float], ...] = (
+    ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("repetition_penalty", 0.01, 100), ("temperature", 0, 2),
+    ("top_p", 0, 1), ("min_p", 0, 1), ("length_penalty", -100, 100),
+)  # fmt: skip
+_COUNTS: tuple[tuple[str, int], ...] = (
+    ("n", 1), ("best_of", 1), ("top_k", -1), ("max_tokens", 1), ("min_tokens", 0), ("logprobs", -1),
+    ("prompt_logprobs", -1), ("seed", -(2**63)),
+)  # fmt: skip
+_MAY_BE_NONE = frozenset(("best_of", "max_tokens", "logprobs", "prompt_logprobs", "seed"))
+
+
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}, must be a number in [{least:g}, {most:g}]")
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}, must be a whole number of {least} or more")

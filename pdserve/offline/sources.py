@@ -1,0 +1,101 @@
+"""What LLM asks: an engine in this process, a running cluster, or a prefill/decode pair of its own.
+
+open_local    inner_app, without a socket
+open_cluster  somebody's URL
+open_pair     `pdserve up` as a child, on a port, with a key and in a folder of its own; it ends with us
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from batch.answering import Answerer
+from pdserve.client import Client
+from pdserve.offline.surface import Surface
+from pdserve.ports import free_ports
+from pdserve.process_plan import ProcessPlan
+from pdserve.processes import POLL_S, Child, stop
+from pdserve.readiness import ask
+from pdserve.run_folder import last_lines
+from scheduler.config import SchedulerConfig
+from wire.errors import ConfigError, DeadlineExceeded, Unavailable
+
+_HOST = "127.0.0.1"
+_LAST_LINES = 8
+_WRONG_INPUT = 2
+_STOP_S = 45.0
+_LOCAL_RETRY_S = 600.0
+
+
+@contextlib.asynccontextmanager
+async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
+    """Load the model into this process. Raises ConfigError."""
+    from batch.app_answerer import AppAnswerer
+    from pdserve.inner_app import inner_app
+
+    async with inner_app(config.engine, config.options) as app:
+        yield await _surface(AppAnswerer(app), "", _LOCAL_RETRY_S)
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(
+    url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float
+) -> AsyncIterator[Surface]:
+    """Ask a running server. Raises ConfigError where the model is not there, Unavailable where the server is not."""
+    from batch.url_answerer import UrlAnswerer
+
+    async with UrlAnswerer(url, api_key, connections=connections) as answerer:
+        yield await _surface(answerer, model, retry_for_s)
+
+
+@contextlib.asynccontextmanager
+async def open_pair(
+    words: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
+) -> AsyncIterator[Surface]:
+    """Start a cluster of our own here. Raises what it ends with, as ConfigError or Unavailable, with its last lines."""
+    folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
+    key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
+    flags = ("--host", _HOST, "--port", str(port), "--run-dir", str(folder), "--prefill", str(prefill))
+    command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", *flags, "--decode", str(decode), *words)
+    plan = ProcessPlan("cluster", "scheduler", f"{_HOST}:{port}", command, {"PDSERVE_API_KEY": key})
+    url = f"http://{_HOST}:{port}"
+    try:
+        # This thread stays as long as the child: to the kernel it is the parent.
+        child = Child(plan, folder / "cluster.log", os.environ)
+        try:
+            await _until_ready(child, Client(url), startup_timeout_s)
+            async with open_cluster(url, "", key, connections=connections, retry_for_s=_LOCAL_RETRY_S) as surface:
+                yield surface
+        finally:
+            stop([child.record], scheduler_grace_s=_STOP_S)  # on this thread: nothing else runs on it any more
+            child.ended()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not (await asyncio.to_thread(ask, client))[0]:
+        if child.ended() is not None:
+            lines = "\n  ".join(last_lines(Path(child.record.log), _LAST_LINES))
+            kind = ConfigError if child.exit_status == _WRONG_INPUT else Unavailable
+            raise kind(f"the prefill/decode pair did not start; its last lines:\n  {lines}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise DeadlineExceeded(f"the prefill/decode pair is not ready after {timeout_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def _surface(answerer: Answerer, model: str, retry_for_s: float) -> Surface:
+    surface = Surface(answerer, retry_for_s=retry_for_s)
+    await surface.choose(model)
+    return surface
+
+
+Opened = AbstractAsyncContextManager[Surface]

@@ -1,0 +1,44 @@
+"""What an output must be: the fields of vLLM's StructuredOutputsParams, and of GuidedDecodingParams before it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass(slots=True)
+class StructuredOutputsParams:
+    """Exactly one of KINDS, and how white space may stand in JSON. Raises ValueError for none or several."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            raise ValueError(f"structured outputs have {len(given)} of {', '.join(KINDS)}: give exactly one")
+
+    def body(self) -> dict[str, Any]:
+        """Return the value of the field `structured_outputs` of a request."""
+        return {
+            field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, False)
+        }
+
+
+@dataclass(slots=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """The older name of the same."""
+
+
+def structured_body(given: StructuredOutputsParams | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the value of a request's `structured_outputs`. Raises ValueError."""
+    if isinstance(given, Mapping):
+        given = StructuredOutputsParams(**given)
+    return None if given is None else given.body()

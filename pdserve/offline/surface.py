@@ -1,0 +1,101 @@
+"""The HTTP surface as LLM uses it: JSON in and out, a busy server asked again, errors raised as our own."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from batch.answering import Answer, Answerer
+from wire.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PdserveError,
+    Unavailable,
+    UnknownModel,
+)
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
+_BUSY = frozenset((429, 503, 504))  # 504: it waited too long in the queue
+_ERRORS: Mapping[int, type[PdserveError]] = {
+    401: ConfigError, 403: ConfigError, 404: UnknownModel, 429: Overloaded, 503: Unavailable, 504: DeadlineExceeded,
+}  # fmt: skip
+
+
+class Surface:
+    """One server and one of its models."""
+
+    def __init__(self, answerer: Answerer, *, retry_for_s: float) -> None:
+        """`retry_for_s`: how long a server that is busy, or cannot be reached, is asked again."""
+        self._answerer = answerer
+        self._retry_for_s = retry_for_s
+        self.model = ""
+        self.root = ""
+        self.max_model_len = 0
+
+    async def choose(self, model: str) -> None:
+        """Take the model of this name, the first served where it is empty. Raises ConfigError with those there are."""
+        cards = (await self.get_json("/v1/models"))["data"]
+        try:
+            card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
+        except UnknownModel:
+            names = ", ".join(repr(one["id"]) for one in cards)
+            raise ConfigError(f"the model {model!r} is not served, only {names}") from None
+        self.model, self.root, self.max_model_len = card["id"], card["root"], card["max_model_len"]
+
+    async def get_json(self, path: str) -> Any:
+        """Return the JSON of a GET."""
+        return orjson.loads((await self._ask("GET", path, b"")).body)
+
+    async def get_text(self, path: str) -> str:
+        """Return the text of a GET."""
+        return (await self._ask("GET", path, b"")).body.decode()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON that answers a body for the chosen model.
+
+        Raises InvalidRequest for one that is refused, and what the server ails.
+        """
+        return orjson.loads((await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))).body)
+
+    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+        loop = asyncio.get_running_loop()
+        deadline, wait_s = loop.time() + self._retry_for_s, _FIRST_WAIT_S
+        while True:
+            asked_s = 0.0
+            try:
+                answer = await self._answerer.ask(method, path, body)
+            except Unavailable:
+                if loop.time() + wait_s > deadline:
+                    raise
+            else:
+                if answer.status == 200:
+                    return answer
+                if answer.status not in _BUSY or loop.time() + wait_s > deadline:
+                    raise error_of(answer)
+                asked_s = _retry_after(answer)
+            await asyncio.sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def error_of(answer: Answer) -> PdserveError:
+    """Return what a refusal says as an error of ours."""
+    try:
+        words = str(orjson.loads(answer.body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        words = answer.body[:200].decode(errors="replace")
+    if (kind := _ERRORS.get(answer.status)) is not None:
+        return kind(words)
+    if 400 <= answer.status < 500:
+        return InvalidRequest(words)
+    return InternalError(f"HTTP {answer.status}: {words}")
+
+
+def _retry_after(answer: Answer) -> float:
+    told = answer.headers.get("retry-after", "")
+    return min(float(told), _LONGEST_WAIT_S) if told.isdigit() else 0.0

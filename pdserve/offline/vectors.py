@@ -1,0 +1,92 @@
+"""Vectors and scores of texts."""
+
+import base64
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.offline.bounded import bounded
+from pdserve.offline.lengths import token_ids
+from pdserve.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from pdserve.offline.progress import Progress
+from pdserve.offline.prompts import Prompt
+from pdserve.offline.surface import Surface
+from wire.errors import InvalidRequest
+
+_PAIRS = 32  # of one request
+
+
+async def embed(
+    surface: Surface, prompts: Sequence[Prompt], options: Mapping[str, Any], limit: int, progress: Progress
+) -> list[EmbeddingRequestOutput]:
+    """Return the vector of each prompt, in order; `options` are fields of /v1/embeddings.
+
+    Raises ValueError that names the prompt.
+    """
+
+    async def read(indexed: tuple[int, Prompt]) -> list[int]:
+        return await token_ids(surface, *indexed)
+
+    async def work(indexed: tuple[int, list[int]]) -> EmbeddingRequestOutput:
+        index, ids = indexed
+        try:
+            body = {"input": [ids], "encoding_format": "base64", **options}
+            answer = await surface.post("/v1/embeddings", body)
+        except InvalidRequest as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+        progress.step(1)
+        return EmbeddingRequestOutput(answer["id"], EmbeddingOutput(_floats(answer["data"][0]["embedding"])), ids)
+
+    ids = await bounded(list(enumerate(prompts)), read, limit)
+    return await bounded(list(enumerate(ids)), work, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Texts to be compared: one left text with each right one, or as many as there are right ones."""
+
+    left: Sequence[str]
+    right: Sequence[str]
+
+    @classmethod
+    def read(cls, left: str | Sequence[str], right: str | Sequence[str]) -> "Pairs":
+        """Return the pairs. Raises ValueError where the numbers do not go together."""
+        lefts, rights = ([one] if isinstance(one, str) else list(one) for one in (left, right))
+        if not lefts or not rights or len(lefts) not in (1, len(rights)):
+            raise ValueError(f"{len(lefts)} texts against {len(rights)}: give one, or as many as there are others")
+        return cls(lefts, rights)
+
+    def parts(self) -> list["Pairs"]:
+        """Return them in requests of _PAIRS."""
+        starts = range(0, len(self.right), _PAIRS)
+        cuts = [slice(start, start + _PAIRS) for start in starts]
+        return [Pairs(self.left if len(self.left) == 1 else self.left[cut], self.right[cut]) for cut in cuts]
+
+
+async def score(
+    surface: Surface, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: Progress
+) -> list[ScoringRequestOutput]:
+    """Return the score of each pair, in order. Raises ValueError for texts that are refused."""
+
+    async def work(part: Pairs) -> list[ScoringRequestOutput]:
+        try:
+            answer = await surface.post("/v1/score", {"text_1": part.left, "text_2": part.right, **options})
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from error
+        progress.step(len(part.right))
+        return [
+            ScoringRequestOutput(f"{answer['id']}-{one['index']}", ScoringOutput(one["score"]), [])
+            for one in answer["data"]
+        ]
+
+    return [one for part in await bounded(pairs.parts(), work, limit) for one in part]
+
+
+def _floats(told: str) -> list[float]:
+    """Return the numbers of little-endian float32 in base64."""
+    numbers = array("f", base64.b64decode(told))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

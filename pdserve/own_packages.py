@@ -1,0 +1,47 @@
+"""Find pdserve's packages beside pdserve, also from a folder with an `engine.py` or a `batch/` of its user.
+
+Their names are plain words, and a script's own folder stands first on sys.path.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+ROOT = str(Path(__file__).resolve().parents[1])
+NAMES = frozenset((
+    "batch", "decode_worker", "engine", "instance", "kvtransfer", "native", "prefill_worker", "ranktable_tools",
+    "scheduler", "telemetry", "wire",
+))  # fmt: skip
+
+
+class OwnPackages(MetaPathFinder):
+    """Finds the packages of NAMES in ROOT alone."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a package of ours is, None for everything else."""
+        return PathFinder.find_spec(fullname, [ROOT], target) if fullname in NAMES else None
+
+
+def claim() -> None:
+    """Let every import of a name of NAMES find ours from now on.
+
+    A module of somebody else's that has such a name and is loaded already is forgotten, not ended: whoever imported it
+    keeps it, and who imports that name later gets ours.
+    """
+    for name in NAMES.intersection(sys.modules):
+        if not _is_ours(sys.modules[name]):
+            for loaded in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+                del sys.modules[loaded]
+    if not any(isinstance(finder, OwnPackages) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OwnPackages())
+
+
+def _is_ours(module: ModuleType) -> bool:
+    spec = module.__spec__
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+    return any(place and Path(place).resolve().is_relative_to(ROOT) for place in places)
