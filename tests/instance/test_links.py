@@ -131,16 +131,16 @@ def test_a_prefill_instance_measures_its_link_to_a_decode_instance_and_keeps_the
 def test_a_peer_that_is_not_there_or_never_answers_is_said_in_words_while_the_session_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instance.links.MEASURE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 0.5)
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             async with running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, client):
-                for port, words in (
-                    (1, "no KV link to"),
-                    (deaf.getsockname()[1], "could not be measured within 0.2 s"),
+                for port, timeout_s, words in (
+                    (1, DEADLINE_S, "no KV link to"),
+                    (deaf.getsockname()[1], 0.2, "could not be measured within 0.2 s"),
                 ):
+                    monkeypatch.setattr("instance.links.MEASURE_TIMEOUT_S", timeout_s)
                     endpoint = KvEndpoint("tcp", f"127.0.0.1:{port}")
                     await client.session.send(MeasureLink(f"decode-{port}", 1, (endpoint,), 1000))
                     answer = await client.next(LinkMeasured)
