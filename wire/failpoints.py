@@ -3,8 +3,8 @@
     PDSERVE_FAILPOINTS="kv.send.mid=corrupt*1;kv.before_ack=delay:0.5;decode.token=kill9@5"
 
 Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller spoils what it holds, where it holds
-something). `*N` means the first N times only, `@N` the N-th time only. Every place is in POINTS; another name is
-refused. Each act is logged before it happens. Unset, a failpoint costs one call and one truth test.
+something). `*N` means the first N times only, `@N` the N-th time only. A place that is neither in POINTS nor in
+BATCH_POINTS is refused. Each act is logged before it happens. Unset, a failpoint costs one call and one truth test.
 
 One more name is no fault: `engine.preempt=after:N` has the engine put each prompt aside once, as a full pool does, when
 it has N output tokens.
@@ -58,6 +58,16 @@ POINTS: dict[str, Point] = {
 }
 """Every place by name, in the order one prompt passes them."""
 
+BATCH_POINTS: dict[str, Point] = {
+    "batch.before_write": Point("batch", "has a line's answer and nothing of it in its journal"),
+    "batch.after_write": Point("batch", "has a line's answer in its journal; @N is the N-th one"),
+    "batch.before_rename": Point("batch", "has the whole output beside its place"),
+    "batch.between_renames": Point("batch", "has the file of errors in its place and not the output"),
+    "batch.after_rename": Point("batch", "has the output in its place, and the journal"),
+}
+"""The places of a run over a file of requests, in their order."""
+_ALL_POINTS = POINTS | BATCH_POINTS
+
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
@@ -108,7 +118,7 @@ class Failpoints:
         return self._act(name)
 
     def _act(self, name: str) -> bool:
-        assert name in POINTS, name
+        assert name in _ALL_POINTS, name
         point = self._points.get(name)
         if point is None:
             return False
@@ -158,10 +168,10 @@ def _parse_one(part: str) -> Failpoint:
         raise ConfigError(f"{VARIABLE}: {part!r}: {error}") from error
     if not name or not equals or action not in ACTIONS or (argument and action != "delay"):
         raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(ACTIONS)}")
-    if name not in POINTS:
-        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join((*POINTS, PREEMPT))}")
-    if action not in POINTS[name].actions:
-        spoiled = ", ".join(known for known, point in POINTS.items() if point.corrupts is not None)
+    if name not in _ALL_POINTS:
+        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join((*_ALL_POINTS, PREEMPT))}")
+    if action not in _ALL_POINTS[name].actions:
+        spoiled = ", ".join(known for known, point in _ALL_POINTS.items() if point.corrupts is not None)
         raise ConfigError(f"{VARIABLE}: {name} holds nothing to corrupt; corrupt is for {spoiled}")
     return Failpoint(name, action, seconds, first, last)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from wire.errors import ConfigError, InternalError
-from wire.failpoints import ACTIONS, POINTS, VARIABLE, Failpoints, process_failpoints
+from wire.failpoints import ACTIONS, BATCH_POINTS, POINTS, VARIABLE, Failpoints, process_failpoints
 
 
 def test_unset_failpoints_do_nothing() -> None:
@@ -59,7 +59,7 @@ def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'kv\.sent\.mid' is no failpoint") as refused:
         Failpoints.parse("kv.sent.mid=raise")
 
-    assert all(name in str(refused.value) for name in POINTS)
+    assert all(name in str(refused.value) for name in (*POINTS, *BATCH_POINTS))
 
 
 @pytest.mark.parametrize("name", [name for name, point in POINTS.items() if point.corrupts is None])
@@ -85,11 +85,11 @@ def test_a_place_set_twice_is_refused() -> None:
         Failpoints.parse("kv.before_ack=raise@1;kv.before_ack=kill9@2")
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", [*POINTS, *BATCH_POINTS])
 def test_every_place_says_who_passes_it_and_takes_its_actions(name: str) -> None:
-    point = POINTS[name]
+    point = (POINTS | BATCH_POINTS)[name]
 
-    assert point.who in ("P", "D", "scheduler")
+    assert point.who in (("P", "D", "scheduler") if name in POINTS else ("batch",))
     assert point.when
     for action in point.actions:
         assert action in ACTIONS

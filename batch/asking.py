@@ -1,0 +1,98 @@
+"""Ask one line until it has its answer, or its error."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from batch.answering import Answer, Answerer
+from batch.job import BatchStopped, RetryPolicy
+from batch.lines import parse_line
+from batch.output_line import Outcome, answered, failed, new_request_id
+from batch.request_line import Question, Refused, question_of
+from telemetry.capped import CappedLog
+from wire.errors import Unavailable
+
+_BUSY = 429
+_PASSING = frozenset({_BUSY, 502, 503, 504})
+"""Answers that say nothing of the line: it is asked again."""
+_PROBES = ("/health", "/ready")
+
+
+class Asker:
+    """Asks lines by one policy of retries. `rng` spreads the waits, `log` hears of what is asked again."""
+
+    def __init__(self, answerer: Answerer, retries: RetryPolicy, rng: random.Random, log: CappedLog) -> None:
+        self._answerer = answerer
+        self._retries = retries
+        self._rng = rng
+        self._log = log
+
+    async def ask(self, content: bytes) -> Outcome:
+        """Return what becomes of one line of the input.
+
+        Raises BatchStopped where it is not the line that is at fault: the server is gone, or refuses the key.
+        """
+        request = parse_line(content)
+        custom_id, request_id = request["custom_id"], new_request_id()
+        try:
+            question = question_of(request)
+        except Refused as refusal:
+            return failed(custom_id, request_id, 400, str(refusal), refusal.param)
+        try:
+            return answered(custom_id, request_id, await self._insist(question, {"x-request-id": request_id}))
+        except Unavailable as error:
+            return failed(custom_id, request_id, 503, str(error))
+
+    async def _insist(self, question: Question, headers: Mapping[str, str]) -> Answer:
+        """Ask until the answer is of the line's own making, or the tries are used up. Raises Unavailable."""
+        failures = busy = 0
+        while True:
+            answer, lost = await self._try(question, headers)
+            if answer is not None and answer.status not in _PASSING:
+                return self._checked(answer)
+            if answer is not None and answer.status == _BUSY:
+                busy += 1
+            else:
+                failures += 1
+            if failures >= self._retries.attempts or busy >= self._retries.busy_attempts:
+                return await self._give_up(answer, lost)
+            self._log.warning("batch_retry", "retry", status=None if answer is None else answer.status, error=str(lost))
+            wait_s = 0.0 if answer is None else _retry_after_s(answer)
+            await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
+
+    async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, Unavailable | None]:
+        try:
+            return await self._answerer.ask("POST", question.path, question.body, headers), None
+        except Unavailable as error:
+            return None, error
+
+    async def _give_up(self, answer: Answer | None, lost: Unavailable | None) -> Answer:
+        """Return what came last, or raise it, as the line's error; raise BatchStopped where nobody could answer."""
+        words = str(lost) if answer is None else f"the server answers {answer.status}"
+        if not await self._is_well():
+            raise BatchStopped(f"{words}, and it is not well")
+        if answer is None:
+            assert lost is not None
+            raise lost
+        return answer
+
+    async def _is_well(self) -> bool:
+        """Whether the answerer says that it is well; one without such a path has at least answered."""
+        for path in _PROBES:
+            try:
+                if (await self._answerer.ask("GET", path)).status >= 500:
+                    return False
+            except Unavailable:
+                return False
+        return True
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.status == 401:
+            raise BatchStopped("the server refuses the API key (401)")
+        return answer
+
+
+def _retry_after_s(answer: Answer) -> float:
+    """Return the seconds of Retry-After; its other form, a date, counts as none."""
+    told = answer.headers.get("retry-after", "")
+    return float(told) if told.isascii() and told.isdigit() and len(told) < 10 else 0.0

@@ -1,0 +1,188 @@
+"""The input: read once from end to end before anything else, then line by line as lines are asked."""
+
+import hashlib
+import itertools
+import os
+import stat
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from batch.job import BatchStopped, InputLimits
+from batch.lines import BadLine, parse_line, shown_id
+from wire.errors import ConfigError
+
+_MAX_SHOWN = 20
+_SKIP_BYTES = 2**16
+_MARKS = {
+    b"\xef\xbb\xbf": "begins with a byte order mark: save it as UTF-8 without one",
+    b"\xff\xfe": "is UTF-16: save it as UTF-8",
+    b"\xfe\xff": "is UTF-16: save it as UTF-8",
+}
+
+
+class InputFile:
+    """The requests of one input, by position from 0. Owns its descriptor; holds 20 bytes a request."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.digest = ""
+        """sha256 of the whole file, in hex."""
+        self._descriptor = descriptor
+        self._offsets = array("Q")
+        self._lengths = array("I")
+        self._numbers = array("I")
+        self._checksums = array("I")
+
+    @classmethod
+    def open(cls, path: Path, limits: InputLimits) -> Self:
+        """Read all of it. Raises ConfigError, which names the lines that cannot be used."""
+        source = cls(path, _open(path))
+        try:
+            with os.fdopen(os.dup(source._descriptor), "rb") as file:
+                source._scan(file, limits)
+        except OSError as error:
+            source.close()
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self._offsets)
+
+    def number(self, position: int) -> int:
+        """Return the number of a request's line in the file, from 1."""
+        return self._numbers[position]
+
+    def line(self, position: int) -> bytes:
+        """Return a request's line as it was read first. Raises BatchStopped where the file is another one now."""
+        try:
+            content = os.pread(self._descriptor, self._lengths[position], self._offsets[position])
+        except OSError as error:
+            raise BatchStopped(f"{self.path} cannot be read any more: {error.strerror}") from error
+        if zlib.crc32(content) != self._checksums[position]:
+            raise BatchStopped(f"{self.path}: line {self.number(position)} was changed while the run read it")
+        return content
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the file at `path` is this very one."""
+        try:
+            return os.path.samestat(path.stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _scan(self, file: BinaryIO, limits: InputLimits) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size > limits.max_bytes:
+            raise ConfigError(f"{self.path} has {size} bytes; {limits.max_bytes} are the limit")
+        _check_mark(self.path, file.read(3))
+        file.seek(0)
+        problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
+        end = 0
+        for number, content, length in _lines(file, limits.max_line_bytes, digest.update):
+            offset, end = end, end + length
+            if not content.strip():
+                continue
+            if len(self) == limits.max_lines:
+                raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, which is the limit")
+            try:
+                if len(content) > limits.max_line_bytes:
+                    raise BadLine(f"has {length} bytes; {limits.max_line_bytes} are the limit")
+                seen.add(parse_line(content)["custom_id"], number)
+            except BadLine as problem:
+                problems.add(number, str(problem))
+            self._add(offset, number, content)
+        if end != size:
+            raise ConfigError(f"{self.path} says that it has {size} bytes and gives {end}: it is being written")
+        problems.check(self.path)
+        self.digest = digest.hexdigest()
+
+    def _add(self, offset: int, number: int, content: bytes) -> None:
+        self._offsets.append(offset)
+        self._lengths.append(len(content))
+        self._numbers.append(number)
+        self._checksums.append(zlib.crc32(content))
+
+
+class _CustomIds:
+    """The custom_ids so far, as digests, and the line of each."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def add(self, custom_id: str, number: int) -> None:
+        """Add the one of line `number`. Raises BadLine where an earlier line has it."""
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+        first = self._numbers.setdefault(digest, number)
+        if first != number:
+            raise BadLine(f"repeats the custom_id {shown_id(custom_id)} of line {first}")
+
+
+class _Problems:
+    """Lines that cannot be used: all are counted, the first ones told."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told: list[str] = []
+
+    def add(self, number: int, words: str) -> None:
+        """Add a line."""
+        self._count += 1
+        if len(self._told) < _MAX_SHOWN:
+            self._told.append(f"line {number} {words}")
+
+    def check(self, path: Path) -> None:
+        """Raise ConfigError if there are any."""
+        if not self._count:
+            return
+        more = [f"and {self._count - len(self._told)} more"] if self._count > len(self._told) else []
+        lines = "1 line" if self._count == 1 else f"{self._count} lines"
+        raise ConfigError("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._told, *more)))
+
+
+def _lines(file: BinaryIO, limit: int, update: Callable[[bytes], None]) -> Iterator[tuple[int, bytes, int]]:
+    """Yield number, content without its end, and length with it; of a line past `limit` bytes only its beginning."""
+    for number in itertools.count(1):
+        line = file.readline(limit + 2)
+        if not line:
+            return
+        update(line)
+        length = len(line)
+        if not line.endswith(b"\n"):
+            length += _skip(file, update) if length > limit else 0
+        yield number, line.rstrip(b"\r\n"), length
+
+
+def _skip(file: BinaryIO, update: Callable[[bytes], None]) -> int:
+    """Read on to the end of the line and return how many bytes that was."""
+    skipped, piece = 0, b""
+    while not piece.endswith(b"\n") and (piece := file.readline(_SKIP_BYTES)):
+        update(piece)
+        skipped += len(piece)
+    return skipped
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no file: lines are read more than once, so write them into one")
+    return descriptor
+
+
+def _check_mark(path: Path, begin: bytes) -> None:
+    for mark, words in _MARKS.items():
+        if begin.startswith(mark):
+            raise ConfigError(f"{path} {words}")

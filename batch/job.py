@@ -1,0 +1,67 @@
+"""What a run of a file of requests is told, and how it ends early."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wire.errors import ConfigError, PdserveError
+
+
+class BatchStopped(PdserveError):
+    """The run ended before its output stood; what was answered is kept, and the same job goes on from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """What an input may be: its bytes, its requests (blank lines are none) and the bytes of one line."""
+
+    max_bytes: int = 200 * 2**20
+    max_lines: int = 50_000
+    max_line_bytes: int = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a line is asked again before what came last becomes its error.
+
+    The wait doubles from `first_delay_s` to `max_delay_s`; a Retry-After lengthens it to at most `max_retry_after_s`.
+    A server that is full (429) is asked `busy_attempts` times, one that fails or is gone `attempts` times.
+    """
+
+    attempts: int = 10
+    busy_attempts: int = 60
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    max_retry_after_s: float = 300.0
+
+    def delay_s(self, failures: int, retry_after_s: float, spread: float) -> float:
+        """Return the wait after the `failures`-th failed try in a row; `spread` in [0, 1) parts those that wait."""
+        backoff = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, 30)) * (0.5 + spread / 2)
+        return max(backoff, min(retry_after_s, self.max_retry_after_s) * (1 + spread / 10))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """Local files and how they are run. Every line has its answer in the output, in the order of the input.
+
+    `error_path` gets the lines that failed once more. `binding` is what answers depend on beside the input, as the
+    model and the dtype: a run that was stopped is taken up only where it is the same.
+    """
+
+    input_path: Path
+    output_path: Path
+    error_path: Path | None = None
+    binding: Mapping[str, str] = field(default_factory=dict)
+    max_inflight: int = 256
+    limits: InputLimits = InputLimits()
+    retries: RetryPolicy = RetryPolicy()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.max_inflight < 1:
+            raise ConfigError(f"{self.max_inflight} lines at once are below 1")
+
+    @property
+    def journal_path(self) -> Path:
+        """Where answers are kept until the output stands."""
+        return self.output_path.with_name(self.output_path.name + ".journal")

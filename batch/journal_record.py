@@ -1,0 +1,84 @@
+"""The lines of a journal: a header, then a record for each line that has its answer. Pure.
+
+    header   CRC SP {"pdserve_batch_journal": 1, ...} LF
+    record   CRC SP POSITION SP FAILED SP PROMPT_TOKENS SP COMPLETION_TOKENS SP {the output's line} LF
+
+CRC is the CRC-32 of what stands between it and LF, as 8 hex digits. So each line proves itself: one that was cut or
+never reached the disk is known, wherever it stands, and the others count.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from batch.output_line import Outcome
+
+_CRC_CHARS = 8
+_FORMAT = "pdserve_batch_journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The outcome of the request at `position` of the input."""
+
+    position: int
+    outcome: Outcome
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as it is written."""
+    outcome = record.outcome
+    counts = b"%d %d %d %d " % (record.position, outcome.failed, outcome.prompt_tokens, outcome.completion_tokens)
+    return _sealed(counts + outcome.line)
+
+
+def decode(line: bytes) -> Record | None:
+    """Return the record of a line with its LF; None where it is none, or not whole."""
+    content = _opened(line)
+    if content is None:
+        return None
+    try:
+        position, failed, prompt_tokens, completion_tokens, output = content.split(b" ", 4)
+        outcome = Outcome(output, failed == b"1", int(prompt_tokens), int(completion_tokens))
+        return Record(int(position), outcome)
+    except ValueError:
+        return None
+
+
+def encode_header(told: Mapping[str, Any]) -> bytes:
+    """Return the first line of a journal."""
+    return _sealed(orjson.dumps({_FORMAT: 1, **told}))
+
+
+def decode_header(line: bytes) -> dict[str, Any] | None:
+    """Return what the first line tells; None where it is none, or not whole."""
+    content = _opened(line)
+    try:
+        told = None if content is None else orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(told, dict) or told.pop(_FORMAT, None) != 1:
+        return None
+    return told
+
+
+def is_cut_header(line: bytes) -> bool:
+    """Whether a first line without its end can be the beginning of a header: its writer was killed in the middle."""
+    begin = b' {"%b":1' % _FORMAT.encode()
+    rest = line[_CRC_CHARS:]
+    is_ours = rest.startswith(begin) or begin.startswith(rest)
+    return not line.endswith(b"\n") and is_ours and set(line[:_CRC_CHARS]) <= set(b"0123456789abcdef")
+
+
+def _sealed(content: bytes) -> bytes:
+    return b"%08x %b\n" % (zlib.crc32(content), content)
+
+
+def _opened(line: bytes) -> bytes | None:
+    content = line[_CRC_CHARS + 1 : -1]
+    if line[-1:] != b"\n" or line[: _CRC_CHARS + 1] != b"%08x " % zlib.crc32(content):
+        return None
+    return content

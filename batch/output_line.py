@@ -1,0 +1,90 @@
+"""One line of the output: {id, custom_id, response: {status_code, request_id, body}, error}.
+
+answered   response.body is the answer's, error is null
+failed     response.body is {"error": E} as over HTTP, and error is the same E: {message, type, param, code}
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from batch.answering import Answer
+
+_SHOWN_CHARS = 512
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error",
+    429: "rate_limit_error", 502: "service_unavailable_error", 503: "service_unavailable_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A line of the output, without its end, and what is counted of it."""
+
+    line: bytes
+    failed: bool
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def new_request_id() -> str:
+    """Return the id under which a line is asked."""
+    return f"pdserve-batch-{secrets.token_hex(16)}"
+
+
+def answered(custom_id: str, request_id: str, answer: Answer) -> Outcome:
+    """Return what an answer of any status makes of a line."""
+    try:
+        body = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return _not_json(custom_id, request_id, answer)
+    if not 200 <= answer.status < 300:
+        return _failed(custom_id, request_id, answer.status, _told_error(answer.status, body))
+    usage = body.get("usage") if isinstance(body, dict) else None
+    counts = usage if isinstance(usage, dict) else {}
+    line = _line(custom_id, request_id, answer.status, body, None)
+    return Outcome(line, False, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+
+
+def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> Outcome:
+    """Return the line of a request that was not asked, or not answered: `status` is what HTTP would have said."""
+    return _failed(custom_id, request_id, status, _error(status, message, param))
+
+
+def _not_json(custom_id: str, request_id: str, answer: Answer) -> Outcome:
+    if 200 <= answer.status < 300:
+        message = f"the answer, of status {answer.status} and {len(answer.body)} bytes, is not JSON"
+        return failed(custom_id, request_id, 502, message)
+    text = " ".join(answer.body[: 4 * _SHOWN_CHARS].decode(errors="replace").split())[:_SHOWN_CHARS]
+    return failed(custom_id, request_id, answer.status, text or f"the server answers {answer.status}")
+
+
+def _told_error(status: int, body: Any) -> dict[str, Any]:
+    """Return the error that a body tells, in our form."""
+    told = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(told, dict) and isinstance(told.get("message"), str):
+        own = _error(status, told["message"], None)
+        return own | {name: told[name] for name in ("type", "param", "code") if told.get(name) is not None}
+    text = told if isinstance(told, str) else orjson.dumps(body).decode()
+    return _error(status, text[:_SHOWN_CHARS], None)
+
+
+def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "internal_server_error" if status >= 500 else "invalid_request_error")
+    return {"message": message, "type": kind, "param": param, "code": status}
+
+
+def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> Outcome:
+    return Outcome(_line(custom_id, request_id, status, {"error": error}, error), True)
+
+
+def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[str, Any] | None) -> bytes:
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    line = {"id": f"pdserve-{secrets.token_hex(16)}", "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(line)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,80 @@
+"""A job whose input is read, whose journal is open and whose output can be written: all that fails before a model."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from batch.input_file import InputFile
+from batch.job import BatchJob
+from batch.journal import Journal
+from batch.whole_file import check_folder, check_place
+from wire.errors import ConfigError
+
+
+class Prepared:
+    """A job to run once. Owns the input's descriptor and the journal with its lock; leave it by `with`."""
+
+    def __init__(self, job: BatchJob, source: InputFile, journal: Journal) -> None:
+        self.job = job
+        self.source = source
+        self.journal = journal
+
+    @property
+    def total(self) -> int:
+        """How many lines the output will have."""
+        return len(self.source)
+
+    @property
+    def left(self) -> int:
+        """How many of them have no answer yet; with none left, no answerer is asked."""
+        return self.total - self.journal.num_done
+
+    def __enter__(self) -> Self:
+        """Enter."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close the files and leave the lock."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and leave the lock."""
+        self.journal.close()
+        self.source.close()
+
+
+def prepare(job: BatchJob) -> Prepared:
+    """Read the whole input and open the journal, which may have answers of a run that was stopped.
+
+    Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
+    cannot be written or that another run writes, a journal of another input or model. Nothing was made then.
+    """
+    _check_places(job)
+    source = InputFile.open(job.input_path, job.limits)
+    try:
+        for path, what in _written(job):
+            if source.is_at(path):
+                raise ConfigError(f"{what} {path} is the input: name another file")
+        binding = {"input": f"sha256 {source.digest}", **job.binding}
+        return Prepared(job, source, Journal.open(job.journal_path, binding, len(source)))
+    except BaseException:
+        source.close()
+        raise
+
+
+def _check_places(job: BatchJob) -> None:
+    written = _written(job)
+    for path, what in written:
+        check_folder(path, what)
+        check_place(path, what)
+    places = [os.path.realpath(path) for path, _ in written]
+    for (path, what), place in zip(written, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{what} {path} would be written twice: name another file")
+
+
+def _written(job: BatchJob) -> list[tuple[Path, str]]:
+    """Return the places that a run writes, with their names."""
+    named = [(job.output_path, "the output"), (job.journal_path, "the journal")]
+    return named if job.error_path is None else [*named, (job.error_path, "the error file")]

@@ -1,0 +1,53 @@
+"""What one line asks for, or in words why it cannot be asked: then the words are that line's own error."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from batch.lines import json_name
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/score")
+"""The paths that a line may name, as its `url`."""
+
+_SHOWN_CHARS = 128
+
+
+class Refused(Exception):
+    """A line that is not asked; `param` names the field."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request of HTTP: POST `body` to `path`."""
+
+    path: str
+    body: bytes
+
+
+def question_of(request: Mapping[str, Any]) -> Question:
+    """Return what a line's object asks for. Raises Refused; what the body says is for the answerer to judge."""
+    url, method, body = request.get("url"), request.get("method"), request.get("body")
+    if url not in ENDPOINTS:
+        supported = ", ".join(ENDPOINTS)
+        raise Refused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
+    if method != "POST":
+        raise Refused(f"method {_shown(method)} is not supported: a line's method is POST", "method")
+    if not isinstance(body, dict):
+        what = f"is a JSON {json_name(body)}, not an object" if "body" in request else "is missing"
+        raise Refused(f"the line's body {what}", "body")
+    if body.get("stream") not in (None, False):
+        raise Refused("Request must not be sent in stream mode", "stream")
+    return Question(url, orjson.dumps(body))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(none)"
+    text = value if isinstance(value, str) else f"of a JSON {json_name(value)}"
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -1,0 +1,36 @@
+"""Make the output, and the file of errors, from a journal that has every answer."""
+
+import threading
+from contextlib import ExitStack
+
+from batch.prepared import Prepared
+from batch.whole_file import WholeFile
+from wire.failpoints import failpoint
+
+
+def write_results(prepared: Prepared, gives_up: threading.Event) -> bool:
+    """Write both files whole, in the order of the input, and remove the journal; False if it gave up before.
+
+    Killed at any moment, it is done again from the journal, which goes last. Raises OSError.
+    """
+    job = prepared.job
+    with ExitStack() as stack:
+        output = stack.enter_context(WholeFile(job.output_path))
+        errors = None if job.error_path is None else stack.enter_context(WholeFile(job.error_path))
+        for position in range(prepared.total):
+            if gives_up.is_set():
+                return False
+            line, failed = prepared.journal.line(position)
+            output.write(line + b"\n")
+            if failed and errors is not None:
+                errors.write(line + b"\n")
+        output.settle()
+        failpoint("batch.before_rename")
+        if errors is not None:
+            errors.settle()
+            errors.appear()
+            failpoint("batch.between_renames")
+        output.appear()
+        failpoint("batch.after_rename")
+    prepared.journal.remove()
+    return True

@@ -1,0 +1,134 @@
+"""Run a prepared job: ask what has no answer yet, keep each answer, then write the output."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from batch.answering import Answerer
+from batch.asking import Asker
+from batch.job import BatchStopped
+from batch.journal_record import Record
+from batch.prepared import Prepared
+from batch.results import write_results
+from telemetry.capped import CappedLog
+from telemetry.logs import EventLogger
+
+_SYNC_EVERY_S = 1.0
+_log = EventLogger("batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these."""
+
+    total: int
+    done: int
+    errors: int
+    resumed: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+async def run_batch(
+    prepared: Prepared, answerer: Answerer, *, on_progress: Callable[[Progress], None]
+) -> Progress:  # fmt: skip
+    """Answer every line and write the output; return how it ended, with `done` equal to `total`.
+
+    `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError where the caller
+    cancels: then no line is being asked any more, what was answered is kept, and the same job goes on from there.
+    """
+    run = _Run(prepared, answerer, on_progress)
+    try:
+        with _in_words(prepared):
+            await run.answer_all()
+    finally:
+        with contextlib.suppress(OSError):  # it is on the disk as far as the disk takes it
+            prepared.journal.sync()
+    with _in_words(prepared):
+        await _write(prepared)
+    return run.progress()
+
+
+class _Run:
+    """One run's lines in flight and what is counted of them."""
+
+    def __init__(self, prepared: Prepared, answerer: Answerer, on_progress: Callable[[Progress], None]) -> None:
+        rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
+        self._asker = Asker(answerer, prepared.job.retries, rng, CappedLog(_log))
+        self._prepared = prepared
+        self._on_progress = on_progress
+        self._resumed = prepared.journal.num_done
+
+    def progress(self) -> Progress:
+        """Return how far it is."""
+        journal, total = self._prepared.journal, self._prepared.total
+        counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
+        return Progress(total, journal.num_done, *counts)
+
+    async def answer_all(self) -> None:
+        """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped or OSError."""
+        self._on_progress(self.progress())
+        positions = (i for i in range(self._prepared.total) if not self._prepared.journal.has(i))
+        try:
+            async with asyncio.TaskGroup() as keeping:
+                syncing = keeping.create_task(self._keep_synced())
+                async with asyncio.TaskGroup() as asking:
+                    for _ in range(min(self._prepared.job.max_inflight, self._prepared.left)):
+                        asking.create_task(self._ask(positions))
+                syncing.cancel()
+        except ExceptionGroup as group:
+            raise _first(group) from None
+
+    async def _ask(self, positions: Iterator[int]) -> None:
+        """Ask one line after the other; all tasks take from the same positions."""
+        for position in positions:
+            outcome = await self._asker.ask(self._prepared.source.line(position))
+            self._prepared.journal.append(Record(position, outcome))
+            self._on_progress(self.progress())
+
+    async def _keep_synced(self) -> None:
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            await asyncio.to_thread(self._prepared.journal.sync)
+
+
+async def _write(prepared: Prepared) -> None:
+    """Write the output in a thread, so that the loop goes on; once the output stands it is too late to cancel."""
+    gives_up = threading.Event()
+    writing = asyncio.ensure_future(asyncio.to_thread(write_results, prepared, gives_up))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        gives_up.set()
+        await asyncio.wait((writing,))
+        task = asyncio.current_task()
+        if not writing.result() or task is None:
+            raise
+        task.uncancel()
+
+
+@contextlib.contextmanager
+def _in_words(prepared: Prepared) -> Iterator[None]:
+    """Say of what ends the run early how far it came and how it goes on."""
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or prepared.journal.path
+        raise BatchStopped(_stopped(prepared, f"{what} cannot be written: {error.strerror}")) from error
+    except BatchStopped as error:
+        raise BatchStopped(_stopped(prepared, str(error))) from error
+
+
+def _stopped(prepared: Prepared, why: str) -> str:
+    done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept in {prepared.journal.path}"
+    return f"{why}; {done}: the same command goes on from there"
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """Return what ended the run first."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error

@@ -1,0 +1,86 @@
+"""A file that appears whole or not at all: written beside its place, kept by the disk, then renamed."""
+
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from batch.journal import sync_folder
+from wire.errors import ConfigError
+
+_BUFFER_BYTES = 2**20
+_MODE = 0o666  # less the umask
+
+
+class WholeFile:
+    """Writes what becomes the file at `path`; `with` removes it again unless `appear` was called.
+
+    Whoever writes holds a lock on the place: the name beside it is fixed, so that a killed writer leaves one at most.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._beside = path.with_name(path.name + ".partial")
+        self._beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._beside, flags, _mode_of(path))
+        self._file = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
+
+    def __enter__(self) -> Self:
+        """Enter."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Remove what did not appear."""
+        try:
+            self._file.close()
+        finally:
+            self._beside.unlink(missing_ok=True)
+
+    def write(self, content: bytes) -> None:
+        """Write on. Raises OSError."""
+        self._file.write(content)
+
+    def settle(self) -> None:
+        """Have the disk keep all of it. Raises OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def appear(self) -> None:
+        """Put the settled file into its place, instead of the one there. Raises OSError."""
+        os.rename(self._beside, self._path)
+        sync_folder(self._path.parent)
+
+
+def check_place(path: Path, what: str) -> None:
+    """Raise ConfigError where no file can appear at `path`: a folder, a link, a device, or a file that is read-only."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: {error.strerror}") from error
+    if stat.S_ISLNK(mode):
+        raise ConfigError(f"{what} {path} is a symbolic link: name the file itself")
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{what} {path} is {'a folder' if stat.S_ISDIR(mode) else 'no file'}: name a file")
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"{what} {path} is read-only")
+
+
+def check_folder(path: Path, what: str) -> None:
+    """Raise ConfigError where no file can be made beside `path`."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{what} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{what} {path}: the folder {folder} is read-only")
+
+
+def _mode_of(path: Path) -> int:
+    """Return the mode of the file that is replaced, so that nobody reads more than before."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode) & _MODE
+    except OSError:
+        return _MODE

@@ -1,0 +1,103 @@
+"""Inputs and an answerer for tests: it echoes, or does as its script says, and knows what it was asked."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from batch.answering import NO_HEADERS, Answer
+from batch.job import RetryPolicy
+from batch.runner import Progress
+
+CHAT = "/v1/chat/completions"
+AT_ONCE = RetryPolicy(attempts=3, busy_attempts=5, first_delay_s=0.0, max_delay_s=0.0, max_retry_after_s=0.0)
+
+Script = Callable[[Any, int], Answer | Exception]
+"""What is answered to a body's `n`, asked for the so-manieth time."""
+
+
+def line(n: Any, **changes: Any) -> dict[str, Any]:
+    """Return the object of a line whose body has this `n`."""
+    own = {"custom_id": f"request-{n}", "method": "POST", "url": CHAT, "body": {"model": "m", "n": n}}
+    return own | changes
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
+    """Write an input."""
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read an output."""
+    return [json.loads(one) for one in path.read_text().splitlines()]
+
+
+def plain(path: Path) -> list[dict[str, Any]]:
+    """Read an output without what differs from run to run."""
+    lines = read_lines(path)
+    for one in lines:
+        del one["id"], one["response"]["request_id"]
+    return lines
+
+
+def says(body: Any, status: int = 200, **headers: str) -> Answer:
+    """Return an answer of JSON."""
+    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps(body).encode())
+
+
+def echo(n: Any, times: int = 1) -> Answer:
+    """Return an answer that depends on `n` alone."""
+    return says({"echo": n, "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
+
+
+def ignore(progress: Progress) -> None:
+    """Take no notice."""
+
+
+class Scripted:
+    """An Answerer. `probe` is the status of /health and /ready; an error where nobody is there."""
+
+    def __init__(self, script: Script = echo, *, probe: int | Exception = 200) -> None:
+        self.asked: Counter[Any] = Counter()
+        self.paths: list[str] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.now = self.most = self.cancelled = 0
+        self.hold: asyncio.Event | None = None
+        self.holding = asyncio.Event()
+        self._script = script
+        self._probe = probe
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        """Answer by the script; with `hold`, once that is set."""
+        if method == "GET":
+            if isinstance(self._probe, Exception):
+                raise self._probe
+            return Answer(self._probe, {}, b"")
+        n = json.loads(body)["n"]
+        self.asked[n] += 1
+        self.paths.append(path)
+        self.headers.append(headers)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self._wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.now -= 1
+        answer = self._script(n, self.asked[n])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _wait(self) -> None:
+        self.holding.set()
+        await asyncio.sleep(0)
+        if self.hold is not None:
+            await self.hold.wait()

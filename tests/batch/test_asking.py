@@ -1,0 +1,52 @@
+"""How long is waited before a line is asked again. The runs are in test_runner.py."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+
+from batch.answering import Answer
+from batch.asking import Asker
+from batch.job import RetryPolicy
+from telemetry.capped import CappedLog
+from telemetry.logs import EventLogger
+from tests.batch.scripted import Scripted, echo, line, says
+from tests.scheduler.virtual_time import virtual
+
+
+def test_waits_double_up_to_a_limit_and_are_spread() -> None:
+    policy = RetryPolicy(first_delay_s=1.0, max_delay_s=8.0)
+
+    assert [policy.delay_s(failures, 0.0, 0.0) for failures in (1, 2, 3, 4, 5, 10**6)] == [0.5, 1, 2, 4, 4, 4]
+    assert 7.9 < policy.delay_s(4, 0.0, 0.999) < 8.0
+
+
+def test_a_retry_after_lengthens_a_wait_within_its_limit() -> None:
+    policy = RetryPolicy(first_delay_s=1.0, max_delay_s=8.0, max_retry_after_s=60.0)
+
+    assert policy.delay_s(1, 20.0, 0.0) == 20.0
+    assert policy.delay_s(5, 1.0, 0.0) == 4.0
+    assert policy.delay_s(1, 900.0, 0.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("7", 7.0, 8.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.25, 0.5), ("-1", 0.25, 0.5), ("9" * 400, 0.25, 0.5)],
+)
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_retry_after_is_waited_for(status: int, header: str, least: float, most: float) -> None:
+    times: list[float] = []
+
+    def script(n: Any, tries: int) -> Answer:
+        times.append(asyncio.get_running_loop().time())
+        return says({}, status, retry_after=header) if tries == 1 else echo(n)
+
+    @virtual
+    async def run() -> None:
+        asker = Asker(Scripted(script), RetryPolicy(), random.Random(0), CappedLog(EventLogger("test")))
+        assert not (await asker.ask(json.dumps(line(0)).encode())).failed
+
+    run()
+    assert least <= times[1] - times[0] <= most
