@@ -112,6 +112,7 @@ def test_a_collector_that_never_answers_leaves_no_thread_and_costs_what_does_not
             exporter.put([_span(), _span(), _span()])  # one trace fits; it is all of one or nothing
 
         exporter.close(0.1)
+        exporter._thread.join(WAIT_S / 2)  # less than the collector holds its answer
 
         assert not exporter._thread.is_alive()
         assert (exporter.num_sent, exporter.num_dropped) == (0, 31)
