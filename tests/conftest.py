@@ -1,14 +1,16 @@
 """What holds for all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from native.build import build_all
 from native.cache import NoNative
+from pdserve import ports
 
 # A busy machine is no defect.
 settings.register_profile("no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +25,22 @@ def native_libraries() -> None:
     """Build what is not there yet, as an installation does: a start would not wait for it."""
     with contextlib.suppress(NoNative):
         build_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ports_of_its_own() -> Iterator[None]:
+    """Give each worker its share of the ports above those of connections; what `pdserve up` finds itself is below them.
+
+    A port is found free first and listened on seconds later, or again once its process was killed: nobody else of this
+    run may find it meanwhile.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = range(61_000, 65_536)[worker::count]
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = functools.wraps(ports._ports_of_no_connection)(lambda: own)
+        patch.setattr(ports, "_ports_of_no_connection", chosen)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
