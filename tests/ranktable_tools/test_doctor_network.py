@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.ports import free_ports
 from ranktable_tools.doctor.case import Tables
 from ranktable_tools.doctor.listeners import listener
 from ranktable_tools.doctor.machine import Machine
@@ -45,8 +46,7 @@ def _answer(listening: socket.socket, answer: bytes | None, context: ssl.SSLCont
 
 
 def _free_port(host: str = HERE) -> int:
-    with socket.create_server((host, 0)) as listening:
-        return int(listening.getsockname()[1])
+    return free_ports(1, host)[0]
 
 
 def _given(ports: tuple[int, int], decode_host: str = HERE) -> Tables:

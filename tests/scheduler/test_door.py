@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pdserve.ports import free_ports
 from scheduler import door
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.door import door_name, keep_door
@@ -266,6 +267,4 @@ async def test_a_scheduler_has_its_door_under_its_own_port(model_folder: Path, f
 @pytest.fixture
 def free_port() -> int:
     """A port nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]

@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 def _config(folder: Path, **options: float) -> SchedulerConfig:
-    return SchedulerConfig(EngineOptions(model=str(folder)), SchedulerOptions(**options))  # type: ignore[arg-type]
+    return SchedulerConfig(EngineOptions(model=str(folder), port=0), SchedulerOptions(**options))  # type: ignore[arg-type]
 
 
 def _cluster(roles: str) -> tuple[FakeCluster, Cluster]:

@@ -1,7 +1,6 @@
 """The two ways to an instance in this process: gRPC over a socket, and none. Tests that hold for both take `Reach`."""
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -13,17 +12,10 @@ from wire.inprocess import InProcessConnection
 Reach = Callable[[InstanceService], AbstractAsyncContextManager[Connection]]
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def over_grpc(instance: InstanceService) -> AsyncIterator[Connection]:
     """Serve it on loopback and connect."""
-    server = GrpcServer("127.0.0.1", free_port())
+    server = GrpcServer("127.0.0.1", 0)
     port = await server.start()
     await server.serve(instance)
     connection = GrpcConnection(f"127.0.0.1:{port}")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.wire.reach import Reach, free_port, in_process, over_grpc
+from tests.wire.reach import Reach, in_process, over_grpc
 from wire.channel import MAX_MESSAGE_BYTES
 from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost
@@ -164,8 +164,10 @@ class TestGrpcOnly:
             finally:
                 await connection.close()
 
-        address = f"127.0.0.1:{free_port()}"
-        assert asyncio.run(run(address)) == f"{address}: nothing listens there"
+        with socket.socket() as bound:  # and it does not listen
+            bound.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{bound.getsockname()[1]}"
+            assert asyncio.run(run(address)) == f"{address}: nothing listens there"
 
     def test_one_that_listens_and_says_nothing_is_told_in_words(self) -> None:
         async def run(address: str) -> str:
@@ -183,7 +185,7 @@ class TestGrpcOnly:
 
     def test_an_instance_that_loads_says_so(self) -> None:
         async def run() -> str:
-            server = GrpcServer("127.0.0.1", free_port())
+            server = GrpcServer("127.0.0.1", 0)
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
             try:
                 with pytest.raises(InstanceLost) as caught:
@@ -197,7 +199,7 @@ class TestGrpcOnly:
 
     def test_who_asks_while_an_instance_loads_hears_at_once_that_it_has(self) -> None:
         async def run() -> InstanceDescription:
-            server = GrpcServer("127.0.0.1", free_port(), loading_wait_s=DEADLINE_S)
+            server = GrpcServer("127.0.0.1", 0, loading_wait_s=DEADLINE_S)
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
             try:
                 async with asyncio.timeout(DEADLINE_S):
@@ -227,7 +229,7 @@ class TestGrpcOnly:
 
     def test_a_stopped_server_ends_the_sessions_events(self) -> None:
         async def run() -> None:
-            server = GrpcServer("127.0.0.1", free_port())
+            server = GrpcServer("127.0.0.1", 0)
             port = await server.start()
             await server.serve(FakeInstance(DESCRIPTION, {}))
             connection = GrpcConnection(f"127.0.0.1:{port}")
