@@ -1,0 +1,50 @@
+"""What a server's answer means for a transfer, and what of its words is passed on."""
+
+import re
+
+import aiohttp
+
+from batch.redaction import redacted_words
+from batch.remote.patience import Patience
+from batch.remote.retries import Transient
+from batch.remote.url import RemoteUrl
+from wire.errors import ConfigError
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_TRANSIENT = frozenset({408, 425, 429})
+_PERMANENT = frozenset({501, 505})
+_MAX_BYTES = 4096
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+
+
+async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> Exception:
+    """Return what to raise for an answer that is no success: Transient, or ConfigError where the next is the same."""
+    said = await _words(response, url, patience)
+    status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
+    message = f"the server answered {status}{': ' if said else ''}{said}"
+    if response.status in _TRANSIENT or (response.status >= 500 and response.status not in _PERMANENT):
+        return Transient(message, _wait_s(response))
+    end = url.expires_at
+    until = f" (this presigned URL is good until {end:%Y-%m-%d %H:%M:%S} UTC)" if end else ""
+    return ConfigError(f"{url}: {message}{until}")
+
+
+async def _words(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> str:
+    """Return the first of the body as one line without secrets; of an S3 error its code and message."""
+    body = bytearray()
+    try:
+        while len(body) < _MAX_BYTES and (piece := await response.content.readany()):
+            body += piece
+    except aiohttp.ClientError:
+        pass  # What came is enough.
+    text = bytes(body[:_MAX_BYTES]).decode(errors="replace")
+    if "Content-Encoding" in response.headers:
+        return ""
+    parts = [found[1] for pattern in (_CODE, _MESSAGE) if (found := pattern.search(text))]
+    return redacted_words(": ".join(parts) or text, str(url.url))
+
+
+def _wait_s(response: aiohttp.ClientResponse) -> float:
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 0.0

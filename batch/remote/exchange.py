@@ -1,0 +1,142 @@
+"""One HTTP exchange with a checked address: no proxy, no cookie, no credential of ours, no secret in an error."""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from batch.remote.addresses import AddressRules
+from batch.remote.patience import Patience
+from batch.remote.retries import Transient
+from batch.remote.url import RemoteUrl
+from wire.errors import ConfigError
+
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "pdserve"}
+# (family, type, protocol, canonical name, address), as getaddrinfo gives it.
+AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
+
+
+class CheckedSockets:
+    """Opens sockets for addresses that the rules allow. It sees the very address that is connected to.
+
+    So neither a name that is looked up twice, nor a redirect, nor another reader of the URL gets past it.
+    """
+
+    def __init__(self, rules: AddressRules) -> None:
+        self._rules = rules
+        self.refusals: list[str] = []
+
+    def __call__(self, info: AddressInfo) -> socket.socket:
+        """Return a socket for this address; raise OSError, and keep the reason, where it is not allowed."""
+        family, kind, protocol, _, address = info
+        try:
+            self._rules.check(str(address[0]))
+        except ConfigError as error:
+            self.refusals.append(str(error))
+            raise OSError(errno.EACCES, str(error)) from error
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+
+class Peers:
+    """Whom one transfer may speak with: the rules, and who looks names up (the system where it is None)."""
+
+    def __init__(self, rules: AddressRules, resolver: AbstractResolver | None = None) -> None:
+        self.rules = rules
+        self._resolver = resolver
+
+    @contextlib.asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        url: RemoteUrl,
+        patience: Patience,
+        on_connected: Callable[[], None],
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: AsyncIterable[bytes] | None = None,
+        expect100: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the answer to one request, redirects unfollowed; its connection is closed at the end.
+
+        Raises ConfigError where the address is not allowed or the certificate not trusted, Transient where the
+        network fails or `patience` ends.
+        """
+        sockets = CheckedSockets(self.rules)
+
+        async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+            # The library would ask a second time by itself after its own errors: with ours it does not.
+            with _in_words(url, sockets, patience):
+                return await handler(request)
+
+        with _in_words(url, sockets, patience):
+            async with (
+                patience,
+                self._session(sockets, on_connected, once) as session,
+                session.request(
+                    method, url.url, headers=headers, data=body, expect100=expect100, allow_redirects=False
+                ) as response,
+            ):
+                yield response
+
+    def _session(
+        self, sockets: CheckedSockets, on_connected: Callable[[], None], once: aiohttp.ClientMiddlewareType
+    ) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            resolver=self._resolver, use_dns_cache=False, force_close=True, socket_factory=sockets
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=_HEADERS,
+            skip_auto_headers=("Content-Type",),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            middlewares=(once,),
+            trace_configs=[_told_when_connected(on_connected)],
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        )
+
+
+def _told_when_connected(on_connected: Callable[[], None]) -> aiohttp.TraceConfig:
+    async def connected(*_: object) -> None:
+        on_connected()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(connected)
+    return trace
+
+
+@contextlib.contextmanager
+def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: Patience) -> Iterator[None]:
+    """Translate the library's errors. Its own texts may hold the whole URL: they go no further, nor their chain."""
+    try:
+        yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "") or type(error.certificate_error).__name__
+        raise ConfigError(f"{url}: the certificate of {url.host} is not trusted: {reason}") from None
+    except aiohttp.ClientConnectorError as error:
+        if sockets.refusals:
+            raise ConfigError(f"{url}: {'; '.join(dict.fromkeys(sockets.refusals))}") from None
+        raise Transient(f"no connection to {url.host}:{url.port}: {_reason(error.os_error)}") from None
+    except aiohttp.ServerDisconnectedError:
+        raise Transient("the server closed the connection without an answer") from None
+    except aiohttp.ClientPayloadError:
+        raise Transient("the answer was cut off") from None
+    except aiohttp.ClientResponseError:
+        raise Transient("the answer is no HTTP") from None
+    except TimeoutError:
+        raise Transient(str(patience)) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise Transient(f"the connection broke: {_reason(error)}") from None
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the system said, or the kind of the error."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "the name is not known"
+    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__

@@ -1,0 +1,51 @@
+"""Try an exchange again where the next may go better."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from batch.remote.limits import Retries
+from telemetry.logs import EventLogger
+from wire.errors import DeadlineExceeded, Unavailable
+
+_log = EventLogger("batch")
+T = TypeVar("T")
+
+
+class Transient(Exception):
+    """An exchange failed and another may not; `wait_s` is what the server asked for."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+async def retried(attempt: Callable[[], Awaitable[T]], *, what: str, retries: Retries, whole_s: float) -> T:
+    """Return what `attempt` returns, tried again after each Transient; `what` names the file in messages.
+
+    Raises Unavailable after the last try and DeadlineExceeded when `whole_s` is over; other errors pass at once.
+    """
+    deadline = asyncio.timeout(whole_s)
+    try:
+        async with deadline:
+            return await _try(attempt, what, retries)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise DeadlineExceeded(f"{what}: not done within {whole_s:g} s") from None
+
+
+async def _try(attempt: Callable[[], Awaitable[T]], what: str, retries: Retries) -> T:
+    failures = 0
+    while True:
+        try:
+            return await attempt()
+        except Transient as error:
+            failures += 1
+            if failures >= retries.tries:
+                raise Unavailable(f"{what}: {error} (tried {failures} times)") from error
+            jittered = retries.delay_s(failures, random.random())  # noqa: S311 - spreads tries, guards nothing
+            delay_s = max(jittered, min(error.wait_s, retries.max_delay_s))
+            _log.info("transfer_tried_again", url=what, why=str(error), failures=failures, delay_s=round(delay_s, 1))
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,117 @@
+"""Send a file to a URL: one PUT of the whole file, the same bytes again where its fate is not known."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from aiohttp.abc import AbstractResolver
+
+from batch.remote.addresses import AddressRules
+from batch.remote.answers import REDIRECTS, failure
+from batch.remote.digests import content_md5
+from batch.remote.download import Progress
+from batch.remote.exchange import Peers
+from batch.remote.limits import UploadLimits
+from batch.remote.patience import Patience
+from batch.remote.retries import Transient, retried
+from batch.remote.url import RemoteUrl
+from wire.errors import ConfigError
+
+_DEFAULT_LIMITS = UploadLimits()
+_PIECE_BYTES = 1 << 16
+_GO_AHEAD = "go-ahead for the body"
+
+
+async def upload(
+    path: Path,
+    url: str,
+    *,
+    rules: AddressRules,
+    limits: UploadLimits = _DEFAULT_LIMITS,
+    on_bytes: Progress | None = None,
+    resolver: AbstractResolver | None = None,
+) -> int:
+    """PUT the file at `path` to `url` with its length, and its Content-MD5 where the URL allows one; return its bytes.
+
+    The file is the caller's to keep. Raises ConfigError for a URL or an address that is not allowed, for an answer
+    that would be the same next time (with the server's words), and for a file that cannot be read or changes;
+    Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
+    """
+    target = RemoteUrl.parse(url)
+    headers = {}
+    try:
+        if target.takes_headers:
+            headers["Content-MD5"] = await asyncio.to_thread(content_md5, path)
+        with path.open("rb") as file:
+            sending = _Sending(file, headers, Peers(rules, resolver), limits, on_bytes)
+            return await retried(
+                partial(sending.attempt, target), what=str(target), retries=limits.retries, whole_s=limits.whole_s
+            )
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+class _Sending:
+    """One upload's tries."""
+
+    def __init__(
+        self, file: BinaryIO, headers: dict[str, str], peers: Peers, limits: UploadLimits,
+        on_bytes: Progress | None,
+    ) -> None:  # fmt: skip
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._headers = {**headers, "Content-Length": str(self._size)}
+        self._peers = peers
+        self._limits = limits
+        self._on_bytes = on_bytes
+        self._asks_first = self._size >= limits.expect_from_bytes
+        self._sent = 0
+
+    async def attempt(self, target: RemoteUrl) -> int:
+        """Send the whole file once; a server that does not say whether it wants the body gets it unasked."""
+        patience = Patience(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
+        try:
+            return await self._put(target, patience)
+        except Transient:
+            if patience.expected != _GO_AHEAD:
+                raise
+        self._asks_first = False
+        return await self.attempt(target)
+
+    async def _put(self, target: RemoteUrl, patience: Patience) -> int:
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            raise ConfigError(f"{self._file.name}: the file changed while it was sent; its {self._size} bytes are gone")
+        self._sent = 0
+        async with self._peers.exchange(
+            "PUT", target, patience, partial(self._connected, patience),
+            headers=self._headers, body=self._pieces(patience), expect100=self._asks_first,
+        ) as response:  # fmt: skip
+            if self._asks_first and response.status == 417:
+                raise Transient("the server knows no expectation")
+            patience.expect("rest of the answer", self._limits.waits.idle_s)
+            if response.status in REDIRECTS:
+                raise ConfigError(f"{target}: the server answered {response.status}, and a PUT is not sent elsewhere")
+            if not 200 <= response.status < 300:
+                raise await failure(response, target, patience)
+            if self._sent < self._size:
+                raise Transient(f"the server answered {response.status} after {self._sent} of {self._size} bytes")
+        return self._size
+
+    def _connected(self, patience: Patience) -> None:
+        if self._asks_first:
+            patience.expect(_GO_AHEAD, self._limits.expect_s)
+        else:
+            patience.expect("answer", self._limits.waits.idle_s)
+
+    async def _pieces(self, patience: Patience) -> AsyncIterator[bytes]:
+        """Yield the file; the next piece is asked for when the connection has taken the last."""
+        while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
+            patience.expect(f"taking of the next {len(piece)} bytes", self._limits.waits.idle_s)
+            yield piece
+            self._sent += len(piece)
+            if self._on_bytes is not None:
+                self._on_bytes(self._sent, self._size)
+        patience.expect("answer", self._limits.waits.idle_s)

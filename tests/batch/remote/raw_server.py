@@ -1,0 +1,105 @@
+"""A server on loopback that says exactly the bytes it is told to, and keeps what it was asked."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from batch.remote.addresses import AddressRules
+
+LOOPBACK = AddressRules.of(["127.0.0.0/8", "::1"])
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Asked:
+    """One request as it came, and the connection it came by."""
+
+    line: str
+    headers: dict[str, str]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    body: bytes = b""
+
+    @property
+    def target(self) -> str:
+        """What stands between the method and the version."""
+        return self.line.split(" ")[1]
+
+    async def read_body(self, num_bytes: int | None = None) -> bytes:
+        """Read the body, or so many bytes of it."""
+        wanted = int(self.headers.get("content-length", "0")) if num_bytes is None else num_bytes
+        self.body += await self.reader.readexactly(wanted)
+        return self.body
+
+    async def say(self, answer: bytes) -> None:
+        """Send these bytes."""
+        self.writer.write(answer)
+        await self.writer.drain()
+
+
+Handler = Callable[[Asked], Awaitable[None]]
+
+
+@dataclass
+class RawServer:
+    """Where it listens, and what it was asked so far."""
+
+    port: int
+    asked: list[Asked] = field(default_factory=list)
+
+    def url(self, path: str = "/file", host: str = "127.0.0.1") -> str:
+        """Return the URL of `path` here."""
+        return f"http://{host}:{self.port}{path}"
+
+
+@contextlib.asynccontextmanager
+async def raw_server(handler: Handler) -> AsyncIterator[RawServer]:
+    """Serve one request a connection with `handler`, and close the connection when it returns."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in head[1:] if line)
+            asked = Asked(head[0], {name.lower(): value.strip() for name, _, value in pairs}, reader, writer)
+            server.asked.append(asked)
+            await handler(asked)
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = RawServer(listener.sockets[0].getsockname()[1])
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield server
+    finally:
+        listener.close()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def ok(body: bytes, *headers: str) -> bytes:
+    """Return a plain answer with this body."""
+    return answer("200 OK", body, *headers)
+
+
+def answer(status: str, body: bytes = b"", *headers: str) -> bytes:
+    """Return an answer with the true length of its body."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "".join(f"{line}\r\n" for line in lines).encode() + b"\r\n" + body
+
+
+def in_turn(*answers: bytes) -> Handler:
+    """Return a handler that reads each request whole and says these answers, the last one from then on."""
+    left = list(answers)
+
+    async def handle(asked: Asked) -> None:
+        if asked.headers.get("expect") == "100-continue":
+            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asked.read_body()
+        await asked.say(left.pop(0) if len(left) > 1 else left[0])
+
+    return handle

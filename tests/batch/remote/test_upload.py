@@ -1,0 +1,257 @@
+"""Uploads to a server that refuses, cuts, stalls and loses its answers (C23)."""
+
+import asyncio
+import base64
+import hashlib
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batch.remote.limits import Retries, UploadLimits, Waits
+from batch.remote.upload import upload
+from tests.batch.remote.raw_server import LOOPBACK, Asked, Handler, answer, in_turn, ok, raw_server
+from wire.errors import ConfigError, PdserveError, Unavailable
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"custom_id": "a", "error": null}\n' * 100
+BIG = b"0123456789abcdef" * (1 << 18)  # 4 MiB: more than the sockets hold
+V2 = "/bucket/out.jsonl?AWSAccessKeyId=SECRETID&Signature=SECRET%2bSECRET%3D&Expires=1715800091"
+V4 = "/bucket/out.jsonl?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders=host&X-Amz-Signature=SECRET%2b"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message><Sig>SECRET+SECRET=</Sig></Error>"
+LIMITS = UploadLimits(
+    expect_s=5, waits=Waits(connect_s=5, idle_s=5), retries=Retries(tries=3, first_delay_s=0.001, max_delay_s=0.01)
+)
+HASTY = replace(LIMITS, expect_s=0.1, waits=Waits(connect_s=5, idle_s=0.1))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Return a file of results."""
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(BODY)
+    return path
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    """Return a file that fills the sockets and that the server is asked about first."""
+    path = tmp_path / "big.jsonl"
+    path.write_bytes(BIG)
+    return path
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) -> tuple[str, list[Asked]]:
+    """Return the error of an upload that fails, and what the server was asked."""
+    before = _content(path)
+    async with raw_server(handler) as server:
+        with pytest.raises(PdserveError) as caught:
+            await upload(path, server.url(V2), rules=LOOPBACK, limits=limits)
+
+        assert _content(path) == before
+        words = f"{type(caught.value).__name__}: {caught.value}"
+        assert "SECRET" not in words + "".join(traceback.format_exception(caught.value))
+        return words, server.asked
+
+
+@pytest.mark.parametrize("status", ["200 OK", "201 Created", "204 No Content"])
+async def test_a1_14_one_put_carries_the_whole_file(small: Path, status: str) -> None:
+    async with raw_server(in_turn(answer(status))) as server:
+        num_bytes = await upload(small, server.url("/out"), rules=LOOPBACK, limits=LIMITS)
+
+        (asked,) = server.asked
+        assert num_bytes == len(BODY)
+        assert asked.body == BODY
+        assert asked.line == "PUT /out HTTP/1.1"
+
+
+@pytest.mark.parametrize(("path", "md5_may_go"), [(V2, False), (V4, True), ("/out?a=%2b+b", True)])
+async def test_a1_15_a_signed_put_is_byte_exact_and_has_no_header_that_breaks_the_signature(
+    small: Path, path: str, md5_may_go: bool
+) -> None:
+    async with raw_server(in_turn(ok(b""))) as server:
+        await upload(small, server.url(path), rules=LOOPBACK, limits=LIMITS)
+
+        (asked,) = server.asked
+        md5 = base64.b64encode(hashlib.md5(BODY).digest()).decode()
+        assert asked.target == path
+        assert asked.headers == {
+            "host": f"127.0.0.1:{server.port}", "accept": "*/*", "accept-encoding": "identity", "user-agent": "pdserve",
+            "connection": "close", "content-length": str(len(BODY)), **({"content-md5": md5} if md5_may_go else {}),
+        }  # fmt: skip
+
+
+async def test_an_empty_file_is_sent(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    async with raw_server(in_turn(ok(b""))) as server:
+        assert await upload(empty, server.url(), rules=LOOPBACK, limits=LIMITS) == 0
+
+        assert server.asked[0].headers["content-length"] == "0"
+
+
+async def test_a_big_file_goes_out_after_the_server_said_yes(big: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    async with raw_server(in_turn(ok(b""))) as server:
+        await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: told.append(seen))
+
+        (asked,) = server.asked
+        assert asked.headers["expect"] == "100-continue"
+        assert asked.body == BIG
+    assert told == sorted(told)
+    assert told[-1] == (len(BIG), len(BIG))
+
+
+async def test_a1_14_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -> None:
+    words, asked = await _refusal(in_turn(answer("403 Forbidden", DENIED)), small)
+
+    assert words.startswith("ConfigError: http://127.0.0.1:")
+    assert words.endswith(
+        "/bucket/out.jsonl?(hidden): the server answered 403 Forbidden: AccessDenied: Request has expired "
+        "(this presigned URL is good until 2024-05-15 19:08:11 UTC)"
+    )
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("reads", [0, 100_000], ids=["before the body", "within the body"])
+@pytest.mark.parametrize("asks_first", [True, False])
+async def test_an_early_403_is_heard_though_the_server_takes_no_body(big: Path, reads: int, asks_first: bool) -> None:
+    async def refuse(asked: Asked) -> None:
+        if reads and asks_first:
+            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asked.read_body(reads)
+        await asked.say(answer("403 Forbidden", DENIED))
+        await asked.reader.read(1 if asks_first and not reads else len(BIG))
+
+    limits = LIMITS if asks_first else replace(LIMITS, expect_from_bytes=len(BIG) + 1)
+    words, asked = await _refusal(refuse, big, limits)
+
+    assert "the server answered 403 Forbidden: AccessDenied: Request has expired" in words
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [answer("503 Slow Down"), answer("500 Oops"), answer("429 Too Many"), b"", b"HTTP/1.1 200", b"no HTTP\r\n\r\n"],
+    ids=["503", "500", "429", "lost answer", "half an answer", "no HTTP"],
+)
+@pytest.mark.parametrize("content", [BODY, BIG], ids=["small", "big"])
+async def test_a1_14_a_failure_that_may_pass_is_tried_again_with_the_same_bytes(
+    tmp_path: Path, content: bytes, bad: bytes
+) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(content)
+    async with raw_server(in_turn(bad, bad, ok(b""))) as server:
+        await upload(path, server.url(V2), rules=LOOPBACK, limits=LIMITS)
+
+        assert [asked.body for asked in server.asked] == [content] * 3
+    words, asked = await _refusal(in_turn(bad), path)
+
+    assert words.startswith("Unavailable: ")
+    assert words.endswith("(tried 3 times)")
+    assert len(asked) == 3
+
+
+async def test_a_connection_cut_within_the_body_is_tried_again_with_all_bytes(big: Path) -> None:
+    cut: list[bytes] = []
+
+    async def cut_once(asked: Asked) -> None:
+        await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        cut.append(await asked.read_body(100_000 if not cut else None))
+        if len(cut) > 1:
+            await asked.say(ok(b""))
+
+    async with raw_server(cut_once) as server:
+        await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS)
+
+    assert [len(body) for body in cut] == [100_000, len(BIG)]
+    assert cut[1] == BIG
+
+
+@pytest.mark.parametrize("says_no_by", ["silence", "a 417"])
+async def test_a_server_that_knows_no_expectation_gets_the_body_unasked(big: Path, says_no_by: str) -> None:
+    async def old_server(asked: Asked) -> None:
+        if "expect" in asked.headers and says_no_by == "a 417":
+            await asked.say(answer("417 Expectation Failed"))
+            return
+        await asked.read_body()
+        await asked.say(ok(b""))
+
+    async with raw_server(old_server) as server:
+        await upload(big, server.url(V2), rules=LOOPBACK, limits=replace(HASTY, waits=LIMITS.waits))
+
+        assert ["expect" in asked.headers for asked in server.asked] == [True, False]
+        assert server.asked[-1].body == BIG
+
+
+async def test_a_success_before_the_whole_body_is_none(big: Path) -> None:
+    async def hurry(asked: Asked) -> None:
+        await asked.say(ok(b""))
+
+    words, asked = await _refusal(hurry, big)
+
+    assert f"the server answered 200 after 0 of {len(BIG)} bytes (tried 3 times)" in words
+    assert len(asked) == 3
+
+
+async def test_a_put_is_sent_nowhere_else(small: Path) -> None:
+    words, asked = await _refusal(in_turn(answer("307 Temporary", b"", "Location: http://127.0.0.1:1/")), small)
+
+    assert words.endswith("the server answered 307, and a PUT is not sent elsewhere")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("read", [0, 100_000, None], ids=["takes nothing", "takes a part", "never answers"])
+async def test_a_server_too_slow_is_given_up(big: Path, read: int | None) -> None:
+    async def slow(asked: Asked) -> None:
+        if "expect" in asked.headers:
+            await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asked.read_body(read)
+        await asyncio.Event().wait()
+
+    words, asked = await _refusal(slow, big, HASTY)
+
+    assert words.startswith("Unavailable: ")
+    assert words.endswith(" within 0.1 s (tried 3 times)")
+    assert len(asked) == 3
+
+
+async def test_all_tries_together_have_a_deadline(small: Path) -> None:
+    async def stall(asked: Asked) -> None:
+        await asyncio.Event().wait()
+
+    words, _ = await _refusal(stall, small, replace(LIMITS, whole_s=0.1))
+
+    assert words.startswith("DeadlineExceeded: ")
+    assert words.endswith("?(hidden): not done within 0.1 s")
+
+
+async def test_a_file_that_is_not_there_is_named_before_any_connection(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.jsonl: No such file or directory"):
+        await upload(tmp_path / "none.jsonl", "http://127.0.0.1:1/out", rules=LOOPBACK)
+
+
+async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path) -> None:
+    async def change(asked: Asked) -> None:
+        await asked.read_body()
+        small.write_bytes(b"other\n")  # noqa: ASYNC240 - a test may wait
+
+    async with raw_server(change) as server:
+        with pytest.raises(ConfigError, match=f"the file changed while it was sent; its {len(BODY)} bytes are gone"):
+            await upload(small, server.url(), rules=LOOPBACK, limits=LIMITS)
+
+        assert len(server.asked) == 1
+
+
+async def test_a_server_that_is_not_there_is_named(small: Path) -> None:
+    async with raw_server(in_turn(b"")) as server:
+        url = server.url(V2)
+
+    with pytest.raises(Unavailable, match=r"\(hidden\): no connection to 127.0.0.1:\d+: Connection refused \(tried 3"):
+        await upload(small, url, rules=LOOPBACK, limits=LIMITS)
