@@ -8,6 +8,7 @@ from wire.errors import ConfigError
 BENCHMARKS = {
     "engine": "prefill, decode and offline rates of one engine, beside the machine's floors and, if asked, beside vLLM",
     "serve": "a load on any OpenAI server: TTFT, TPOT, the longest gap, goodput, as a table, JSON and a picture",
+    "pd": "prefill and decode apart, beside two colocated instances on the same cores: which wins, and where",
 }
 
 HELP = """\
@@ -19,6 +20,7 @@ Measure what this machine gets out of the product.
 
   pdserve bench serve --num-prompts 100 --random-input-len 256 --random-output-len 64 --ignore-eos
   pdserve bench engine --only 'batch 8'
+  pdserve bench pd --quick
 
 `pdserve bench COMMAND --help` lists its flags.
 """

@@ -118,8 +118,8 @@ def test_what_cannot_be_measured_is_refused_in_words(argv: list[str], words: str
 
 def test_another_benchmark_is_refused_and_help_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:6]] == ["engine", "serve"]
-    with pytest.raises(ConfigError, match="there is no benchmark 'moon', only engine, serve"):
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:7]] == ["engine", "serve", "pd"]
+    with pytest.raises(ConfigError, match="there is no benchmark 'moon', only engine, serve, pd"):
         main(["moon"])
 
 

@@ -1,0 +1,149 @@
+"""`pdserve bench pd`: P/D and colocated on the same cores, side by side."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from pdserve.bench.load.client_cpu import ClientCpu, cpu_s
+from pdserve.bench.load.dialect import Completions
+from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.session import get_json, open_session
+from pdserve.bench.pd import table
+from pdserve.bench.pd.contestants import Contestant, our_colocated, our_pair, vllm
+from pdserve.bench.pd.loads import WARM_UP, Load, all_loads, send_load
+from pdserve.bench.pd.options import PdRequest, parse
+from pdserve.bench.pd.outcome import Outcome, medians, outcome
+from pdserve.bench.pd.start import started
+from pdserve.bench.pd.use import between, count
+from pdserve.bench.pd.ways import HandedOff, InTurn, Way
+from pdserve.bench.serve_asks import vocabulary
+from pdserve.client import Client
+from pdserve.termination import unwind_on_sigterm
+from scheduler.loop import run
+from scheduler.model_files import read_model_files
+from wire.errors import ConfigError, Unavailable
+
+_TIMEOUT_S = 600.0
+_MOST_LEN = 2048
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0, or 1 where a request of ours failed."""
+    request = parse(argv)
+    loads = chosen(request)
+    unwind_on_sigterm()
+    say(f"{request.model.name}, {len(request.cores)} cores, rounds: {request.options.rounds}")
+    outcomes: list[Outcome] = []
+    try:
+        for number in range(request.options.rounds):
+            outcomes += _one_round(request, loads, number)
+    finally:
+        if outcomes:
+            _tell(request, medians(outcomes))
+    return 1 if any(one.failed for one in outcomes) else 0
+
+
+def chosen(request: PdRequest) -> tuple[Load, ...]:
+    """Return the loads of --quick and --only. Raises ConfigError where none is left or one is too long."""
+    options = request.options
+    every = all_loads(quick=options.quick)
+    loads = tuple(load for load in every if not options.only or any(part in load.name for part in options.only))
+    if not loads:
+        raise ConfigError(f"--only {' '.join(options.only)} is in none of: {'; '.join(load.name for load in every)}")
+    longest = max(load.longest for load in loads)
+    most = _max_len(request)
+    if longest > most:
+        raise ConfigError(f"the longest request has {longest} tokens, and {request.model} takes {most}: try --quick")
+    return loads
+
+
+def say(line: str) -> None:
+    """Tell how far it is, beside the figures."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _max_len(request: PdRequest) -> int:
+    return read_model_files(str(request.model), None).max_model_len
+
+
+def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterator[Outcome]:
+    with _work_folder() as work:
+        for place, contestant in enumerate(_contestants(request, work)):
+            with started(contestant, work / f"contestant-{place}", say):
+                yield from run(_measure(contestant, loads, request, request.options.seed + number))
+
+
+def _contestants(request: PdRequest, work: Path) -> Iterator[Contestant]:
+    yield our_pair(work, request.flags)
+    yield our_colocated(request.flags, request.cores)
+    if request.options.vllm:
+        most = min(_MOST_LEN, _max_len(request))
+        for pair in (True, False):
+            yield vllm(request.options.vllm, request.model, request.dtype, most, request.cores, pair=pair)
+
+
+async def _measure(contestant: Contestant, loads: Sequence[Load], request: PdRequest, seed: int) -> list[Outcome]:
+    async with open_session({}, _TIMEOUT_S, os.environ) as http:
+        way = await _way(contestant, http)
+        warm = await send_load(WARM_UP, way, vocabulary(str(request.model)), seed, time.perf_counter)
+        failed = [line.failure for line in warm.watched if line.failure is not None]
+        if failed:
+            raise Unavailable(f"{contestant.name} does not answer: {failed[0]}")
+        outcomes = []
+        for load in loads:
+            outcomes.append(await _one_load(contestant, load, way, vocabulary(str(request.model)), seed))
+            say(f"{contestant.name}: {load.name}: {outcomes[-1].figures['output_tokens_per_s']:.0f} out tok/s")
+        return outcomes
+
+
+async def _one_load(contestant: Contestant, load: Load, way: Way, num_ids: int, seed: int) -> Outcome:
+    client = Client(contestant.urls[0])
+    before = count(client.metrics()) if contestant.is_ours else None
+    began_s, began_cpu_s = time.perf_counter(), cpu_s()
+    sent = await send_load(load, way, num_ids, seed, time.perf_counter)
+    wall_s, share = time.perf_counter() - began_s, cpu_s() - began_cpu_s
+    use = None if before is None else between(before, count(client.metrics()), wall_s)
+    return outcome(contestant.name, load, sent, use, ClientCpu(share, wall_s).share)
+
+
+async def _way(contestant: Contestant, http: aiohttp.ClientSession) -> Way:
+    endpoints = []
+    for url in contestant.urls:
+        cards = (await get_json(http, f"{url}/v1/models")).get("data")
+        dialect = Completions(cards[0]["id"], {"ignore_eos": True})
+        endpoints.append(Endpoint(http, url, dialect))
+    return HandedOff(*endpoints) if contestant.hands_off else InTurn(endpoints)
+
+
+def _tell(request: PdRequest, outcomes: Sequence[Outcome]) -> None:
+    for line in table.lines(outcomes):
+        print(line)
+    if request.options.json:
+        path = Path(request.options.json)
+        about = {"model": request.model.name, "cores": len(request.cores), "rounds": request.options.rounds}
+        try:
+            path.write_text(json.dumps({**about, "outcomes": table.as_json(outcomes)}) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json {path} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """A folder for tables and logs; it stays where something failed, for the logs, and not after Ctrl-C."""
+    work = Path(tempfile.mkdtemp(prefix="pdserve-bench-"))
+    try:
+        yield work
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)

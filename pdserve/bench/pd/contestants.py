@@ -1,0 +1,102 @@
+"""Who is measured: our pair, our colocated instances, and vLLM's of both kinds, as processes on the same cores."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve import combined
+from pdserve.layout import ClusterShape, lay_out
+from pdserve.ports import free_ports
+from pdserve.process_plan import ProcessPlan
+
+HOST = "127.0.0.1"
+PAIR, COLOCATED, VLLM_PAIR, VLLM_COLOCATED = "P/D", "colocated", "vLLM P/D", "vLLM colocated"
+_KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Processes to start, and how they are asked: at `urls` in turn, or (`hands_off`) at the first for the second."""
+
+    name: str
+    plans: tuple[ProcessPlan, ...]
+    urls: tuple[str, ...]
+    ready_path: str = "/ready"
+    hands_off: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its one URL tells our metrics."""
+        return self.ready_path == "/ready"
+
+
+def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the cores of each of two instances, as a table of two deals them; one core is both's."""
+    middle = len(cores) // 2
+    return (cores[:middle], cores[middle:]) if middle else (cores, cores)
+
+
+def our_pair(folder: Path, flags: Sequence[str]) -> Contestant:
+    """Return one prefill and one decode instance, as `pdserve up` starts them; tables in `folder`."""
+    (port,) = free_ports(1, HOST)
+    plans = lay_out(ClusterShape(1, 1, HOST, port, tuple(flags)), folder / "tables")
+    return Contestant(PAIR, plans, (_url(port),))
+
+
+def our_colocated(flags: Sequence[str], cores: Sequence[int]) -> Contestant:
+    """Return two combined instances behind one scheduler, each with half of the cores."""
+    *ports, door = free_ports(3, HOST)
+    plans = []
+    for i, (port, share) in enumerate(zip(ports, halves(cores), strict=True)):
+        command = (sys.executable, "-P", "-m", "pdserve.combined", "--host", combined.HOST, "--port", str(port), *flags)
+        plans.append(ProcessPlan(f"combined-{i}", "combined", f"{HOST}:{port}", kept(share, command), {}))
+    addresses = ",".join(f"{HOST}:{port}" for port in ports)
+    python = (sys.executable, "-P", "-m", "pdserve.bench.pd.colocated", addresses)
+    serve = (*python, "--host", HOST, "--port", str(door), *flags)
+    plans.append(ProcessPlan("scheduler", "scheduler", f"{HOST}:{door}", serve, {}))
+    return Contestant(COLOCATED, tuple(plans), (_url(door),))
+
+
+def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int], *, pair: bool) -> Contestant:
+    """Return two of vLLM's CPU servers, each with half of the cores; `pair`: joined by its NIXL connector."""
+    ports, sides = free_ports(2, HOST), free_ports(2, HOST)
+    shares = halves(cores)
+    plans = tuple(
+        _vllm(f"vllm-{'pd'[i] if pair else i}", binary, model, dtype, max_len, ports[i], sides[i], shares[i], pair=pair)
+        for i in range(2)
+    )
+    name = VLLM_PAIR if pair else VLLM_COLOCATED
+    return Contestant(name, plans, tuple(map(_url, ports)), "/health", hands_off=pair)
+
+
+def kept(cores: Sequence[int], command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that becomes `command` on `cores`."""
+    return (sys.executable, "-P", "-m", "pdserve.bench.pd.keeper", ",".join(map(str, cores)), *command)
+
+
+def _vllm(
+    name: str, binary: str, model: Path, dtype: str, max_len: int, port: int, side: int, cores: Sequence[int], *,
+    pair: bool,
+) -> ProcessPlan:  # fmt: skip
+    is_python = Path(binary).name.startswith("python")
+    start = (binary, "-m", "vllm.entrypoints.cli.main", "serve") if is_python else (binary, "serve")
+    command = [
+        *start, str(model), "--served-model-name", "model", "--host", HOST, "--port", str(port), "--dtype", dtype,
+        "--max-model-len", str(max_len), "--max-num-seqs", "64", "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    if pair:
+        command += ["--kv-transfer-config", json.dumps(_KV_TRANSFER)]
+    env = {
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
+    }  # fmt: skip
+    everywhere = sorted(os.sched_getaffinity(0))  # it binds its own threads, its front end to none
+    return ProcessPlan(name, "vllm", f"{HOST}:{port}", kept(everywhere, command), env)
+
+
+def _url(port: int) -> str:
+    return f"http://{HOST}:{port}"

@@ -1,0 +1,104 @@
+"""The loads that tell prefill and decode apart from colocated, and how each is sent."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pdserve.bench.load.arrivals import arrival_times
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.drive import drive
+from pdserve.bench.load.random_asks import Shape, random_asks
+from pdserve.bench.load.record import Record
+from pdserve.bench.load.timeline import Timeline
+from pdserve.bench.pd.ways import Way, nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Random requests of one shape: at `rate` a second where there is one, else `at_once` under way.
+
+    With `streams`, those of `stream_shape` run when the requests come, all at once: only their gaps count.
+    """
+
+    name: str
+    requests: int
+    shape: Shape
+    at_once: int | None = None
+    rate: float | None = None
+    streams: int = 0
+    stream_shape: Shape | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest prompt and answer together."""
+        return max(shape.longest for shape in (self.shape, self.stream_shape) if shape is not None)
+
+
+WARM_UP = Load("warm-up", 4, Shape(64, 8), at_once=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of a load: all requests, and those whose gaps count."""
+
+    record: Record
+    watched: Sequence[Timeline]
+
+
+def all_loads(*, quick: bool) -> tuple[Load, ...]:
+    """Return the loads of the peers' comparison and the burst on running streams; `quick`: small ones."""
+    if quick:
+        short, stream = Shape(32, 8), Shape(16, 48)
+        return (
+            Load("one at a time, 32/8", 3, short, at_once=1),
+            Load("8 at once, 32/8", 8, short, at_once=8),
+            Load("Poisson 8/s, 8 x 32/8", 8, short, rate=8.0),
+            Load("2 streams, burst of 8 x 32", 8, short, streams=2, stream_shape=stream),
+        )
+    middle = Shape(256, 64)
+    return (
+        Load("one at a time, 512/64", 10, Shape(512, 64), at_once=1),
+        Load("32 at once, 256/64", 32, middle, at_once=32),
+        Load("Poisson 3/s, 40 x 256/64", 40, middle, rate=3.0),
+        Load("8 streams, burst of 32 x 256", 32, Shape(256, 8), streams=8, stream_shape=Shape(64, 256)),
+    )
+
+
+async def send_load(load: Load, way: Way, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
+    """Send it and return what came. The same seed is the same load."""
+    numbers = random.Random(seed)
+    asks = random_asks(load.requests, load.shape, numbers, vocabulary=vocabulary)
+    if load.stream_shape is not None:
+        streams = random_asks(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
+        return await _burst_on_streams(streams, asks, way, clock)
+    times_s = [0.0] * len(asks) if load.rate is None else arrival_times(len(asks), load.rate, 1.0, numbers)
+
+    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        return await way.send(ask, due_s)
+
+    record = Record(len(asks))
+    await drive(asks, times_s, send, record, clock=clock, max_concurrency=load.at_once)
+    return Sent(record, record.in_order)
+
+
+async def _burst_on_streams(streams: Sequence[Ask], asks: Sequence[Ask], way: Way, clock: Callable[[], float]) -> Sent:
+    record = Record(len(streams) + len(asks))
+
+    async def one(number: int, ask: Ask, begun: asyncio.Event | None = None) -> None:
+        try:
+            line = await way.send(ask, on_first=nothing if begun is None else begun.set)
+        finally:
+            if begun is not None:
+                begun.set()  # one that failed is waited for no more
+        record.add(number, line, clock())
+
+    begun = [asyncio.Event() for _ in streams]
+    record.begin(clock())
+    async with asyncio.TaskGroup() as tasks:
+        for number, ask in enumerate(streams):
+            tasks.create_task(one(number, ask, begun[number]))
+        await asyncio.gather(*(each.wait() for each in begun))
+        for number, ask in enumerate(asks, len(streams)):
+            tasks.create_task(one(number, ask))
+    return Sent(record, record.in_order[: len(streams)])

@@ -1,0 +1,61 @@
+"""Start a contestant's processes, wait until they answer, and leave none behind."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pdserve.bench.pd.contestants import Contestant
+from pdserve.client import Client
+from pdserve.processes import POLL_S, Child, stop
+from pdserve.readiness import ask
+from wire.errors import DeadlineExceeded, Unavailable
+
+START_TIMEOUT_S = 600.0
+_GRACE_S = 10.0
+
+
+@contextlib.contextmanager
+def started(contestant: Contestant, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold its processes, ready; logs in `folder`. Raises Unavailable when one ends, DeadlineExceeded."""
+    children: list[Child] = []
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or contestant.is_ours}
+    try:
+        for plan in contestant.plans:
+            children.append(Child(plan, folder / f"{plan.name}.log", environ))  # each is ours from its start on
+        say(f"{contestant.name}: starting {', '.join(plan.name for plan in contestant.plans)}")
+        began_s = time.monotonic()
+        _wait(contestant, children)
+        say(f"{contestant.name}: ready after {time.monotonic() - began_s:.0f} s")
+        yield
+    finally:
+        stop([child.record for child in children], _GRACE_S)
+        children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
+
+
+def _wait(contestant: Contestant, children: Sequence[Child]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    waiting = [Client(url) for url in contestant.urls]
+    words = ""
+    while waiting:
+        for child in children:
+            end = child.ended()
+            if end is not None:
+                raise Unavailable(end)
+        answered, words = _answers(waiting[0], contestant)
+        if answered:
+            del waiting[0]
+            continue
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"{contestant.name} is not ready after {START_TIMEOUT_S:g} s: {words or 'silent'}")
+        time.sleep(POLL_S)
+
+
+def _answers(client: Client, contestant: Contestant) -> tuple[bool, str]:
+    if contestant.is_ours:
+        return ask(client)
+    try:
+        return client.get(contestant.ready_path).status == 200, ""
+    except Unavailable as error:
+        return False, str(error)

@@ -1,0 +1,87 @@
+"""Which contestant wins, where, and why: words that follow from the figures alone."""
+
+from collections.abc import Iterator, Sequence
+
+from pdserve.bench.pd.contestants import COLOCATED, PAIR, VLLM_COLOCATED, VLLM_PAIR
+from pdserve.bench.pd.outcome import FIGURES, Figure, Outcome
+
+EVEN = 1.05
+"""Figures whose ratio is below this are even: less than what two runs of one contestant differ by."""
+_APART, _SATURATED = 0.2, 0.85  # shares of the time
+
+
+def winner(figure: Figure, outcomes: Sequence[Outcome]) -> tuple[str, float] | None:
+    """Return who is best at a figure and by what factor over the next; None where two are even or one is alone.
+
+    Outcomes with failures compete not.
+    """
+    whole = [one for one in outcomes if not one.failed and one.figures[figure.key] > 0]
+    ordered = sorted(whole, key=lambda one: one.figures[figure.key], reverse=figure.more_is_better)
+    if len(ordered) < 2:
+        return None
+    best, next_one = (one.figures[figure.key] for one in ordered[:2])
+    ratio = best / next_one if figure.more_is_better else next_one / best
+    return (ordered[0].contestant, ratio) if ratio >= EVEN else None
+
+
+def where(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield what each of P/D and colocated wins from the other, then how P/D stands beside the others."""
+    here = {one.contestant for one in outcomes}
+    if {PAIR, COLOCATED} <= here:
+        yield from _wins(outcomes, PAIR, COLOCATED)
+    for other in (VLLM_PAIR, VLLM_COLOCATED):
+        if {PAIR, other} <= here:
+            won = [best for _, best in _contests(outcomes, PAIR, other)]
+            ours, theirs = sum(best == PAIR for best in won), sum(best == other for best in won)
+            yield f"{PAIR} beside {other}: better in {ours} of {len(won)} figures, worse in {theirs}, else even"
+
+
+def _wins(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[str]:
+    contests = list(_contests(outcomes, one, other))
+    for name in (one, other):
+        won = [words for words, best in contests if best == name]
+        yield f"{name} wins {len(won)} of {len(contests)} figures{':' if won else ''}"
+        yield from (f"  {words}" for words in won)
+
+
+def _contests(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
+    """Yield, of each load and figure of two, what it is, with its factor, and who is better."""
+    for load in _loads(outcomes):
+        both = [each for each in outcomes if each.load == load and each.contestant in (one, other)]
+        for figure in FIGURES:
+            best = winner(figure, both)
+            name, ratio = (None, 1.0) if best is None else best
+            yield f"{figure.words}, {load}: {ratio:.2f}x", name
+
+
+def why(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield, load by load, which instances were busy and what that means."""
+    for load in _loads(outcomes):
+        for one in outcomes:
+            if one.load == load and one.use is not None and one.use.busy:
+                yield f"{load}, {one.contestant}: {_busy_words(one)}{_hop_words(one)}"
+
+
+def _busy_words(one: Outcome) -> str:
+    assert one.use is not None
+    ordered = sorted(one.use.busy.items(), key=lambda pair: -pair[1])
+    words = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
+    (most, high), (least, low) = ordered[0], ordered[-1]
+    if high - low >= _APART and high >= _SATURATED:
+        return f"{words}: {most} was the limit, {(1 - low):.0%} of {least}'s time went unused"
+    if high - low >= _APART:
+        return f"{words}: {most} did more of the work, and neither was the limit"
+    if low >= _SATURATED:
+        return f"{words}: both were at their limit"
+    return f"{words}: the work was shared evenly"
+
+
+def _hop_words(one: Outcome) -> str:
+    use = one.use
+    if use is None or use.hop_ms is None or use.hop_bytes is None:
+        return ""
+    return f"; a KV hop took {use.hop_ms:.1f} ms for {use.hop_bytes / 2**20:.1f} MiB"
+
+
+def _loads(outcomes: Sequence[Outcome]) -> list[str]:
+    return list(dict.fromkeys(one.load for one in outcomes))

@@ -1,0 +1,106 @@
+"""Each load is sent as its name says, and its figures come from the requests that are meant."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.random_asks import Shape
+from pdserve.bench.load.timeline import Failure, Timeline
+from pdserve.bench.pd.loads import Load, Sent, all_loads, send_load
+from pdserve.bench.pd.outcome import outcome
+from pdserve.bench.pd.ways import nothing
+from tests.pdserve.bench.timelines import made
+
+
+class Counting:
+    """A way that answers when a few turns of the loop have passed, and notes who was under way with whom."""
+
+    def __init__(self, failing: int = 0) -> None:
+        self.asks: list[Ask] = []
+        self.beside: list[int] = []
+        self._under_way, self._failing = 0, failing
+
+    async def send(self, ask: Ask, due_s: float | None = None, *, on_first: Callable[[], None] = nothing) -> Timeline:
+        self.asks.append(ask)
+        self.beside.append(self._under_way)
+        self._under_way += 1
+        fails = len(self.asks) <= self._failing
+        try:
+            for turn in range(ask.max_tokens):
+                await asyncio.sleep(0)
+                if turn == 1 and not fails:
+                    on_first()
+        finally:
+            self._under_way -= 1
+        line = made(0.0, [0.1] * ask.max_tokens, input_len=len(ask.prompt))
+        return replace(line, failure=Failure("lost", "")) if fails else line
+
+
+def sent(load: Load, way: Counting, seed: int = 0) -> Sent:
+    return asyncio.run(send_load(load, way, 1000, seed, lambda: 0.0))
+
+
+def test_one_at_a_time_never_has_two_under_way_and_a_burst_has_all() -> None:
+    alone, together = Counting(), Counting()
+
+    sent(Load("one", 4, Shape(8, 3), at_once=1), alone)
+    sent(Load("all", 4, Shape(8, 3), at_once=4), together)
+
+    assert alone.beside == [0, 0, 0, 0]
+    assert together.beside == [0, 1, 2, 3]
+
+
+def test_a_burst_comes_when_every_stream_has_begun_and_only_streams_are_watched() -> None:
+    way = Counting()
+    load = Load("gap", 3, Shape(8, 2), streams=2, stream_shape=Shape(4, 40))
+
+    found = sent(load, way)
+
+    assert [ask.max_tokens for ask in way.asks] == [40, 40, 2, 2, 2]
+    assert way.beside == [0, 1, 2, 3, 4]
+    assert [line.output_len for line in found.watched] == [40, 40]
+    assert len(found.record.lines) == 5
+
+
+def test_streams_that_fail_are_waited_for_no_more() -> None:
+    found = sent(Load("gap", 3, Shape(8, 2), streams=2, stream_shape=Shape(4, 40)), Counting(failing=2))
+
+    assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
+
+
+def test_a_seed_is_a_load() -> None:
+    first, second, other = Counting(), Counting(), Counting()
+    load = Load("one", 4, Shape(8, 3), at_once=1)
+    for way, seed in ((first, 1), (second, 1), (other, 2)):
+        sent(load, way, seed)
+
+    assert first.asks == second.asks != other.asks
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_loads_are_those_of_the_peers_comparison_and_fit_a_small_model_when_quick(quick: bool) -> None:
+    loads = all_loads(quick=quick)
+
+    assert [bool(load.rate) for load in loads] == [False, False, True, False]
+    assert [load.streams > 0 for load in loads] == [False, False, False, True]
+    assert max(load.longest for load in loads) <= (128 if quick else 2048)
+    assert all(load.requests == load.at_once for load in loads if load.at_once not in (None, 1))
+
+
+def test_figures_are_first_tokens_of_the_burst_and_gaps_of_the_streams() -> None:
+    load = Load("gap", 2, Shape(8, 2), streams=1, stream_shape=Shape(4, 40))
+    stream = made(0.0, [0.5, 0.1, 0.9], output_len=3)
+    burst = [made(0.0, [1.0, 5.0], output_len=2), made(0.0, [3.0], output_len=1)]
+    found = sent(load, Counting())
+    found.record.lines = dict(enumerate([stream, *burst]))
+    found.record.ended_s = 6.0
+
+    figures = outcome("P/D", load, Sent(found.record, [stream]), None, 0.0).figures
+
+    assert figures["ttft_p50_ms"] == pytest.approx(2000)
+    assert figures["tpot_p50_ms"] == pytest.approx(500)
+    assert figures["longest_gap_p99_ms"] == pytest.approx(900)
+    assert figures["output_tokens_per_s"] == pytest.approx(1.0)
