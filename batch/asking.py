@@ -39,7 +39,8 @@ class Asker:
         except Refused as refusal:
             return failed(custom_id, request_id, 400, str(refusal), refusal.param)
         try:
-            return answered(custom_id, request_id, await self._insist(question, {"x-request-id": request_id}))
+            answer = await self._insist(question, {"x-request-id": request_id})
+            return answered(custom_id, request_id, question.path, answer)
         except Unavailable as error:
             return failed(custom_id, request_id, 503, str(error))
 

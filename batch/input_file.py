@@ -7,6 +7,7 @@ import stat
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -88,19 +89,19 @@ class InputFile:
         file.seek(0)
         problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
         end = 0
-        for number, content, length in _lines(file, limits.max_line_bytes, digest.update):
-            offset, end = end, end + length
-            if not content.strip():
+        for line in _lines(file, limits.max_line_bytes, digest.update):
+            offset, end = end, end + line.length
+            if not line.content.strip():
                 continue
             if len(self) == limits.max_lines:
                 raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, which is the limit")
             try:
-                if len(content) > limits.max_line_bytes:
-                    raise BadLine(f"has {length} bytes; {limits.max_line_bytes} are the limit")
-                seen.add(parse_line(content)["custom_id"], number)
+                if line.num_bytes > limits.max_line_bytes:
+                    raise BadLine(f"has {line.num_bytes} bytes; {limits.max_line_bytes} are the limit")
+                seen.add(parse_line(line.content)["custom_id"], line.number)
             except BadLine as problem:
-                problems.add(number, str(problem))
-            self._add(offset, number, content)
+                problems.add(line.number, str(problem))
+            self._add(offset, line.number, line.content)
         if end != size:
             raise ConfigError(f"{self.path} says that it has {size} bytes and gives {end}: it is being written")
         problems.check(self.path)
@@ -149,26 +150,30 @@ class _Problems:
         raise ConfigError("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._told, *more)))
 
 
-def _lines(file: BinaryIO, limit: int, update: Callable[[bytes], None]) -> Iterator[tuple[int, bytes, int]]:
-    """Yield number, content without its end, and length with it; of a line past `limit` bytes only its beginning."""
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line as it stands: `num_bytes` are its content's, `length` has its end too. Of a long one not all is kept."""
+
+    number: int
+    content: bytes
+    num_bytes: int
+    length: int
+
+
+def _lines(file: BinaryIO, limit: int, update: Callable[[bytes], None]) -> Iterator[_Line]:
+    """Yield the lines; of one past `limit` bytes only the beginning is kept."""
     for number in itertools.count(1):
-        line = file.readline(limit + 2)
-        if not line:
+        tail = begin = file.readline(limit + 2)
+        if not begin:
             return
-        update(line)
-        length = len(line)
-        if not line.endswith(b"\n"):
-            length += _skip(file, update) if length > limit else 0
-        yield number, line.rstrip(b"\r\n"), length
-
-
-def _skip(file: BinaryIO, update: Callable[[bytes], None]) -> int:
-    """Read on to the end of the line and return how many bytes that was."""
-    skipped, piece = 0, b""
-    while not piece.endswith(b"\n") and (piece := file.readline(_SKIP_BYTES)):
-        update(piece)
-        skipped += len(piece)
-    return skipped
+        update(begin)
+        length = len(begin)
+        while len(begin) > limit and not tail.endswith(b"\n") and (piece := file.readline(_SKIP_BYTES)):
+            update(piece)
+            tail = tail[-1:] + piece
+            length += len(piece)
+        end = len(tail) - len(tail.rstrip(b"\r\n"))
+        yield _Line(number, begin.rstrip(b"\r\n"), length - end, length)
 
 
 def _open(path: Path) -> int:

@@ -96,7 +96,7 @@ class Journal:
                 os.close(self._descriptor)
 
     def _take_up(self, binding: Mapping[str, Any]) -> bool:
-        """Read an earlier run's records and cut what it had not written whole; False where there is no such run."""
+        """Read an earlier run's records and cut what it had not written whole; False where there is nothing to keep."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             header = file.readline()
             told = decode_header(header)
@@ -104,7 +104,6 @@ class Journal:
                 raise ConfigError(f"{self.path} is no journal of ours, or is damaged: remove it to begin anew")
             if told is None:
                 return False
-            self._check(binding, told)
             self._end = len(header)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -113,26 +112,23 @@ class Journal:
                 record = decode(line)
                 if record is not None and record.position < len(self._offsets) and not self.has(record.position):
                     self._note(record, len(line))
+        is_same = _text(told) == _text(binding)
+        if self.num_done and not is_same:
+            raise ConfigError(f"{self.path} has the answers of another run: {_difference(told, binding)}")
         os.ftruncate(self._descriptor, self._end)
-        return True
+        return is_same
 
     def _begin(self, binding: Mapping[str, Any]) -> None:
+        self._end = 0
         os.ftruncate(self._descriptor, 0)
-        self._write(encode_header(binding))
-        os.fsync(self._descriptor)
+        try:
+            self._write(encode_header(binding))
+            os.fsync(self._descriptor)
+            sync_folder(self.path.parent)
+        except OSError:
+            self.remove()
+            raise
         self._is_synced = True
-        sync_folder(self.path.parent)
-
-    def _check(self, binding: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        wanted = {name: str(value) for name, value in binding.items()}
-        found = {name: str(value) for name, value in told.items()}
-        for name in (*wanted, *found):
-            if wanted.get(name) != found.get(name):
-                raise ConfigError(
-                    f"{self.path} is of another run: {name} was {found.get(name, '(none)')} and is "
-                    f"{wanted.get(name, '(none)')}; give that run's input and flags to finish it, "
-                    f"or remove the file to begin anew"
-                )
 
     def _write(self, content: bytes) -> None:
         left = memoryview(content)
@@ -154,6 +150,22 @@ class Journal:
         self.num_failed += record.outcome.failed
         self.prompt_tokens += record.outcome.prompt_tokens
         self.completion_tokens += record.outcome.completion_tokens
+
+
+def _text(told: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in told.items()}
+
+
+def _difference(told: Mapping[str, Any], binding: Mapping[str, Any]) -> str:
+    """Say in words what parts two runs."""
+    had, has = _text(told), _text(binding)
+    for name in (*has, *had):
+        was, now = had.get(name, "(none)"), has.get(name, "(none)")
+        if was != now:
+            return (
+                f"{name} was {was} and is {now} now; finish that run as it was begun, or remove the file to begin anew"
+            )
+    raise AssertionError("nothing parts them")
 
 
 def sync_folder(folder: Path) -> None:

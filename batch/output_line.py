@@ -34,14 +34,14 @@ def new_request_id() -> str:
     return f"pdserve-batch-{secrets.token_hex(16)}"
 
 
-def answered(custom_id: str, request_id: str, answer: Answer) -> Outcome:
-    """Return what an answer of any status makes of a line."""
+def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:
+    """Return what an answer of any status, asked at `path`, makes of a line."""
     try:
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        return _not_json(custom_id, request_id, answer)
+        return _not_json(custom_id, request_id, path, answer)
     if not 200 <= answer.status < 300:
-        return _failed(custom_id, request_id, answer.status, _told_error(answer.status, body))
+        return _failed(custom_id, request_id, answer.status, _told_error(path, answer.status, body))
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}
     line = _line(custom_id, request_id, answer.status, body, None)
@@ -53,22 +53,28 @@ def failed(custom_id: str, request_id: str, status: int, message: str, param: st
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 
-def _not_json(custom_id: str, request_id: str, answer: Answer) -> Outcome:
+def _not_json(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:
     if 200 <= answer.status < 300:
         message = f"the answer, of status {answer.status} and {len(answer.body)} bytes, is not JSON"
         return failed(custom_id, request_id, 502, message)
     text = " ".join(answer.body[: 4 * _SHOWN_CHARS].decode(errors="replace").split())[:_SHOWN_CHARS]
-    return failed(custom_id, request_id, answer.status, text or f"the server answers {answer.status}")
+    error = _told_error(path, answer.status, text or f"the server answers {answer.status}")
+    return _failed(custom_id, request_id, answer.status, error)
 
 
-def _told_error(status: int, body: Any) -> dict[str, Any]:
+def _told_error(path: str, status: int, body: Any) -> dict[str, Any]:
     """Return the error that a body tells, in our form."""
     told = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(told, dict) and isinstance(told.get("message"), str):
-        own = _error(status, told["message"], None)
-        return own | {name: told[name] for name in ("type", "param", "code") if told.get(name) is not None}
-    text = told if isinstance(told, str) else orjson.dumps(body).decode()
-    return _error(status, text[:_SHOWN_CHARS], None)
+        error = _error(status, told["message"], None)
+        error |= {name: told[name] for name in ("type", "param", "code") if told.get(name) is not None}
+        lacking = status == 501 or (error["param"] == "model" and f"{path} needs one that" in told["message"])
+    else:
+        text = told if isinstance(told, str) else orjson.dumps(body).decode()
+        error, lacking = _error(status, text[:_SHOWN_CHARS], None), status in (404, 405)  # no route of that name
+    if lacking:
+        error["message"] = f"Model does not support endpoint {path}: {error['message']}"
+    return error
 
 
 def _error(status: int, message: str, param: str | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A job whose input is read, whose journal is open and whose output can be written: all that fails before a model."""
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -8,7 +9,7 @@ from typing import Self
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
-from batch.whole_file import check_folder, check_place
+from batch.whole_file import beside, check_folder, check_place
 from wire.errors import ConfigError
 
 
@@ -39,7 +40,10 @@ class Prepared:
         self.close()
 
     def close(self) -> None:
-        """Close the files and leave the lock."""
+        """Close the files and leave the lock; a journal without an answer goes."""
+        if self.left == self.total:
+            with contextlib.suppress(OSError):
+                self.journal.remove()
         self.journal.close()
         self.source.close()
 
@@ -48,14 +52,14 @@ def prepare(job: BatchJob) -> Prepared:
     """Read the whole input and open the journal, which may have answers of a run that was stopped.
 
     Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
-    cannot be written or that another run writes, a journal of another input or model. Nothing was made then.
+    cannot be written or that another run writes, a journal with answers to another input or of another model.
     """
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)
     try:
         for path, what in _written(job):
-            if source.is_at(path):
-                raise ConfigError(f"{what} {path} is the input: name another file")
+            if source.is_at(path) or source.is_at(beside(path)):
+                raise ConfigError(f"{what} {path} would be written over the input: name another file")
         binding = {"input": f"sha256 {source.digest}", **job.binding}
         return Prepared(job, source, Journal.open(job.journal_path, binding, len(source)))
     except BaseException:

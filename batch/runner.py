@@ -118,7 +118,7 @@ def _in_words(prepared: Prepared) -> Iterator[None]:
         yield
     except OSError as error:
         what = error.filename or prepared.journal.path
-        raise BatchStopped(_stopped(prepared, f"{what} cannot be written: {error.strerror}")) from error
+        raise BatchStopped(_stopped(prepared, f"{what}: {error.strerror}")) from error
     except BatchStopped as error:
         raise BatchStopped(_stopped(prepared, str(error))) from error
 

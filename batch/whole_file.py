@@ -1,5 +1,6 @@
 """A file that appears whole or not at all: written beside its place, kept by the disk, then renamed."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -21,7 +22,7 @@ class WholeFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._beside = path.with_name(path.name + ".partial")
+        self._beside = beside(path)
         self._beside.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._beside, flags, _mode_of(path))
@@ -49,8 +50,15 @@ class WholeFile:
 
     def appear(self) -> None:
         """Put the settled file into its place, instead of the one there. Raises OSError."""
+        if not os.path.samestat(self._beside.lstat(), os.fstat(self._file.fileno())):
+            raise OSError(errno.EBUSY, "another run writes it too", str(self._path))
         os.rename(self._beside, self._path)
         sync_folder(self._path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Return where what becomes the file at `path` is written."""
+    return path.with_name(path.name + ".journal-part")
 
 
 def check_place(path: Path, what: str) -> None:

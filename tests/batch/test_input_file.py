@@ -1,0 +1,213 @@
+"""The input is read once before anything else: what cannot be used ends the run there, named by its lines."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batch.input_file import InputFile
+from batch.job import BatchStopped, InputLimits
+from wire.errors import ConfigError
+
+LIMITS = InputLimits()
+
+
+def _line(custom_id: str, **more: Any) -> bytes:
+    return json.dumps({"custom_id": custom_id, **more}).encode()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the input lies."""
+    return tmp_path / "in.jsonl"
+
+
+def _read(path: Path, content: bytes, limits: InputLimits = LIMITS) -> list[tuple[int, bytes]]:
+    """Return number and content of each request."""
+    path.write_bytes(content)
+    source = InputFile.open(path, limits)
+    try:
+        return [(source.number(i), source.line(i)) for i in range(len(source))]
+    finally:
+        source.close()
+
+
+def _refused(path: Path, content: bytes, limits: InputLimits = LIMITS) -> str:
+    with pytest.raises(ConfigError) as refused:
+        _read(path, content, limits)
+    return str(refused.value)
+
+
+def test_requests_are_read_with_their_line_numbers_and_blank_lines_skipped(path: Path) -> None:
+    a, b = _line("a"), _line("b")
+
+    assert _read(path, b"\n" + a + b"\n\n  \t\n" + b + b"\n\n") == [(2, a), (5, b)]
+
+
+def test_a_missing_last_newline_and_crlf_are_fine(path: Path) -> None:
+    a, b = _line("a"), _line("b")
+
+    assert _read(path, a + b"\r\n\r\n" + b) == [(1, a), (3, b)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n  \n"])
+def test_an_input_without_requests_is_fine(path: Path, content: bytes) -> None:
+    assert _read(path, content) == []
+
+
+@given(st.lists(st.sampled_from([b"", b" ", b"\r", b"x"]), max_size=12), st.booleans(), st.data())
+def test_any_mixture_of_lines_and_blanks_is_read_as_a_split_at_newlines_would(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[bytes], has_last_newline: bool, data: st.DataObject
+) -> None:  # fmt: skip
+    lines = [_line(f"r{i}") if kind == b"x" else kind for i, kind in enumerate(kinds)]
+    ends = [data.draw(st.sampled_from([b"\n", b"\r\n"])) for _ in lines]
+    content = b"".join(line + end for line, end in zip(lines, ends, strict=True))
+    content = content if has_last_newline else content.rstrip(b"\r\n")
+
+    expected = [(n, one.strip()) for n, one in enumerate(content.split(b"\n"), 1) if one.strip()]
+    assert _read(tmp_path_factory.mktemp("input") / "in", content) == expected
+
+
+def test_the_digest_is_the_files_sha256(path: Path) -> None:
+    content = b"\n" + _line("a") + b"\r\n" + _line("b")
+    path.write_bytes(content)
+    source = InputFile.open(path, LIMITS)
+    source.close()
+
+    assert source.digest == hashlib.sha256(content).hexdigest()
+
+
+# What cannot be used
+
+
+def test_all_bad_lines_are_named_at_once(path: Path) -> None:
+    content = b"\n".join((_line("a"), b"{", b"", b'{"body": 1}', _line("b"), _line("a"), b'{"custom_id": 1}'))
+
+    told = _refused(path, content).splitlines()
+
+    assert told == [
+        f"{path}: nothing was run, for 4 lines cannot be used:",
+        "  line 2 is not JSON: unexpected end of data at column 2",
+        "  line 4 has no custom_id",
+        "  line 6 repeats the custom_id 'a' of line 1",
+        "  line 7 has a custom_id that is a JSON number, not a string",
+    ]
+
+
+def test_of_many_bad_lines_the_first_20_are_named_and_the_rest_counted(path: Path) -> None:
+    told = _refused(path, b"x\n" * 50).splitlines()
+
+    assert [line.split()[1] for line in told[1:21]] == [str(n) for n in range(1, 21)]
+    assert told[21:] == ["  and 30 more"]
+    assert "50 lines" in told[0]
+
+
+def test_one_bad_line_is_one_line(path: Path) -> None:
+    assert "for 1 line cannot be used" in _refused(path, b"x")
+
+
+def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> None:
+    told = _refused(path, b"\n".join([_line("a")] * 3))
+
+    assert "line 2 repeats the custom_id 'a' of line 1" in told
+    assert "line 3 repeats the custom_id 'a' of line 1" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xef\xbb\xbf" + _line("a"), "begins with a byte order mark: save it as UTF-8 without one"),
+        (_line("a").decode().encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        (b"\xfe\xff" + _line("a").decode().encode("utf-16-be"), "is UTF-16: save it as UTF-8"),
+        (_line("a") + b"\n\x00\n", "line 2 has a NUL byte at column 1"),
+        (b'{"custom_id": "\xff"}', "line 1 is not UTF-8"),
+        (b"[" * 100_000, "line 1 is nested too deeply"),
+    ],
+)
+def test_what_is_no_text_of_json_is_said_in_words(path: Path, content: bytes, words: str) -> None:
+    assert words in _refused(path, content)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: bytes) -> None:
+    limits = InputLimits(max_line_bytes=64)
+    fits = _line("a" * (64 - len(_line(""))))
+
+    assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
+    told = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
+    assert "line 2 has 65 bytes; 64 are the limit" in told
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("length", [65, 66, 67, 68, 1000, 2**16, 2**16 + 1, 3 * 2**16 + 65])
+def test_the_line_after_a_long_one_is_read_as_it_is(path: Path, length: int, end: bytes) -> None:
+    limits = InputLimits(max_line_bytes=64)
+
+    told = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
+
+    assert [one.split()[1] for one in told.splitlines()[1:]] == ["1", "3"]
+    assert f"line 1 has {length} bytes" in told
+
+
+def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:
+    assert "line 1 has 2000027 bytes; 1048576 are the limit" in _refused(path, _line("a", x="y" * (2_000_000)))
+
+
+def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
+    lines = b"\n".join(_line(f"r{i}") for i in range(5))
+
+    assert "has more than 4 lines" in _refused(path, lines, InputLimits(max_lines=4))
+    assert f"has {len(lines)} bytes; 50 are the limit" in _refused(path, lines, InputLimits(max_bytes=50))
+    assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
+
+
+# What is no file
+
+
+def test_a_missing_input_is_named(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"in\.jsonl: No such file or directory"):
+        InputFile.open(path, LIMITS)
+
+
+def test_a_folder_and_a_pipe_are_refused_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ConfigError, match="is no file"):
+            InputFile.open(path, LIMITS)
+
+
+def test_what_is_longer_than_it_says_is_refused_and_nothing_of_it_repeated() -> None:
+    with pytest.raises(ConfigError) as refused:
+        InputFile.open(Path("/proc/self/environ"), LIMITS)
+
+    assert "PATH" not in str(refused.value)
+    assert "it is being written" in str(refused.value)
+
+
+def test_a_line_that_was_changed_is_not_run(path: Path) -> None:
+    path.write_bytes(_line("a") + b"\n" + _line("b"))
+    source = InputFile.open(path, LIMITS)
+    path.write_bytes(_line("a") + b"\n" + _line("c"))
+    try:
+        assert source.line(0) == _line("a")
+        with pytest.raises(BatchStopped, match="line 2 was changed"):
+            source.line(1)
+    finally:
+        source.close()
+
+
+def test_no_descriptor_is_left_where_the_input_is_refused(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for content in (b"x", b"\xff\xfe"):
+        _refused(path, content)
+
+    assert len(os.listdir("/proc/self/fd")) == before

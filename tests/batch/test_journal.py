@@ -1,0 +1,257 @@
+"""A journal keeps every answer whatever cuts it short, for the very run that it is of, and for one at a time."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batch.journal import Journal
+from batch.journal_record import Record, encode, encode_header
+from batch.output_line import Outcome
+from wire.errors import ConfigError
+
+BINDING = {"input": "sha256 00", "model": "m"}
+NUM_REQUESTS = 8
+RECORDS = [
+    Record(position, Outcome(b'{"n":%d,"text":"%b"}' % (position, "é\u2028".encode() * position), n % 3 == 0, n, 2 * n))
+    for n, position in enumerate((3, 0, 5, 1, 2))
+]
+
+
+HEADER = encode_header(BINDING)
+CONTENT = HEADER + b"".join(map(encode, RECORDS))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where journals of many examples lie, one after the other."""
+    return tmp_path_factory.mktemp("examples") / "journal"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the journal lies."""
+    return tmp_path / "out.jsonl.journal"
+
+
+def _open(path: Path, binding: dict[str, str] = BINDING) -> Journal:
+    return Journal.open(path, binding, NUM_REQUESTS)
+
+
+def _written(path: Path) -> bytes:
+    """Return the bytes of a journal that has RECORDS."""
+    journal = _open(path)
+    for record in RECORDS:
+        journal.append(record)
+    journal.sync()
+    journal.close()
+    return path.read_bytes()
+
+
+def _lines(journal: Journal) -> dict[int, tuple[bytes, bool]]:
+    return {position: journal.line(position) for position in range(NUM_REQUESTS) if journal.has(position)}
+
+
+def _expected(records: list[Record]) -> dict[int, tuple[bytes, bool]]:
+    return {record.position: (record.outcome.line, record.outcome.failed) for record in records}
+
+
+def test_what_is_written_is_the_header_and_the_records(path: Path) -> None:
+    assert _written(path) == CONTENT
+
+
+def test_what_was_appended_is_read_by_position_now_and_after_opening_again(path: Path) -> None:
+    journal = _open(path)
+    for record in RECORDS:
+        journal.append(record)
+    assert _lines(journal) == _expected(RECORDS)
+    journal.close()
+
+    again = _open(path)
+    assert _lines(again) == _expected(RECORDS)
+    assert (again.num_done, again.num_failed, again.prompt_tokens, again.completion_tokens) == (5, 2, 10, 20)
+    again.close()
+
+
+def test_more_is_appended_to_a_journal_that_is_taken_up(path: Path) -> None:
+    _written(path)
+    journal = _open(path)
+    journal.append(Record(7, Outcome(b"{}", False)))
+    journal.close()
+
+    again = _open(path)
+    assert _lines(again) == _expected([*RECORDS, Record(7, Outcome(b"{}", False))])
+    again.close()
+
+
+@given(st.data())
+def test_a_journal_cut_at_any_byte_has_the_records_before_it_and_takes_more(
+    place: Path, data: st.DataObject
+) -> None:  # fmt: skip
+    at = data.draw(st.integers(0, len(CONTENT)))
+    torn = data.draw(st.sampled_from([b"", b"\xff", b"torn", b"\x00" * 9])) if at >= len(HEADER) else b""
+    place.write_bytes(CONTENT[:at] + torn)
+
+    ends = [len(HEADER) + sum(len(encode(r)) for r in RECORDS[: n + 1]) for n in range(len(RECORDS))]
+    kept = [record for record, end in zip(RECORDS, ends, strict=True) if end <= at]
+    journal = _open(place)
+    assert _lines(journal) == _expected(kept)
+    journal.append(RECORDS[-1] if RECORDS[-1] not in kept else Record(7, Outcome(b"{}", True)))
+    journal.close()
+    again = _open(place)
+    assert again.num_done == len(kept) + 1
+    again.close()
+
+
+@given(st.data())
+def test_a_journal_with_a_spoiled_byte_loses_that_record_alone(
+    place: Path, data: st.DataObject
+) -> None:  # fmt: skip
+    content = bytearray(CONTENT)
+    content[data.draw(st.integers(len(HEADER), len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    place.write_bytes(content)
+
+    journal = _open(place)
+    found = _lines(journal)
+    journal.close()
+    assert found.items() <= _expected(RECORDS).items()
+    assert len(found) >= len(RECORDS) - 2  # a line's end that is spoiled takes the line after it along
+
+
+def test_a_position_that_stands_twice_or_is_none_of_the_input_counts_once_or_not(path: Path) -> None:
+    content = _written(path)
+    path.write_bytes(
+        content + encode(Record(3, Outcome(b"other", True))) + encode(Record(NUM_REQUESTS, RECORDS[0].outcome))
+    )
+
+    journal = _open(path)
+    assert _lines(journal) == _expected(RECORDS)
+    assert journal.num_done == len(RECORDS)
+    journal.close()
+
+
+# Whose it is
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        (BINDING | {"model": "other"}, "model was m and is other now; "),
+        (BINDING | {"input": "sha256 11"}, "input was sha256 00 and is sha256 11 now; "),
+        (BINDING | {"dtype": "float32"}, r"dtype was \(none\) and is float32 now; "),
+        ({"input": "sha256 00"}, r"model was m and is \(none\) now; "),
+    ],
+)
+def test_a_journal_with_answers_of_another_run_is_refused_and_left_as_it_is(
+    path: Path, binding: dict[str, str], words: str
+) -> None:  # fmt: skip
+    content = _written(path)
+
+    with pytest.raises(ConfigError, match=f"has the answers of another run: {words}"):
+        _open(path, binding)
+    assert path.read_bytes() == content
+
+
+def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path) -> None:
+    _open(path, {"model": "other"}).close()
+    journal = _open(path)
+    journal.append(RECORDS[0])
+    journal.close()
+
+    again = _open(path)
+    assert _lines(again) == _expected(RECORDS[:1])
+    again.close()
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"{}\n{}\n", b"\x00" * 100, b"00000000 {}\n"])
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match="is no journal of ours, or is damaged"):
+        _open(path)
+    assert path.read_bytes() == content
+
+
+def test_a_second_run_is_refused_while_the_first_has_the_journal(path: Path) -> None:
+    first = _open(path)
+    with pytest.raises(ConfigError, match="is another run's, which writes the same output now"):
+        _open(path)
+    first.close()
+
+    _open(path).close()
+
+
+def test_a_link_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+
+    for name in ("link", "dangling", ".", "pipe"):
+        with pytest.raises(ConfigError):
+            _open(tmp_path / name)
+    assert (tmp_path / "real").read_bytes() == b""
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_journal_is_for_its_owners_eyes(path: Path) -> None:
+    _written(path)
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# A disk that takes nothing
+
+
+def test_an_append_that_fails_leaves_the_journal_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = _written(path)
+    journal = _open(path)
+    real, writes = os.pwrite, []
+
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        writes.append(len(data))
+        if len(writes) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:7], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        journal.append(Record(7, Outcome(b"{}", False)))
+    monkeypatch.undo()
+
+    assert path.read_bytes() == content
+    assert not journal.has(7)
+    journal.append(Record(7, Outcome(b"{}", False)))
+    journal.close()
+    again = _open(path)
+    assert again.num_done == len(RECORDS) + 1
+    again.close()
+
+
+def test_a_journal_that_cannot_be_begun_is_refused_and_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        _open(path)
+    assert not path.exists()
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        _open(tmp_path / "nowhere" / "journal")
+
+
+def test_a_record_that_is_not_what_was_written_is_noticed(path: Path) -> None:
+    content = _written(path)
+    journal = _open(path)
+    path.write_bytes(content[:-5] + b"xxxx\n")
+
+    with pytest.raises(OSError, match="is not what was written"):
+        journal.line(RECORDS[-1].position)
+    journal.close()

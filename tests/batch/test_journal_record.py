@@ -1,0 +1,70 @@
+"""A journal's lines prove themselves: what was written is read, and what is not whole is none."""
+
+import zlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batch.journal_record import Record, decode, decode_header, encode, encode_header, is_cut_header
+from batch.output_line import Outcome
+
+RECORDS = st.builds(
+    Record,
+    st.integers(0, 2**32),
+    st.builds(
+        Outcome,
+        st.text().map(lambda text: text.replace("\n", " ").encode()),
+        st.booleans(),
+        st.integers(0, 2**40),
+        st.integers(0, 2**40),
+    ),
+)
+
+
+@given(RECORDS)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    written = encode(record)
+
+    assert decode(written) == record
+    assert written.count(b"\n") == 1
+
+
+@given(RECORDS, st.data())
+def test_a_record_that_was_cut_is_none(record: Record, data: st.DataObject) -> None:
+    written = encode(record)
+    at = data.draw(st.integers(0, len(written) - 1))
+
+    assert decode(written[:at]) is None
+    assert decode(written[:at] + b"\n") is None or at == len(written) - 1
+
+
+@given(RECORDS, st.data())
+def test_a_record_with_another_byte_is_none(record: Record, data: st.DataObject) -> None:
+    written = bytearray(encode(record))
+    written[data.draw(st.integers(0, len(written) - 1))] ^= data.draw(st.integers(1, 255))
+
+    assert decode(bytes(written)) is None
+
+
+@given(st.binary())
+def test_what_is_no_record_is_none(content: bytes) -> None:
+    assert decode(content + b"\n") is None
+    assert decode_header(content + b"\n") is None
+    assert decode(b"%08x %b\n" % (zlib.crc32(content), content)) is None or content.count(b" ") >= 4
+
+
+def test_a_header_is_read_as_it_was_written_and_is_no_record() -> None:
+    header = encode_header({"input": "sha256 00", "model": "m\né"})
+
+    assert decode_header(header) == {"input": "sha256 00", "model": "m\né"}
+    assert decode(header) is None
+    assert decode_header(encode(Record(0, Outcome(b"{}", False)))) is None
+
+
+def test_each_beginning_of_a_header_is_known_as_one_and_nothing_else_is() -> None:
+    header = encode_header({"model": "m"})
+
+    assert all(is_cut_header(header[:at]) for at in range(len(header)))
+    assert not is_cut_header(header)
+    for other in (b"my own notes", b"{}", b"0123456789", b"00000000 {}", b"0123abcx", b"\x00" * 20, b"\n"):
+        assert not is_cut_header(other)

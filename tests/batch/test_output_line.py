@@ -1,0 +1,145 @@
+"""Every line of the output has the same form: an answer with a null error, or an error that stands in both places."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from batch.answering import Answer
+from batch.output_line import Outcome, answered, failed
+from tests.batch.scripted import says
+
+ERROR = {
+    "type": "object",
+    "required": ["message", "type", "param", "code"],
+    "additionalProperties": False,
+    "properties": {
+        "message": {"type": "string", "minLength": 1},
+        "type": {"type": "string"},
+        "param": {"type": ["string", "null"]},
+        "code": {},
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "required": ["id", "custom_id", "response", "error"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "string", "pattern": "^pdserve-[0-9a-f]{32}$"},
+        "custom_id": {"type": "string"},
+        "response": {
+            "type": "object",
+            "required": ["status_code", "request_id", "body"],
+            "additionalProperties": False,
+            "properties": {"status_code": {"type": "integer"}, "request_id": {"type": "string"}, "body": {}},
+        },
+        "error": {"anyOf": [{"type": "null"}, ERROR]},
+    },
+}
+
+
+def _read(outcome: Outcome) -> dict[str, Any]:
+    assert b"\n" not in outcome.line
+    line: dict[str, Any] = json.loads(outcome.line)
+    jsonschema.validate(line, SCHEMA)
+    assert (line["error"] is not None) == outcome.failed
+    if outcome.failed:
+        assert line["response"]["body"] == {"error": line["error"]}
+    return line
+
+
+def _answered(answer: Answer, path: str = "/v1/completions") -> dict[str, Any]:
+    return _read(answered("a", "r1", path, answer))
+
+
+def test_an_answer_stands_in_the_response_with_a_null_error() -> None:
+    body = {"id": "cmpl-1", "choices": [{"text": "é\n"}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
+    outcome = answered("../../x\n", "r1", "/v1/completions", says(body))
+
+    line = _read(outcome)
+    assert (line["custom_id"], line["error"]) == ("../../x\n", None)
+    assert line["response"] == {"status_code": 200, "request_id": "r1", "body": body}
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 5)
+
+
+def test_a_body_in_many_lines_becomes_one() -> None:
+    answer = Answer(200, {}, json.dumps({"a": [1, 2.5, 1e-7]}, indent=4).encode())
+
+    assert _answered(answer)["response"]["body"] == {"a": [1, 2.5, 1e-7]}
+
+
+@pytest.mark.parametrize("usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": "7"}, {"prompt_tokens": -1}])
+def test_usage_that_counts_nothing_counts_as_nothing(usage: Any) -> None:
+    outcome = answered("a", "r1", "/score", says({"usage": usage}))
+
+    assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.failed) == (0, 0, False)
+
+
+def test_an_error_of_the_server_is_the_lines_own() -> None:
+    error = {"message": "no such model: x", "type": "not_found_error", "param": "model", "code": 404}
+
+    line = _answered(says({"error": error}, 404))
+
+    assert (line["error"], line["response"]["status_code"]) == (error, 404)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (says({"object": "error", "message": "flat", "type": "X", "param": None, "code": 400}, 400), "flat"),
+        (says({"error": {"message": "short"}}, 400), "short"),
+        (says({"error": "a text"}, 400), "a text"),
+        (says({"detail": "why"}, 422), '{"detail":"why"}'),
+        (says([1], 400), "[1]"),
+        (Answer(500, {}, b"<html>\n  broken </html>"), "<html> broken </html>"),
+        (Answer(500, {}, b""), "the server answers 500"),
+        (Answer(307, {}, b""), "the server answers 307"),
+        (Answer(500, {}, b"\xff"), "\ufffd"),
+    ],
+)
+def test_errors_of_other_forms_are_brought_into_ours(answer: Answer, message: str) -> None:
+    assert _answered(answer)["error"]["message"] == message
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(_answered(Answer(500, {}, b"x" * 10**6))["error"]["message"]) == 512
+
+
+@pytest.mark.parametrize("body", [b"data: {}\n\ndata: [DONE]\n\n", b"", b"\xff", b'{"a": NaN}'])
+def test_a_good_answer_that_is_no_json_is_an_error(body: bytes) -> None:
+    line = _answered(Answer(200, {}, body))
+
+    assert line["response"]["status_code"] == 502
+    assert line["error"]["message"] == f"the answer, of status 200 and {len(body)} bytes, is not JSON"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        says({"error": {"message": "the model makes vectors; /score needs one that x", "param": "model"}}, 400),
+        says({"error": {"message": "The model does not support it", "type": "NotImplementedError"}}, 501),
+        says({"detail": "Not Found"}, 404),
+        says({"detail": "Method Not Allowed"}, 405),
+        Answer(404, {}, b"not found"),
+        Answer(404, {}, b""),
+    ],
+)
+def test_an_endpoint_that_the_model_lacks_is_said(answer: Answer) -> None:
+    line = _answered(answer, "/score")
+
+    assert line["error"]["message"].startswith("Model does not support endpoint /score: ")
+    assert line["response"]["status_code"] == answer.status
+
+
+def test_a_foreign_model_is_no_missing_endpoint() -> None:
+    error = {"message": "no such model", "type": "not_found_error", "param": "model", "code": 404}
+
+    assert _answered(says({"error": error}, 404))["error"]["message"] == "no such model"
+
+
+def test_a_line_that_was_not_asked_has_the_form_of_one_that_was() -> None:
+    line = _read(failed("a", "r1", 400, "words", "url"))
+
+    assert line["error"] == {"message": "words", "type": "invalid_request_error", "param": "url", "code": 400}
+    assert line["response"]["status_code"] == 400

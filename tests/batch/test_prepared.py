@@ -1,0 +1,128 @@
+"""What must fail before a model loads fails in prepare, and leaves nothing behind."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batch.job import BatchJob, InputLimits
+from batch.prepared import prepare
+from batch.runner import run_batch
+from batch.whole_file import beside
+from tests.batch.scripted import Scripted, ignore, line, write_lines
+from wire.errors import ConfigError
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> BatchJob:
+    """A job of three lines."""
+    return BatchJob(write_lines(tmp_path / "in.jsonl", map(line, range(3))), tmp_path / "out.jsonl")
+
+
+def _refused(job: BatchJob) -> str:
+    before = sorted(os.listdir(job.input_path.parent))
+    with pytest.raises(ConfigError) as refused:
+        prepare(job)
+    assert sorted(os.listdir(job.input_path.parent)) == before
+    return str(refused.value)
+
+
+def test_a_job_that_can_run_is_counted(job: BatchJob) -> None:
+    with prepare(job) as prepared:
+        assert (prepared.total, prepared.left) == (3, 3)
+        assert job.journal_path.exists()
+
+
+def test_a_job_that_answers_nothing_leaves_nothing(job: BatchJob) -> None:
+    prepare(job).close()
+
+    assert os.listdir(job.input_path.parent) == ["in.jsonl"]
+
+
+def test_bad_lines_are_refused(job: BatchJob) -> None:
+    job.input_path.write_text("{\n")
+
+    assert "line 1 is not JSON" in _refused(job)
+
+
+def test_limits_are_the_jobs(job: BatchJob) -> None:
+    assert "more than 2 lines" in _refused(replace(job, limits=InputLimits(max_lines=2)))
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "hard"])
+def test_an_output_that_is_the_input_is_refused(job: BatchJob, name: str) -> None:
+    os.link(job.input_path, job.input_path.with_name("hard"))
+    content = job.input_path.read_bytes()
+
+    assert "written over the input" in _refused(replace(job, output_path=job.input_path.parent / name))
+    assert "written over the input" in _refused(replace(job, error_path=job.input_path.parent / name))
+    assert job.input_path.read_bytes() == content
+
+
+def test_an_input_named_through_a_link_is_the_input(job: BatchJob) -> None:
+    link = job.input_path.with_name("link")
+    link.symlink_to(job.input_path)
+
+    assert "written over the input" in _refused(replace(job, input_path=link, output_path=job.input_path))
+
+
+def test_an_input_where_the_run_keeps_its_own_files_is_refused(job: BatchJob) -> None:
+    for place in (job.journal_path, beside(job.output_path)):
+        job.input_path.rename(place)
+        assert "written over the input" in _refused(replace(job, input_path=place))
+        place.rename(job.input_path)
+
+
+def test_places_that_are_written_twice_are_refused(job: BatchJob) -> None:
+    for place in (job.output_path, job.journal_path, job.output_path.parent / "." / "out.jsonl"):
+        assert "would be written twice" in _refused(replace(job, error_path=place))
+
+
+def test_an_output_in_no_folder_is_refused(job: BatchJob) -> None:
+    assert "there is no folder" in _refused(replace(job, output_path=job.output_path / "deeper" / "out.jsonl"))
+
+
+def test_an_output_that_is_a_link_is_refused(job: BatchJob) -> None:
+    job.output_path.symlink_to("elsewhere")
+
+    assert "is a symbolic link" in _refused(job)
+
+
+def test_a_second_run_of_one_output_is_refused(job: BatchJob) -> None:
+    with prepare(job):
+        assert "another run's" in _refused(job)
+    prepare(job).close()
+
+
+def test_a_name_that_is_too_long_for_the_journal_is_refused(job: BatchJob) -> None:
+    assert "File name too long" in _refused(replace(job, output_path=job.output_path.with_name("x" * 250)))
+
+
+@pytest.mark.parametrize("inflight", [0, -1])
+def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) -> None:
+    with pytest.raises(ConfigError, match=f"{inflight} lines at once are below 1"):
+        replace(job, max_inflight=inflight)
+
+
+@pytest.mark.anyio
+async def test_a_stopped_run_is_taken_up_only_with_its_own_input_and_binding(job: BatchJob) -> None:
+    bound = replace(job, binding={"model": "m"}, max_inflight=1)
+
+    def stop(progress: object) -> None:
+        if answerer.asked:
+            raise ZeroDivisionError
+
+    answerer = Scripted()
+    with prepare(bound) as prepared, pytest.raises(ZeroDivisionError):
+        await run_batch(prepared, answerer, on_progress=stop)
+
+    assert "model was m and is n now" in _refused(replace(bound, binding={"model": "n"}))
+    content = bound.input_path.read_bytes()
+    write_lines(bound.input_path, map(line, range(4)))
+    assert "input was sha256 " in _refused(bound)
+    bound.input_path.write_bytes(content)
+    with prepare(bound) as prepared:
+        assert prepared.left == 2
+        await run_batch(prepared, Scripted(), on_progress=ignore)
+    assert len(bound.output_path.read_text().splitlines()) == 3

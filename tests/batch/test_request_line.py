@@ -1,0 +1,64 @@
+"""What cannot be asked is refused in words; what can is asked as the line says it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from batch.request_line import ENDPOINTS, Refused, question_of
+from tests.batch.scripted import line
+
+MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/score, /score"
+
+
+@pytest.mark.parametrize("url", ENDPOINTS)
+def test_each_endpoint_is_asked_with_the_body_of_the_line(url: str) -> None:
+    body = {"model": "m", "temperature": 0.1, "seed": 2**53 + 1, "stop": ["é", "\U0001f600"], "n": None}
+
+    question = question_of(line(0, url=url, body=body))
+
+    assert question.path == url
+    assert json.loads(question.body) == body
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "param"),
+    [
+        ({"url": "/bad_url"}, f"URL /bad_url is not a supported endpoint. {MANY}", "url"),
+        ({"url": "/V1/completions"}, f"URL /V1/completions is not a supported endpoint. {MANY}", "url"),
+        ({"url": "http://h/v1/completions"}, f"URL http://h/v1/completions is not a supported endpoint. {MANY}", "url"),
+        ({"url": "/metrics"}, f"URL /metrics is not a supported endpoint. {MANY}", "url"),
+        ({"url": None}, f"URL (none) is not a supported endpoint. {MANY}", "url"),
+        ({"url": ["/score"]}, f"URL of a JSON array is not a supported endpoint. {MANY}", "url"),
+        ({"url": "/" + "x" * 1000}, f"URL /{'x' * 127}… is not a supported endpoint. {MANY}", "url"),
+        ({"method": "GET"}, "method GET is not supported: a line's method is POST", "method"),
+        ({"method": "post"}, "method post is not supported: a line's method is POST", "method"),
+        ({"method": 1}, "method of a JSON number is not supported: a line's method is POST", "method"),
+        ({"body": []}, "the line's body is a JSON array, not an object", "body"),
+        ({"body": None}, "the line's body is a JSON null, not an object", "body"),
+        ({"body": "{}"}, "the line's body is a JSON string, not an object", "body"),
+        ({"body": {"stream": True}}, "Request must not be sent in stream mode", "stream"),
+        ({"body": {"stream": "yes"}}, "Request must not be sent in stream mode", "stream"),
+        ({"body": {"stream": 1}}, "Request must not be sent in stream mode", "stream"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
+    with pytest.raises(Refused) as refused:
+        question_of(line(0, **changes))
+
+    assert (str(refused.value), refused.value.param) == (words, param)
+
+
+@pytest.mark.parametrize("missing", ["url", "method", "body"])
+def test_what_is_missing_is_refused(missing: str) -> None:
+    request = line(0)
+    del request[missing]
+
+    with pytest.raises(Refused) as refused:
+        question_of(request)
+    assert refused.value.param == missing
+
+
+@pytest.mark.parametrize("stream", [False, None])
+def test_a_body_that_says_it_is_not_streamed_is_asked(stream: bool | None) -> None:
+    assert question_of(line(0, body={"stream": stream})).body

@@ -1,0 +1,124 @@
+"""A file appears whole or not at all, and never over what is no plain file."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from batch.whole_file import WholeFile, beside, check_folder, check_place
+from wire.errors import ConfigError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the file is to appear."""
+    return tmp_path / "out.jsonl"
+
+
+def _write(path: Path, content: bytes = b"new\n") -> None:
+    with WholeFile(path) as file:
+        file.write(content)
+        file.settle()
+        file.appear()
+
+
+def test_nothing_stands_before_it_appears_and_nothing_beside_it_after(path: Path) -> None:
+    with WholeFile(path) as file:
+        file.write(b"half")
+        file.settle()
+        assert not path.exists()
+        file.appear()
+
+    assert path.read_bytes() == b"half"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_that_does_not_appear_leaves_the_old_one_and_nothing_beside(path: Path) -> None:
+    path.write_bytes(b"old")
+
+    with WholeFile(path) as file:
+        file.write(b"new")
+
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_what_a_killed_writer_left_beside_is_replaced(path: Path) -> None:
+    beside(path).write_bytes(b"left by a killed writer, and longer")
+
+    _write(path)
+
+    assert path.read_bytes() == b"new\n"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_link_laid_beside_is_not_followed(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"other")
+    beside(path).symlink_to(other)
+
+    _write(path)
+
+    assert other.read_bytes() == b"other"
+    assert not path.is_symlink()
+
+
+def test_two_writers_of_one_place_do_not_mix(path: Path) -> None:
+    with WholeFile(path) as first, WholeFile(path) as second:
+        first.write(b"first")
+        second.write(b"second")
+        first.settle()
+        second.settle()
+        with pytest.raises(OSError, match="another run writes it too"):
+            first.appear()
+        second.appear()
+
+    assert path.read_bytes() == b"second"
+
+
+def test_a_new_file_has_the_mode_of_the_umask_and_a_replaced_one_its_own(path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        _write(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+        path.chmod(0o600)
+        _write(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_places_where_a_file_can_appear(path: Path) -> None:
+    check_place(path, "the output")
+    path.write_bytes(b"old")
+    check_place(path, "the output")
+    check_folder(path, "the output")
+
+
+def test_places_where_none_can_are_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+
+    for place, words in (
+        (tmp_path / "link", "is a symbolic link: name the file itself"),
+        (tmp_path, "is a folder: name a file"),
+        (tmp_path / "pipe", "is no file: name a file"),
+        (Path("/dev/full"), "is no file: name a file"),
+        (tmp_path / "pipe" / "below", "Not a directory"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_place(place, "the output")
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
+        check_folder(tmp_path / "nowhere" / "out", "the output")
+
+
+def test_what_may_not_be_written_is_read_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+
+    with pytest.raises(ConfigError, match=r"the output .* is read-only"):
+        check_place(path, "the output")
+    with pytest.raises(ConfigError, match=r"the folder .* is read-only"):
+        check_folder(path, "the output")
