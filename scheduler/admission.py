@@ -30,8 +30,8 @@ class Places(Protocol):
         """Something may have changed since the last call."""
         ...
 
-    def has_room(self, *, pooled: bool) -> bool:
-        """Whether it is worth trying to place anything; `pooled`: also a prompt that generates nothing."""
+    def has_room(self, *, stays: bool) -> bool:
+        """Whether it is worth trying to place anything; `stays`: also a prompt that ends where it starts."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -47,7 +47,7 @@ class Admission:
         self._queue: FairQueue[Waiting] = FairQueue()
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
-        self._num_pooled = 0
+        self._num_staying = 0
         self._without_room: set[Waiting] = set()  # tried since anything changed
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
@@ -77,7 +77,7 @@ class Admission:
         else:
             self._queue.add(waiting)
         self._room.take(waiting.tenant, waiting.facts.num_tokens)
-        self._num_pooled += waiting.facts.pooled
+        self._num_staying += waiting.facts.stays
         self._places.look_anew()
         self._fill()
 
@@ -103,7 +103,7 @@ class Admission:
         """Grant while there is room."""
         self._pump = None
         self._places.look_anew()
-        if self._queue and self._places.has_room(pooled=self._num_pooled > 0):
+        if self._queue and self._places.has_room(stays=self._num_staying > 0):
             self._without_room.clear()
             self._fill()
 
@@ -149,7 +149,7 @@ class Admission:
     def _forget(self, waiting: Waiting) -> None:
         self._without_room.discard(waiting)
         self._room.give_back(waiting.tenant, waiting.facts.num_tokens)
-        self._num_pooled -= waiting.facts.pooled
+        self._num_staying -= waiting.facts.stays
 
     def _note_time(self) -> None:
         """Learn the smoothed time between grants while others wait."""

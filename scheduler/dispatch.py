@@ -89,7 +89,7 @@ class Dispatch:
         try:
             if self._draining:
                 raise Draining("the scheduler is shutting down")
-            if not (self._registry.has_path(pooled=bool(request.poolings)) or self._registry.awaits_path()):
+            if not (self._registry.has_path(stays=request.stays) or self._registry.awaits_path()):
                 lost = [missing.name for missing in self._registry.missing()]
                 missing = "; ".join([*([", ".join(lost)] if lost else []), *map(str, self._registry.gaps())])
                 raise Unavailable(f"no path can serve this now; missing: {missing}")

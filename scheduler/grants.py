@@ -64,9 +64,9 @@ class Placer:
         """Forget the loads seen: they may have changed. Until then one look does for many prompts that find no room."""
         self._seen = None
 
-    def has_room(self, *, pooled: bool) -> bool:
-        """Whether it is worth trying to place anything; `pooled`: also a prompt that generates nothing."""
-        return has_room(self._loads(), pooled=pooled)
+    def has_room(self, *, stays: bool) -> bool:
+        """Whether it is worth trying to place anything; `stays`: also a prompt that ends where it starts."""
+        return has_room(self._loads(), stays=stays)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""

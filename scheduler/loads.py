@@ -78,7 +78,7 @@ class PromptFacts:
     """What placement needs to know of a prompt.
 
     `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
-    may have been no more than the link between them. One that is `pooled` generates nothing: it needs one instance.
+    may have been no more than the link between them. One that is `pooled` generates nothing.
     `chain` are the links of its tokens (prefixes.py). By the index of an instance, `known` is how many leading tokens
     it is likely to hold, and `shared` how many lie in blocks that others use there.
     """
@@ -91,6 +91,11 @@ class PromptFacts:
     chain: Chain = ()
     known: Mapping[int, int] = field(default_factory=dict)
     shared: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it ends on the instance that computes it: with no token, or with the first one."""
+        return self.pooled or self.max_tokens == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ Pair = tuple[InstanceLoad, InstanceLoad]
 """Where a prompt starts and where it is decoded; the same instance twice where it stays."""
 
 _MOST_TOLD = 4
+_GOES_ON = 2
+"""The least output, in tokens, that is decoded: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
 """A prompt that decode holds whole is worth as much to it as having so many sequences fewer."""
 
@@ -37,7 +39,7 @@ def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: i
 
     None without a pair. At least 1, also where not even the prompt fits: `place` refuses that in words.
     """
-    prompt = PromptFacts(num_tokens, 1, num_sequences)
+    prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
     pairs = list(_pairs(loads, prompt))
     fitting = [pair for pair in pairs if _fits(*pair, prompt)]
     return max((_most_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
@@ -47,9 +49,9 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     """Return the plan for now, or None when the prompt has to wait for room.
 
     Starts on the prefill (or combined) instance with the least tokens to compute before the prompt's first token:
-    those outstanding, less what it holds of the prompt. Decodes where the whole sequence has room, the fewest sequences
-    first, an instance that holds the prompt's beginning before one with a few less; ties go to the lower index. A pair
-    that no KV transport joins is never chosen.
+    those outstanding, less what it holds of the prompt. One with no token after the first ends there. Others decode
+    where the whole sequence has room, the fewest sequences first, an instance that holds the prompt's beginning before
+    one with a few less; ties go to the lower index. A pair that no KV transport joins is never chosen.
     Raises Unavailable without a path and NeverFits.
     """
     free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
@@ -61,13 +63,13 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     return None
 
 
-def has_room(loads: Sequence[InstanceLoad], *, pooled: bool) -> bool:
+def has_room(loads: Sequence[InstanceLoad], *, stays: bool) -> bool:
     """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair.
 
-    `pooled`: also one that generates nothing.
+    `stays`: also one that ends on the instance that computes it.
     """
-    least = PromptFacts(0, 1)
-    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, pooled})
+    least = PromptFacts(0, _GOES_ON)
+    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, stays})
     return can_start or next(_pairs(loads, least), None) is None
 
 
@@ -123,7 +125,7 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]
         (load for load in loads if load.role is not Role.DECODE),
         key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
     )
-    if prompt.pooled:
+    if prompt.stays:
         yield from ((start, start) for start in starts)
         return
     decodes = sorted(
@@ -184,7 +186,8 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
     if prompt.pooled:
         return Plan("pooling", None, start.index, f"{start.name}: {room}")
     if start is decode:
-        return Plan("local", None, decode.index, f"{decode.name}: {room}")
+        why = "no token after the first, " if start.role is Role.PREFILL else ""
+        return Plan("local", None, decode.index, f"{decode.name}: {why}{room}")
     reason = (
         f"{start.name}: {start.outstanding_tokens} tokens outstanding{_held(start, prompt)}; "
         f"{decode.name}: {decode.sequences} sequences, {room}{_held(decode, prompt)}"

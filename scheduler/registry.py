@@ -138,10 +138,10 @@ class Registry:
             unjoined.setdefault(gap.sender, {})[gap.receiver] = gap.why
         return [_load(instance, unjoined.get(instance.index, {})) for instance in self.living()]
 
-    def has_path(self, *, pooled: bool = False) -> bool:
-        """Whether living instances can serve a request; one that is `pooled` needs no decode instance."""
+    def has_path(self, *, stays: bool = False) -> bool:
+        """Whether living instances can serve a request; one that `stays` needs no decode instance."""
         living = self.living()
-        if pooled:
+        if stays:
             return any(instance.role is not Role.DECODE for instance in living)
         ends = [instance.index for instance in living if instance.role is Role.DECODE]
         return any(

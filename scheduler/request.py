@@ -33,6 +33,11 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
 
+    @property
+    def stays(self) -> bool:
+        """Whether its prompts end on the instances that compute them: with no token, or with the first one."""
+        return bool(self.poolings) or self.params.max_tokens == 1
+
     def params_of(self, prompt: int) -> SamplingParams:
         """Return the parameters that prompt `prompt` runs with."""
         return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params

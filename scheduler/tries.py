@@ -26,7 +26,7 @@ from wire.errors import (
     PdserveError,
     Unavailable,
 )
-from wire.types import StageTimes
+from wire.types import Role, StageTimes
 
 log = EventLogger("dispatch")
 
@@ -92,7 +92,8 @@ class Tries:
         if prompt.state.pooling is not None:
             await PoolingPath(grant.decode, answered=crossed).run(prompt)
         elif grant.prefill is None:
-            await LocalPath(grant.decode, crossed=crossed).run(prompt)
+            is_whole = grant.decode.role is Role.COMBINED  # else nothing crossed to where tokens are decoded
+            await LocalPath(grant.decode, crossed=crossed if is_whole else succeeded).run(prompt)
         else:
             path = HandoffPath(grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
             await path.run(prompt)

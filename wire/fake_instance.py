@@ -217,8 +217,13 @@ class FakeInstance:
         self.steps += 1
         decoding = [prompt for prompt in self.prompts.values() if prompt.stage == "decoding"]
         running = decoding[: self.behaviour.seats]
-        tokens = [token for prompt in (*running, *self._prefill_chunk()) for token in self._sample(prompt)]
-        times = tuple((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_told)
+        prefilled = self._prefill_chunk()
+        tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
+        alone = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
+        times = (
+            *((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_told),
+            *((p.prompt_id, StageTimes(prefill_s=0.01)) for p in alone),
+        )
         for prompt in running:
             prompt.first_step_told = True
             self._drop_ended(prompt)

@@ -1,4 +1,4 @@
-"""The local path: one instance computes the prompt and generates to its end."""
+"""The local path: one instance computes the prompt and generates to its end, the first token or all."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,10 @@ from wire.messages import Failed, Generate, Refused
 
 
 class LocalPath:
-    """Runs one plan on one combined instance. `crossed` is called when a token has come."""
+    """Runs one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
+
+    `crossed` is called when a token has come.
+    """
 
     def __init__(self, instance: Instance, *, crossed: Callable[[], None]) -> None:
         self._instance = instance

@@ -20,7 +20,7 @@ class _Room:
     def __init__(self, room: int) -> None:
         self.room = room
         self.largest = 1000
-        self.asked_for_pooled = False
+        self.asked_for_staying = False
         self.tried: list[str] = []
         self.granted: list[str] = []
         self.released: list[str] = []
@@ -28,8 +28,8 @@ class _Room:
     def look_anew(self) -> None:
         pass
 
-    def has_room(self, *, pooled: bool) -> bool:
-        self.asked_for_pooled = pooled
+    def has_room(self, *, stays: bool) -> bool:
+        self.asked_for_staying = stays
         return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
@@ -53,7 +53,7 @@ class _Granted(Grant):
 
 
 def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str = "", priority: int = 0) -> Waiting:
-    return Waiting(prompt_id, PromptFacts(num_tokens, 1), turn, tenant=tenant, priority=priority)
+    return Waiting(prompt_id, PromptFacts(num_tokens, 2), turn, tenant=tenant, priority=priority)
 
 
 @virtual
@@ -265,7 +265,7 @@ async def test_room_for_vectors_is_asked_for_as_long_as_such_a_prompt_waits() ->
 
     def told() -> bool:
         admission.pump()
-        return room.asked_for_pooled
+        return room.asked_for_staying
 
     admission.enter(waiting("a"))
     assert not told()

@@ -9,7 +9,7 @@ from scheduler.request import NewToken
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, HandoffFailed, Incompatible, InstanceLost, InternalError, NeverFits
-from wire.messages import Cancel, Prefill, Reserve
+from wire.messages import Cancel, Heartbeat, Prefill, Reserve
 from wire.types import FinishReason
 
 PROMPT = (5, 6, 7)
@@ -54,16 +54,46 @@ async def test_repeated_tokens_are_dropped() -> None:
 
 @pytest.mark.parametrize("lag_s", [0.0, 0.5])
 @virtual
-async def test_first_token_that_ends_everything_never_involves_decode(lag_s: float) -> None:
+async def test_first_token_that_ends_everything_leaves_decode_nothing_to_do(lag_s: float) -> None:
+    first = expected(PROMPT, 1)
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.lag_s = lag_s  # decode's "ticket aborted" comes before prefill's last token
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1)))
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT, stop_token_ids=(first[0],))))
         await until(lambda: cluster.blocks_used == [0, 0])
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 1)}
         assert answer.done[0].times.prefill_s is not None
+        assert answer.done[0].path == "handoff"
         assert cluster.instances[1].steps == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@virtual
+async def test_one_token_is_made_where_the_prompt_is_computed_and_decode_never_hears_of_it(n: int) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[1].commands.clear()
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1, n=n)))
+        await until(lambda: cluster.blocks_used == [0, 0])
+
+        assert answer.tokens == {(0, sequence): expected(PROMPT, 1, sequence) for sequence in range(n)}
+        assert answer.done[0].times.prefill_s is not None
+        assert (answer.done[0].path, answer.done[0].prefill_instance) == ("local", None)
+        assert answer.done[0].reason.startswith("prefill-0: no token after the first")
+        assert {type(command) for command in cluster.instances[1].commands} <= {Heartbeat}
+
+
+@virtual
+async def test_one_token_needs_no_decode_instance_and_does_not_make_a_pair_ready() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.kill(1)
+        await until(lambda: not cluster.control.ready())
+
+        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1)))
+
+        assert answer.tokens == {(0, 0): expected(PROMPT, 1)}
+        assert not cluster.control.ready()
 
 
 @virtual

@@ -272,17 +272,17 @@ def test_many_obstacles_are_told_shortly() -> None:
 
 
 def test_there_is_no_room_where_every_start_has_its_next_step() -> None:
-    assert has_room([prefill(0, outstanding_tokens=512), decode(1)], pooled=False)
-    assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], pooled=True)
-    assert has_room([prefill(0, outstanding_tokens=513)], pooled=False)  # no pair: each prompt has to hear of it
+    assert has_room([prefill(0, outstanding_tokens=512), decode(1)], stays=False)
+    assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], stays=True)
+    assert has_room([prefill(0, outstanding_tokens=513)], stays=False)  # no pair: each prompt has to hear of it
 
 
 def test_where_decode_is_full_there_is_room_for_vectors_alone() -> None:
     loads = [prefill(0), decode(1, sequences=8)]
 
-    assert not has_room(loads, pooled=False)
-    assert has_room(loads, pooled=True)
-    assert not has_room([prefill(0, blocks_free=-1), decode(1, sequences=8)], pooled=True)
+    assert not has_room(loads, stays=False)
+    assert has_room(loads, stays=True)
+    assert not has_room([prefill(0, blocks_free=-1), decode(1, sequences=8)], stays=True)
 
 
 _loads = st.builds(
@@ -304,7 +304,7 @@ def test_no_prompt_starts_where_there_is_no_room(
     except (Unavailable, NeverFits):
         return
 
-    assert plan is None or has_room(loads, pooled=pooled)
+    assert plan is None or has_room(loads, stays=pooled)
 
 
 _any_load = st.builds(

@@ -138,7 +138,7 @@ class Queue(RuleBasedStateMachine):
     def look_anew(self) -> None:
         """Room here is known at all times."""
 
-    def has_room(self, *, pooled: bool) -> bool:
+    def has_room(self, *, stays: bool) -> bool:
         """Whether the next finds room."""
         return self.room > 0
 
