@@ -88,10 +88,15 @@ class InstanceSession:
         if not self._over:
             self._emit_refused(prompt_id, error)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Yield events until the session is over."""
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """Yield events until the session is over: each time all that were made meanwhile."""
         while (event := await self._queue.get()) is not None:
-            yield event
+            events = [event]
+            while not self._queue.empty() and (event := self._queue.get_nowait()) is not None:
+                events.append(event)
+            yield events
+            if event is None:
+                return
 
     def lost(self) -> None:
         """The scheduler is gone: end all its work."""

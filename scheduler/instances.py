@@ -176,10 +176,12 @@ class Instance:
 
     async def _send(self) -> None:
         while True:
-            command = await self._outbox.get()
+            commands = [await self._outbox.get()]
+            while not self._outbox.empty():
+                commands.append(self._outbox.get_nowait())
             try:
                 async with asyncio.timeout(self._limits.send_s):
-                    await self._session.send(command)
+                    await self._session.send(*commands)
             except TimeoutError:
                 raise _Found(f"it took no command for {self._limits.send_s:g} s") from None
 

@@ -555,7 +555,7 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "more")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +563,7 @@ class CommandMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
     prefill: Prefill
@@ -570,10 +571,11 @@ class CommandMessage(_message.Message):
     cancel: Cancel
     heartbeat: Heartbeat
     measure_link: MeasureLink
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[CommandMessage]
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "more")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +586,7 @@ class EventMessage(_message.Message):
     LINK_MEASURED_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     TABLE_READ_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
     refused: Refused
@@ -594,4 +597,5 @@ class EventMessage(_message.Message):
     link_measured: LinkMeasured
     pooled: Pooled
     table_read: TableRead
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[EventMessage]
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...

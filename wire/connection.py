@@ -14,8 +14,8 @@ from wire.types import InstanceDescription
 class Session(Protocol):
     """One open session. `send` never blocks on the peer's work; events come in the order they were made."""
 
-    async def send(self, command: Command) -> None:
-        """Queue a command. Raises InstanceLost once the session is over."""
+    async def send(self, *commands: Command) -> None:
+        """Queue commands, in order. Raises InstanceLost once the session is over."""
         ...
 
     def events(self) -> AsyncIterator[Event]:
@@ -66,8 +66,8 @@ class ServedSession(Protocol):
         """Answer Refused in place of a command that cannot be taken."""
         ...
 
-    def events(self) -> AsyncIterator[Event]:
-        """Yield the session's events (SessionOpen first) until it is over."""
+    def events(self) -> AsyncIterator[list[Event]]:
+        """Yield the session's events (SessionOpen first) until it is over: each time all that were made meanwhile."""
         ...
 
     def lost(self) -> None:

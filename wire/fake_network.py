@@ -95,14 +95,14 @@ class FakeSession:
         self._address = address
         self._unread: deque[Command] = deque()
 
-    async def send(self, command: Command) -> None:
-        """Queue a command; a frozen host finds it in its socket when it moves again."""
+    async def send(self, *commands: Command) -> None:
+        """Queue commands; a frozen host finds it in its socket when it moves again."""
         if self._host.gone.is_set():
             raise InstanceLost(f"connection to {self._address} was reset")
         if self._host.moving.is_set():
-            await self._inner.send(command)
+            await self._inner.send(*commands)
         else:
-            self._unread.append(command)
+            self._unread.extend(commands)
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the host dies."""

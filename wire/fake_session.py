@@ -51,8 +51,8 @@ class FakeServedSession:
         self._outbox.append((self._loop.time() + lag_s, event))
         self._changed.set()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Yield the session's events, SessionOpen first, until it is over."""
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """Yield the session's events, SessionOpen first, until it is over: each time all that are due."""
         while not self._over:
             if not self._outbox:
                 self._changed.clear()
@@ -61,7 +61,10 @@ class FakeServedSession:
             due, event = self._outbox.popleft()
             if due > self._loop.time():
                 await asyncio.sleep(due - self._loop.time())
-            yield event
+            events = [event]
+            while self._outbox and self._outbox[0][0] <= self._loop.time():
+                events.append(self._outbox.popleft()[1])
+            yield events
 
     def lost(self) -> None:
         """The scheduler is gone: end all work of this session. Idempotent."""

@@ -19,6 +19,7 @@ from wire.convert_messages import command_to_pb, event_from_pb
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, PdserveError, to_name
 from wire.grpc_proof import Metadata, prove
 from wire.messages import Command, Event, Generate, OpenSession, Prefill, Refused, Reserve
+from wire.packing import pack
 from wire.trust import Trust
 from wire.types import InstanceDescription
 
@@ -88,36 +89,42 @@ class GrpcSession:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
-        self._first: Event | None = None
+        self._first: list[Event] | None = None
         self._closed = False
         self._writing = asyncio.Lock()  # a stream takes one write at a time
         self._refused: deque[Refused] = deque()
 
-    async def send(self, command: Command) -> None:
-        """Write one command to the stream. A prompt that no message holds would end it: that is refused here."""
+    async def send(self, *commands: Command) -> None:
+        """Write commands to the stream. A prompt that no message holds would end it: that is refused here."""
+        messages = [message for command in commands if (message := self._message(command)) is not None]
+        try:
+            async with self._writing:
+                for message in pack(messages):
+                    await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise InstanceLost(f"the session to {self._address} is over") from error
+
+    def _message(self, command: Command) -> pb.CommandMessage | None:
         message = command_to_pb(command)
         if isinstance(command, Reserve | Prefill | Generate) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
             words = f"the request is {size} bytes on its way to an instance, at most {MAX_MESSAGE_BYTES} are allowed"
             self._refused.append(Refused(command.prompt.prompt_id, to_name(InvalidRequest(words)), words))
-            return
-        try:
-            async with self._writing:
-                await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise InstanceLost(f"the session to {self._address} is over") from error
+            return None
+        return message
 
     async def read_first(self) -> None:
-        """Wait for the first event and keep it for `events`."""
+        """Wait for the first events and keep them for `events`."""
         self._first = await self._read()
         if self._first is None:
             raise InstanceLost(f"{self._address} ended the session before it began")
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the stream ends; what was refused here comes with the next, a heartbeat at the latest."""
-        if self._first is not None:
-            yield self._first
-        while (event := await self._read()) is not None:
+        for event in self._first or ():
             yield event
+        while (events := await self._read()) is not None:
+            for event in events:
+                yield event
             while self._refused:
                 yield self._refused.popleft()
         if not self._closed:
@@ -128,7 +135,7 @@ class GrpcSession:
         self._closed = True
         self._call.cancel()
 
-    async def _read(self) -> Event | None:
+    async def _read(self) -> list[Event] | None:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -141,7 +148,7 @@ class GrpcSession:
             if self._closed and (task is None or not task.cancelling()):
                 return None
             raise
-        return None if message is _EOF else event_from_pb(message)
+        return None if message is _EOF else [event_from_pb(one) for one in (message, *message.more)]
 
 
 def _channel(address: str, trust: Trust) -> grpc.aio.Channel:

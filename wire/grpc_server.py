@@ -18,6 +18,7 @@ from wire.convert_messages import command_from_pb, event_to_pb
 from wire.errors import ConfigError, InvalidRequest, PdserveError, appearance
 from wire.grpc_proof import Door
 from wire.messages import Command, OpenSession
+from wire.packing import pack
 from wire.trust import Trust
 
 log = EventLogger("wire")
@@ -133,8 +134,9 @@ class _Servicer:
         session = await self._open(requests, context)
         reader = asyncio.create_task(_feed(session, requests))
         try:
-            async for event in session.events():
-                yield event_to_pb(event)
+            async for events in session.events():
+                for message in pack([event_to_pb(event) for event in events]):
+                    yield message
         finally:
             reader.cancel()
             session.lost()
@@ -179,11 +181,19 @@ async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
 
 
 def _take(session: ServedSession, message: bytes) -> None:
-    """Hand a command over; one that cannot be taken is answered where the prompt it is of can be read from it."""
-    prompt_id = request_id = ""
+    """Hand commands over; one that cannot be taken is answered where the prompt it is of can be read from it."""
     try:
         parsed = _parse(pb.CommandMessage, message)
-        prompt_id, request_id = _ids(parsed)
+    except InvalidRequest as error:
+        log.warning("command_refused", error=error)
+        return
+    for one in (parsed, *parsed.more):
+        _take_one(session, one)
+
+
+def _take_one(session: ServedSession, parsed: pb.CommandMessage) -> None:
+    prompt_id, request_id = _ids(parsed)
+    try:
         command = command_from_pb(parsed)
     except InvalidRequest as error:
         log.warning("command_refused", prompt_id=prompt_id, request_id=request_id, error=error)

@@ -35,10 +35,14 @@ class InProcessSession:
         self._served = served
         self._closed = False
 
-    async def send(self, command: Command) -> None:
-        """Hand the command over, in order, checked as one that comes over gRPC."""
+    async def send(self, *commands: Command) -> None:
+        """Hand the commands over, in order, checked as those that come over gRPC."""
         if self._closed:
             raise InstanceLost("the session to the instance in this process is over")
+        for command in commands:
+            self._hand_over(command)
+
+    def _hand_over(self, command: Command) -> None:
         if isinstance(command, Reserve | Prefill | Generate):
             try:
                 check_prompt(command.prompt)
@@ -49,8 +53,9 @@ class InProcessSession:
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield events until the session ends."""
-        async for event in self._served.events():
-            yield event
+        async for events in self._served.events():
+            for event in events:
+                yield event
         if not self._closed:
             raise InstanceLost("the instance in this process ended the session")
 

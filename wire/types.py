@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from wire.kv_layout import KvTensor
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 

@@ -74,7 +74,8 @@ def _run(test: Callable[[Any, _Halves], Awaitable[None]], grammars: GrammarStore
 
 
 async def _next(session: InstanceSession) -> Event:
-    async for event in session.events():
+    async for events in session.events():
+        (event,) = events
         return event
     raise AssertionError("the session is over")
 

@@ -110,6 +110,35 @@ def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
 
+def test_commands_sent_together_arrive_in_order_whatever_their_sizes(reach: Reach) -> None:
+    async def test(instance: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        await session.send(*(Cancel(f"r/{number}", reason="x" * (number % 3 * 90_000)) for number in range(50)))
+        return await heard(instance, session)
+
+    assert each(reach, test) == [f"r/{number}" for number in range(50)]
+
+
+def test_one_that_is_refused_among_others_sent_together_keeps_none_of_them(reach: Reach) -> None:
+    async def test(_: FakeInstance, connection: Connection) -> object:
+        session = await connection.open(HELLO, DEADLINE_S)
+        good, bad = SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=-1.0)
+        params = {"a": good, "b": bad, "c": good}
+        await session.send(*(Generate(PromptState(name, "r", (1,), params[name])) for name in params))
+        endings: dict[str, str] = {}
+        async for event in session.events():
+            if isinstance(event, Refused):
+                endings[event.prompt_id] = event.error
+            elif isinstance(event, Step):
+                endings |= {token.prompt_id: "ended" for token in event.tokens if token.finish is not None}
+            if len(endings) == len(params):
+                break
+        await session.close()
+        return endings
+
+    assert each(reach, test) == {"a": "ended", "b": "InvalidRequest", "c": "ended"}
+
+
 def test_closing_a_session_ends_its_work_on_the_instance(reach: Reach) -> None:
     async def test(instance: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)

@@ -1,0 +1,38 @@
+"""Several commands or events in one message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire import cluster_pb2 as pb
+from wire.packing import PACK_BYTES, pack
+
+_SIZES = st.lists(st.integers(1, PACK_BYTES * 3 // 2), max_size=12)
+
+
+def _cancel(number: int, num_bytes: int = 0) -> pb.CommandMessage:
+    return pb.CommandMessage(cancel=pb.Cancel(prompt_id=f"{number}", reason="x" * num_bytes))
+
+
+@given(_SIZES)
+def test_all_arrive_in_order_in_messages_that_stay_small_where_they_can(sizes: list[int]) -> None:
+    packed = pack([_cancel(number, size) for number, size in enumerate(sizes)])
+
+    parsed = [pb.CommandMessage.FromString(message.SerializeToString()) for message in packed]
+    told = [one.cancel for message in parsed for one in (message, *message.more)]
+    assert [(cancel.prompt_id, len(cancel.reason)) for cancel in told] == [(f"{n}", s) for n, s in enumerate(sizes)]
+    for message in parsed:
+        assert not message.more or sum(one.ByteSize() for one in message.more) <= PACK_BYTES
+
+
+@pytest.mark.parametrize(("count", "messages"), [(0, 0), (1, 1), (2, 1), (500, 1)])
+def test_small_ones_share_one_message(count: int, messages: int) -> None:
+    assert len(pack([_cancel(number) for number in range(count)])) == messages
+
+
+def test_events_are_packed_alike() -> None:
+    events = [pb.EventMessage(failed=pb.Failed(prompt_id=f"{number}")) for number in range(3)]
+
+    (packed,) = pack(events)
+
+    assert [one.failed.prompt_id for one in (packed, *packed.more)] == ["0", "1", "2"]
