@@ -45,26 +45,18 @@ class AddressRules:
         """Read networks as a flag gives them (10.0.0.0/8, fd12::/16, 127.0.0.1); raise ConfigError on another text."""
         return cls(tuple(_network(text) for text in networks))
 
-    def check(self, address: str) -> None:
-        """Raise ConfigError, with the reason, unless `address` (numeric) may be connected to."""
+    def refusal(self, address: str) -> str | None:
+        """Return why `address` (numeric) may not be connected to, or None where it may."""
         try:
-            named = ip_address(address)
+            meant = _meant(ip_address(address))
         except ValueError:
-            raise ConfigError(f"{address!r} is not an IP address in its full form") from None
-        meant = _meant(named)
+            return f"{address!r} is not an IP address in its full form"
         for network, kind in _NEVER:
             if meant in network:
-                raise ConfigError(f"{address} is never connected to ({kind})")
-        if not _is_public(meant) and not any(meant in network for network in self.allow_private):
-            raise ConfigError(f"{address} is not a public address, and no flag allows its network")
-
-    def allows(self, address: str) -> bool:
-        """Say whether `address` may be connected to."""
-        try:
-            self.check(address)
-        except ConfigError:
-            return False
-        return True
+                return f"{address} is never connected to ({kind})"
+        if _is_public(meant) or any(meant in network for network in self.allow_private):
+            return None
+        return f"{address} is not a public address, and no flag allows its network"
 
 
 def _network(text: str) -> Network:

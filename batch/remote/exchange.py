@@ -33,11 +33,10 @@ class CheckedSockets:
     def __call__(self, info: AddressInfo) -> socket.socket:
         """Return a socket for this address; raise OSError, and keep the reason, where it is not allowed."""
         family, kind, protocol, _, address = info
-        try:
-            self._rules.check(str(address[0]))
-        except ConfigError as error:
-            self.refusals.append(str(error))
-            raise OSError(errno.EACCES, str(error)) from error
+        refusal = self._rules.refusal(str(address[0]))
+        if refusal is not None:
+            self.refusals.append(refusal)
+            raise OSError(errno.EACCES, refusal)
         return socket.socket(family=family, type=kind, proto=protocol)
 
 

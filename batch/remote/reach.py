@@ -1,0 +1,29 @@
+"""Whether a URL leads to an address that may be connected to: known before any work is done for it."""
+
+import asyncio
+import socket
+
+from batch.remote.addresses import AddressRules
+from batch.remote.url import RemoteUrl
+from wire.errors import ConfigError, Unavailable
+
+_WAIT_S = 10.0
+
+
+async def check_reach(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _WAIT_S) -> None:
+    """Look the host up; raise ConfigError, with the reasons, where the rules allow none of its addresses.
+
+    Nothing is connected to, and a transfer checks again the address it connects to. Raises Unavailable where the name
+    is not known or nobody says so within `wait_s`.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(wait_s):
+            found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        raise Unavailable(f"{url}: no address of {url.host} within {wait_s:g} s") from None
+    except OSError as error:
+        raise Unavailable(f"{url}: no address of {url.host}: {error.strerror or error}") from error
+    refusals = [rules.refusal(str(address[0])) for *_, address in found]
+    if all(refusals):
+        raise ConfigError(f"{url}: {'; '.join(dict.fromkeys(map(str, refusals)))}")
