@@ -36,15 +36,22 @@ def new_request_id() -> str:
 
 def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:
     """Return what an answer of any status, asked at `path`, makes of a line."""
+    is_good = 200 <= answer.status < 300
     try:
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        return _not_json(custom_id, request_id, path, answer)
-    if not 200 <= answer.status < 300:
-        return _failed(custom_id, request_id, answer.status, _told_error(path, answer.status, body))
+        if is_good:
+            message = f"the answer, of status {answer.status} and {len(answer.body)} bytes, is not JSON"
+            return failed(custom_id, request_id, 502, message)
+        body = None
+    if not is_good:
+        return _failed(custom_id, request_id, answer.status, _told_error(path, answer, body))
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}
-    line = _line(custom_id, request_id, answer.status, body, None)
+    try:
+        line = _line(custom_id, request_id, answer.status, body, None)
+    except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
+        return failed(custom_id, request_id, 502, "the answer is nested deeper than 250 levels")
     return Outcome(line, False, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
 
 
@@ -53,25 +60,18 @@ def failed(custom_id: str, request_id: str, status: int, message: str, param: st
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 
-def _not_json(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:
-    if 200 <= answer.status < 300:
-        message = f"the answer, of status {answer.status} and {len(answer.body)} bytes, is not JSON"
-        return failed(custom_id, request_id, 502, message)
-    text = " ".join(answer.body[: 4 * _SHOWN_CHARS].decode(errors="replace").split())[:_SHOWN_CHARS]
-    error = _told_error(path, answer.status, text or f"the server answers {answer.status}")
-    return _failed(custom_id, request_id, answer.status, error)
-
-
-def _told_error(path: str, status: int, body: Any) -> dict[str, Any]:
-    """Return the error that a body tells, in our form."""
-    told = body.get("error", body) if isinstance(body, dict) else body
+def _told_error(path: str, answer: Answer, body: Any) -> dict[str, Any]:
+    """Return the error that a body tells, in our form; of another body, its text."""
+    status, told = answer.status, body.get("error", body) if isinstance(body, dict) else None
     if isinstance(told, dict) and isinstance(told.get("message"), str):
         error = _error(status, told["message"], None)
-        error |= {name: told[name] for name in ("type", "param", "code") if told.get(name) is not None}
+        error |= {name: told[name] for name in ("type", "param") if isinstance(told.get(name), str)}
+        error |= {"code": told["code"]} if isinstance(told.get("code"), str | int) else {}
         lacking = status == 501 or (error["param"] == "model" and f"{path} needs one that" in told["message"])
     else:
-        text = told if isinstance(told, str) else orjson.dumps(body).decode()
-        error, lacking = _error(status, text[:_SHOWN_CHARS], None), status in (404, 405)  # no route of that name
+        text = " ".join(answer.body[: 4 * _SHOWN_CHARS].decode(errors="replace").split())[:_SHOWN_CHARS]
+        error = _error(status, text or f"the server answers {status}", None)
+        lacking = status in (404, 405)  # no route of that name
     if lacking:
         error["message"] = f"Model does not support endpoint {path}: {error['message']}"
     return error

@@ -43,7 +43,10 @@ def question_of(request: Mapping[str, Any]) -> Question:
         raise Refused(f"the line's body {what}", "body")
     if body.get("stream") not in (None, False):
         raise Refused("Request must not be sent in stream mode", "stream")
-    return Question(url, orjson.dumps(body))
+    try:
+        return Question(url, orjson.dumps(body))
+    except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
+        raise Refused("the line's body is nested deeper than 250 levels", "body") from None
 
 
 def _shown(value: Any) -> str:

@@ -89,8 +89,10 @@ def test_an_error_of_the_server_is_the_lines_own() -> None:
     [
         (says({"object": "error", "message": "flat", "type": "X", "param": None, "code": 400}, 400), "flat"),
         (says({"error": {"message": "short"}}, 400), "short"),
-        (says({"error": "a text"}, 400), "a text"),
-        (says({"detail": "why"}, 422), '{"detail":"why"}'),
+        (says({"error": "a text"}, 400), '{"error": "a text"}'),
+        (says({"detail": "why"}, 422), '{"detail": "why"}'),
+        (says({"error": {"message": "odd", "type": 1, "param": [], "code": None}}, 400), "odd"),
+        (Answer(400, {}, b"[" * 500 + b"]" * 500), "[" * 500 + "]" * 12),
         (says([1], 400), "[1]"),
         (Answer(500, {}, b"<html>\n  broken </html>"), "<html> broken </html>"),
         (Answer(500, {}, b""), "the server answers 500"),
@@ -104,6 +106,12 @@ def test_errors_of_other_forms_are_brought_into_ours(answer: Answer, message: st
 
 def test_a_long_text_is_cut() -> None:
     assert len(_answered(Answer(500, {}, b"x" * 10**6))["error"]["message"]) == 512
+
+
+def test_an_answer_that_is_too_deep_for_a_line_is_an_error() -> None:
+    line = _answered(Answer(200, {}, b"[" * 500 + b"]" * 500))
+
+    assert line["error"]["message"] == "the answer is nested deeper than 250 levels"
 
 
 @pytest.mark.parametrize("body", [b"data: {}\n\ndata: [DONE]\n\n", b"", b"\xff", b'{"a": NaN}'])

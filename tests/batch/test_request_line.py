@@ -49,6 +49,15 @@ def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], words: str, pa
     assert (str(refused.value), refused.value.param) == (words, param)
 
 
+def test_a_body_that_is_too_deep_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+
+    with pytest.raises(Refused, match="nested deeper than 250 levels"):
+        question_of(line(0, body={"deep": deep}))
+
+
 @pytest.mark.parametrize("missing", ["url", "method", "body"])
 def test_what_is_missing_is_refused(missing: str) -> None:
     request = line(0)

@@ -1,0 +1,45 @@
+"""The scheduler's own app over a scripted dispatcher, without weights."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from scheduler.app import build_app
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.fake import Line, ScriptedDispatcher
+from scheduler.front import Front, ReadyReport
+from scheduler.generation_defaults import GenerationDefaults
+from scheduler.metrics import Metrics
+from scheduler.model_files import read_model_files
+from scheduler.tokens import Tokens
+from wire.options import EngineOptions
+
+NAME = "tiny"
+
+
+@asynccontextmanager
+async def real_app(
+    folder: Path, says: str = "hello world", **options: Any
+) -> AsyncIterator[tuple[ASGIApp, ScriptedDispatcher]]:  # fmt: skip
+    """Yield the app of the model in `folder`, served as NAME, and what stands behind it: all it writes is `says`."""
+    engine = EngineOptions(model=str(folder), served_model_name=(NAME,))
+    tokens = Tokens(read_model_files(str(folder)))
+    line = Line(tokens._encode(says, add_special_tokens=False))
+    dispatcher = ScriptedDispatcher(lambda request, prompt, sequence: line)
+    front = Front(
+        SchedulerConfig(engine, SchedulerOptions(**options)),
+        dispatcher,
+        tokens,
+        Metrics(),
+        lambda: ReadyReport(True),
+        lambda: None,
+        lambda length, n: None,
+        defaults=GenerationDefaults(),
+    )
+    try:
+        yield build_app(front), dispatcher
+    finally:
+        await tokens.close()

@@ -1,0 +1,201 @@
+"""A batch over the scheduler's own app: a line is answered as its HTTP request would be, good or bad."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batch.answering import Answerer
+from batch.app_answerer import AppAnswerer
+from batch.job import BatchJob
+from batch.prepared import prepare
+from batch.runner import run_batch
+from batch.url_answerer import UrlAnswerer
+from scheduler.fake import ScriptedDispatcher
+from tests.batch.app_server import DEADLINE_S, serving
+from tests.batch.real_app import NAME, real_app
+from tests.batch.scripted import AT_ONCE, ignore, read_lines, write_lines
+from tests.scheduler.conftest import write_model
+from wire.errors import Overloaded
+
+pytestmark = pytest.mark.anyio
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+HELLO = [{"role": "user", "content": "hello"}]
+GOOD = (
+    (CHAT, {"messages": HELLO, "max_completion_tokens": 9}),
+    (COMPLETION, {"prompt": "hello", "max_tokens": 2}),
+    (EMBEDDING, {"input": ["hello", "world"]}),
+    ("/v1/score", {"text_1": "hello", "text_2": ["world", "hello"]}),
+    ("/score", {"text_1": "hello", "text_2": "world"}),
+    (CHAT, {"messages": HELLO, "n": 2, "logprobs": True, "top_logprobs": 2}),
+)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that generates text."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def vector_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that makes vectors and no text."""
+    folder = write_model(tmp_path_factory.mktemp("encoder"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    return folder
+
+
+@asynccontextmanager
+async def _asked(
+    folder: Path, by_url: bool = False, **options: Any
+) -> AsyncIterator[tuple[Answerer, ScriptedDispatcher]]:  # fmt: skip
+    async with real_app(folder, **options) as (app, dispatcher):
+        if not by_url:
+            yield AppAnswerer(app), dispatcher
+            return
+        async with serving(app) as url, UrlAnswerer(url) as answerer:
+            yield answerer, dispatcher
+
+
+def _job(folder: Path, *lines: tuple[str, dict[str, Any]]) -> BatchJob:
+    objects = [
+        {"custom_id": f"r{i}", "method": "POST", "url": url, "body": {"model": NAME} | body}
+        for i, (url, body) in enumerate(lines)
+    ]
+    return BatchJob(write_lines(folder / "in.jsonl", objects), folder / "out.jsonl", retries=AT_ONCE)
+
+
+async def _run(job: BatchJob, answerer: Answerer) -> list[dict[str, Any]]:
+    with prepare(job) as prepared:
+        await run_batch(prepared, answerer, on_progress=ignore)
+    return read_lines(job.output_path)
+
+
+def _stripped(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line without what differs from run to run."""
+    del line["id"], line["response"]["request_id"]
+    for name in ("id", "created"):
+        line["response"]["body"].pop(name, None)
+    return line
+
+
+@pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
+async def test_a_1_11_all_endpoints_are_answered_in_one_file_in_order(
+    text_model: Path, tmp_path: Path, by_url: bool
+) -> None:  # fmt: skip
+    async with _asked(text_model, by_url) as (answerer, _):
+        lines = await _run(_job(tmp_path, *GOOD), answerer)
+
+    assert [line["response"]["status_code"] for line in lines] == [200] * len(GOOD)
+    kinds = [line["response"]["body"]["object"] for line in lines]
+    assert kinds == ["chat.completion", "text_completion", "list", "list", "list", "chat.completion"]
+    assert [line["custom_id"] for line in lines] == [f"r{i}" for i in range(len(GOOD))]
+    assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == "hello world"
+    assert len(lines[5]["response"]["body"]["choices"]) == 2
+
+
+async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_path: Path) -> None:
+    files = []
+    for by_url in (False, True):
+        async with _asked(text_model, by_url) as (answerer, _):
+            files.append([_stripped(line) for line in await _run(_job(tmp_path, *GOOD), answerer)])
+
+    assert files[0] == files[1]
+
+
+async def test_the_id_of_the_line_is_the_one_that_the_answer_shows(text_model: Path, tmp_path: Path) -> None:
+    async with _asked(text_model) as (answerer, _):
+        (line,) = await _run(_job(tmp_path, GOOD[0]), answerer)
+
+    response = line["response"]
+    assert response["body"]["id"] == f"chatcmpl-{response['request_id']}"
+
+
+async def test_a_1_12_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
+    foreign = (CHAT, {"messages": HELLO, "model": "other"})
+
+    async with _asked(text_model) as (answerer, _):
+        first, second, third = await _run(_job(tmp_path, GOOD[0], foreign, GOOD[1]), answerer)
+
+    assert (first["error"], third["error"]) == (None, None)
+    assert second["response"]["status_code"] == 404
+    assert second["error"]["param"] == "model"
+    assert "other" in second["error"]["message"]
+
+
+@pytest.mark.parametrize(("url", "body"), GOOD[:2])
+async def test_a_1_23_an_endpoint_that_the_model_lacks_is_the_lines_error(
+    vector_model: Path, tmp_path: Path, url: str, body: dict[str, Any]
+) -> None:  # fmt: skip
+    async with _asked(vector_model) as (answerer, _):
+        good, bad = await _run(_job(tmp_path, GOOD[2], (url, body)), answerer)
+
+    assert good["error"] is None
+    assert bad["response"]["status_code"] == 400
+    assert bad["error"]["message"].startswith(f"Model does not support endpoint {url}: the model makes vectors")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": HELLO, "temperature": -1}, "temperature"),
+        ({"messages": HELLO, "kv_transfer_params": {}}, "kv_transfer_params"),
+        ({"messages": HELLO, "api_base": "http://169.254.169.254/", "n": 0}, "n"),
+        ({"messages": "hello"}, "messages"),
+        ({}, "messages"),
+    ],
+)
+async def test_a_body_is_held_to_what_http_holds_it_to(
+    text_model: Path, tmp_path: Path, body: dict[str, Any], param: str
+) -> None:  # fmt: skip
+    async with _asked(text_model) as (answerer, dispatcher):
+        over_http = await answerer.ask("POST", CHAT, json.dumps({"model": NAME} | body).encode())
+        (line,) = await _run(_job(tmp_path, (CHAT, body)), answerer)
+
+    assert line["response"]["status_code"] == over_http.status == 400
+    assert line["error"] == json.loads(over_http.body)["error"]
+    assert line["error"]["param"].startswith(param)
+    assert not dispatcher.requests
+
+
+async def test_a_nesting_bomb_inside_a_body_is_that_lines_error(text_model: Path, tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+
+    async with _asked(text_model) as (answerer, _):
+        (line,) = await _run(_job(tmp_path, (CHAT, {"messages": HELLO, "metadata": deep})), answerer)
+
+    assert "nested deeper than" in line["error"]["message"]
+
+
+async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> None:
+    async with _asked(text_model) as (answerer, dispatcher):
+        dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=1)
+        told = await answerer.ask("POST", CHAT, json.dumps({"model": NAME, "messages": HELLO}).encode())
+        full = await _run(_job(tmp_path, GOOD[0]), answerer)
+        dispatcher.refuse_with = None
+        (line,) = await _run(_job(tmp_path, GOOD[0]), answerer)
+
+    assert (told.status, told.headers["retry-after"]) == (429, "1")
+    assert full[0]["response"]["status_code"] == 429
+    assert line["error"] is None
+
+
+@pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
+async def test_a_cancelled_run_ends_what_the_app_was_doing(text_model: Path, tmp_path: Path, by_url: bool) -> None:
+    async with _asked(text_model, by_url) as (answerer, dispatcher), asyncio.timeout(DEADLINE_S):
+        dispatcher.hold_after = 1
+        running = asyncio.ensure_future(_run(_job(tmp_path, GOOD[0]), answerer))
+        await dispatcher.held.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await dispatcher.closed.wait()
+
+    assert dispatcher.endings == ["cancelled"]
