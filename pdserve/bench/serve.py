@@ -22,11 +22,13 @@ from pdserve.bench.load.drive import drive
 from pdserve.bench.load.endpoint import Endpoint
 from pdserve.bench.load.live_line import LiveLine
 from pdserve.bench.load.picture import draw
+from pdserve.bench.load.png import to_png
 from pdserve.bench.load.record import Record
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.session import get_json, open_session
 from pdserve.bench.load.summary import Summary, summarize
+from pdserve.bench.load.svg import to_svg
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.serve_asks import make_asks
 from pdserve.bench.serve_options import ServeOptions, parse
@@ -106,9 +108,12 @@ class _Bench:
         if options.save_result:
             result = _about(options, self._model, now)
             result |= measured(record, summary, self._client, detailed=options.save_detailed)
-            _write(Path(options.result_dir) / _file_name(options, self._model, now), json.dumps(result) + "\n")
+            _write(
+                Path(options.result_dir) / _file_name(options, self._model, now), (json.dumps(result) + "\n").encode()
+            )
         if options.plot:
-            _write(Path(options.plot), draw(record.in_order, title=f"{self._model}, {options.url}"))
+            picture = draw(record.in_order, title=f"{self._model}, {options.url}")
+            _write(Path(options.plot), to_png(picture) if options.plot.endswith(".png") else to_svg(picture))
         return summary
 
 
@@ -176,10 +181,10 @@ def _file_name(options: ServeOptions, model: str, now: datetime) -> str:
     return f"{label}-{options.request_rate}qps{at_most}-{name}-{now:%Y%m%d-%H%M%S}.json"
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     print(f"written: {path}", file=sys.stderr)

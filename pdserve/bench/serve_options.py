@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdserve.bench.load.png import require_png
 from pdserve.bench.load.summary import GOALS, METRICS
 from pdserve.flags.parser import CommandParser
 from wire.errors import ConfigError
@@ -81,7 +82,7 @@ class ServeOptions:
     save_detailed: bool = flag(False, "with each request's times, lengths, text and error in it")
     result_dir: str = flag("", "folder of the JSON file (default: here)")
     result_filename: str = flag("", "its name (default: LABEL-RATEqps-MODEL-DATE.json)")
-    plot: str = flag("", "draw requests, tokens a second and latencies into this .svg")
+    plot: str = flag("", "draw requests, tokens a second and latencies into this .svg or .png")
     disable_tqdm: bool = flag(False, "no progress line")
     header: tuple[str, ...] = field(default=(), repr=False)
     metadata: tuple[str, ...] = ()
@@ -138,8 +139,10 @@ def check(options: ServeOptions) -> ServeOptions:
     if (options.dataset_name == "random") == bool(options.dataset_path):
         words = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
         raise ConfigError(f"--dataset-name {options.dataset_name}: {words}")
-    if options.plot and not options.plot.endswith(".svg"):
-        raise ConfigError(f"--plot {options.plot}: the picture is an SVG, name a file that ends in .svg")
+    if options.plot and not options.plot.endswith((".svg", ".png")):
+        raise ConfigError(f"--plot {options.plot}: name a file that ends in .svg or .png")
+    if options.plot.endswith(".png"):
+        require_png()
     _ = options.goals, options.headers, _pairs("--metadata", options.metadata)
     return options
 

@@ -1,13 +1,11 @@
-"""A result has the keys of vLLM's `bench serve`, and a report and a picture for the eyes."""
+"""A result has the keys of vLLM's `bench serve`, and there is a report for the eyes."""
 
 import io
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 from pdserve.bench.load.client_cpu import ClientCpu
 from pdserve.bench.load.live_line import LiveLine
-from pdserve.bench.load.picture import draw
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.summary import summarize
@@ -104,19 +102,3 @@ def test_off_a_terminal_there_is_no_live_line() -> None:
     live.close()
 
     assert plain.getvalue() == ""
-
-
-def test_the_picture_is_svg_with_a_bar_for_each_request_and_escapes_its_title() -> None:
-    root = ElementTree.fromstring(draw(RECORD.in_order, title="<m> & co"))
-
-    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[0] == "<m> & co"
-    assert "output tokens a second" in words
-    fills = [element.get("fill") for element in root.iter("{http://www.w3.org/2000/svg}rect")]
-    assert fills.count("#c9ced6") == 2  # two waits
-    assert fills.count("#c0392b") == 2  # both halves of the failed one
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 4
-
-
-def test_a_picture_of_nothing_is_one_too() -> None:
-    assert ElementTree.fromstring(draw([], title="none")).tag == "{http://www.w3.org/2000/svg}svg"

@@ -60,7 +60,7 @@ def test_a_command_line_of_vllm_is_taken() -> None:
         (["--metric-percentiles", "x"], "no percentiles"),
         (["--dataset-name", "custom"], "it needs --dataset-path FILE"),
         (["--dataset-path", "f"], "random prompts need no --dataset-path"),
-        (["--plot", "f.png"], "--plot f.png: the picture is an SVG"),
+        (["--plot", "f.jpg"], "--plot f.jpg: name a file that ends in .svg or .png"),
         (["--base-url", "localhost:9000"], "--base-url localhost:9000: it begins with http"),
         (["--header", "x"], "--header takes KEY=VALUE"),
         (["--requests-rate", "3"], "did you mean --request-rate"),
@@ -69,3 +69,11 @@ def test_a_command_line_of_vllm_is_taken() -> None:
 def test_mistakes_are_refused_in_words(argv: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(argv)
+
+
+def test_a_png_without_pillow_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"a PNG needs Pillow: pip install 'pdserve\[plot\]'"):
+        parse(["--plot", "f.png"])
+    assert parse(["--plot", "f.svg"]).plot == "f.svg"
