@@ -167,7 +167,7 @@ class LLM:
         source, override = self._opening.generation_config, self._opening.override_generation_config
         found = read_defaults(self._thread.value.root, source, override)
         return SamplingParams(
-            temperature=found.temperature, top_p=found.top_p, top_k=found.top_k, min_p=found.min_p,
+            temperature=found.temperature, top_p=found.top_p, top_k=max(found.top_k, 0), min_p=found.min_p,
             repetition_penalty=found.repetition_penalty, max_tokens=found.max_new_tokens or 16,
         )  # fmt: skip
 

@@ -33,6 +33,7 @@ class LoopThread(Generic[T]):
         self._opened: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._loop = _new_loop()
         self._stop = asyncio.Event()
+        self._holding: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._main, name="pdserve-offline", daemon=True)
         self._thread.start()
         try:
@@ -70,7 +71,7 @@ class LoopThread(Generic[T]):
 
     def _end(self) -> None:
         self._stop.set()
-        if not self._opened.done():
+        if self._holding is not None and not self._opened.done():
             self._holding.cancel()
 
     def _main(self) -> None:
@@ -85,9 +86,9 @@ class LoopThread(Generic[T]):
             self._loop.close()
 
     async def _hold(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._holding = task
+        self._holding = asyncio.current_task()
+        if self._stop.is_set():
+            raise asyncio.CancelledError
         async with self._open() as value:
             self._opened.set_result(value)
             try:

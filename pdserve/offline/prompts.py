@@ -22,7 +22,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-OnePrompt = str | Sequence[int] | TextPrompt | TokensPrompt
+OnePrompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 Prompts = OnePrompt | Sequence[OnePrompt]
 
 

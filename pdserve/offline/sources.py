@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -21,7 +22,7 @@ from pdserve.client import Client
 from pdserve.offline.surface import Surface
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
-from pdserve.processes import POLL_S, Child, stop
+from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
 from pdserve.readiness import ask
 from pdserve.run_folder import last_lines
 from scheduler.config import SchedulerConfig
@@ -74,10 +75,17 @@ async def open_pair(
             async with open_cluster(url, "", key, connections=connections, retry_for_s=_LOCAL_RETRY_S) as surface:
                 yield surface
         finally:
-            stop([child.record], scheduler_grace_s=_STOP_S)  # on this thread: nothing else runs on it any more
-            child.ended()
+            _end(child)  # on this thread: nothing else runs on it any more
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(child: Child) -> None:
+    """Stop it and take its exit status, which comes after its last thread."""
+    stop([child.record], scheduler_grace_s=_STOP_S)
+    deadline = time.monotonic() + KILL_WAIT_S
+    while child.ended() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S / 10)
 
 
 async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:

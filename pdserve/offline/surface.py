@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -30,10 +30,13 @@ _ERRORS: Mapping[int, type[PdserveError]] = {
 class Surface:
     """One server and one of its models."""
 
-    def __init__(self, answerer: Answerer, *, retry_for_s: float) -> None:
+    def __init__(
+        self, answerer: Answerer, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
         """`retry_for_s`: how long a server that is busy, or cannot be reached, is asked again."""
         self._answerer = answerer
         self._retry_for_s = retry_for_s
+        self._sleep = sleep
         self.model = ""
         self.root = ""
         self.max_model_len = 0
@@ -64,22 +67,22 @@ class Surface:
         return orjson.loads((await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))).body)
 
     async def _ask(self, method: str, path: str, body: bytes) -> Answer:
-        loop = asyncio.get_running_loop()
-        deadline, wait_s = loop.time() + self._retry_for_s, _FIRST_WAIT_S
+        clock = asyncio.get_running_loop().time
+        deadline, wait_s = clock() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             asked_s = 0.0
             try:
                 answer = await self._answerer.ask(method, path, body)
             except Unavailable:
-                if loop.time() + wait_s > deadline:
+                if clock() + wait_s > deadline:
                     raise
             else:
                 if answer.status == 200:
                     return answer
-                if answer.status not in _BUSY or loop.time() + wait_s > deadline:
+                if answer.status not in _BUSY or clock() + wait_s > deadline:
                     raise error_of(answer)
                 asked_s = _retry_after(answer)
-            await asyncio.sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
+            await self._sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 

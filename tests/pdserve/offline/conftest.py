@@ -1,0 +1,31 @@
+"""One tiny model, an LLM on it in this process, and transformers as the truth."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import LLM
+from tests.conformance.served import Oracle
+from tests.engine.tiny_models import make_tiny_model
+
+ENGINE = {"dtype": "float32", "kv_cache_memory": "16MiB", "block_size": 16}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers."""
+    return make_tiny_model("llama", tmp_path_factory.mktemp("offline") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def oracle(model: Path) -> Oracle:
+    """transformers over the same weights."""
+    return Oracle(model)
+
+
+@pytest.fixture(scope="session")
+def local(model: Path) -> Iterator[LLM]:
+    """An engine in this process."""
+    with LLM(str(model), **ENGINE) as llm:  # type: ignore[arg-type]
+        yield llm

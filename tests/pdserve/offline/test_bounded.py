@@ -1,0 +1,47 @@
+"""Many things, few at once: order, the bound, and the first error."""
+
+import asyncio
+
+import pytest
+
+from pdserve.offline.bounded import bounded
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_results_are_in_the_order_of_the_things_and_never_more_run_than_allowed() -> None:
+    running, most = 0, 0
+
+    async def work(thing: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(thing % 3):
+            await asyncio.sleep(0)
+        running -= 1
+        return thing * 10
+
+    assert await bounded(range(20), work, 4) == [thing * 10 for thing in range(20)]
+    assert most == 4
+    assert await bounded([], work, 4) == []
+
+
+async def test_the_first_error_cancels_what_runs_and_starts_nothing_more() -> None:
+    started: list[int] = []
+    cancelled: list[int] = []
+
+    async def work(thing: int) -> None:
+        started.append(thing)
+        if thing == 1:
+            raise ValueError("thing 1")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(thing)
+            raise
+
+    with pytest.raises(ValueError, match="thing 1"):
+        await bounded(range(100), work, 3)
+
+    assert started == [0, 1, 2]
+    assert sorted(cancelled) == [0, 2]

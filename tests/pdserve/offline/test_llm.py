@@ -1,0 +1,218 @@
+"""LLM with an engine in this process; transformers says what is right."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from tests.conformance.served import CHAT, Oracle
+from tests.pdserve.offline.conftest import ENGINE
+
+PROMPTS = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def ids(output: RequestOutput) -> list[int]:
+    return output.outputs[0].token_ids
+
+
+def test_a6_80_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the_text(
+    local: LLM, oracle: Oracle
+) -> None:
+    outputs = local.generate(PROMPTS, GREEDY)
+
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [output.prompt_token_ids for output in outputs] == [oracle.ids(prompt) for prompt in PROMPTS]
+    assert [output.outputs[0].text for output in outputs] == [
+        oracle.generate(prompt, max_new_tokens=12)[0] for prompt in PROMPTS
+    ]
+    for output in outputs:
+        assert oracle.tokenizer.decode(ids(output), skip_special_tokens=True) == output.outputs[0].text
+        assert (output.outputs[0].finish_reason in ("length", "stop"), output.finished) == (True, True)
+        assert (output.prompt_logprobs, output.outputs[0].logprobs, output.outputs[0].cumulative_logprob) == (None,) * 3
+    assert len({output.request_id for output in outputs}) == 4
+
+
+def test_a6_79_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of_parameters_each(
+    local: LLM, oracle: Oracle
+) -> None:
+    given: list[Any] = [*PROMPTS, oracle.ids(PROMPTS[0]), {"prompt_token_ids": oracle.ids(PROMPTS[1])}]
+    params = [SamplingParams(temperature=0, max_tokens=count) for count in (5, 1, 7, 2, 6, 3)]
+    outputs = local.generate(given, params, use_tqdm=False)
+
+    expected = [oracle.ids(prompt) for prompt in (*PROMPTS, *PROMPTS[:2])]
+    assert [output.prompt_token_ids for output in outputs] == expected
+    assert [output.prompt for output in outputs] == [*PROMPTS, None, None]
+    assert [len(ids(output)) for output in outputs] == [5, 1, 7, 2, 6, 3]
+    assert ids(outputs[4])[:5] == ids(outputs[0])
+    assert ids(local.generate(oracle.ids(PROMPTS[2]), GREEDY)[0])[:7] == ids(outputs[2])
+    assert local.generate([]) == []
+    with pytest.raises(ValueError, match="2 prompts and 1 sets of parameters"):
+        local.generate(PROMPTS[:2], [GREEDY])
+
+
+def test_log_probabilities_are_the_log_softmax_by_token_id_with_ranks(local: LLM, oracle: Oracle) -> None:
+    (output,) = local.generate(PROMPTS[0], SamplingParams(max_tokens=6, logprobs=3, prompt_logprobs=2, seed=3))
+    found, prompt = output.outputs[0], output.prompt_token_ids
+    table = oracle.logprobs([*prompt, *found.token_ids])
+
+    assert found.logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    told = [one for one in (*output.prompt_logprobs[1:], *found.logprobs) if one is not None]
+    assert len(told) == len(prompt) + len(found.token_ids) - 1
+    for row, token_id, one in zip(table, [*prompt, *found.token_ids][1:], told, strict=False):
+        assert token_id in one
+        assert one[token_id].rank == int((row > row[token_id]).sum()) + 1
+        for other, entry in one.items():
+            assert entry.logprob == pytest.approx(row[other].item(), abs=1e-4)
+            assert entry.decoded_token == oracle.tokenizer.decode([other])
+    assert [len(one) in (3, 4) for one in found.logprobs] == [True] * 6
+    chosen = [one[token_id].logprob for token_id, one in zip(found.token_ids, found.logprobs, strict=True)]
+    assert found.cumulative_logprob == pytest.approx(sum(chosen))
+
+
+def test_several_outputs_of_one_prompt_and_seeds_that_repeat_them(local: LLM) -> None:
+    drawn = SamplingParams(n=3, temperature=1.0, max_tokens=10, seed=11)
+    first, again = local.generate([PROMPTS[0]] * 2, drawn)
+
+    assert [one.index for one in first.outputs] == [0, 1, 2]
+    assert len({tuple(one.token_ids) for one in first.outputs}) == 3
+    assert [one.token_ids for one in again.outputs] == [one.token_ids for one in first.outputs]
+    free = local.generate([PROMPTS[0]] * 2, SamplingParams(max_tokens=10))
+    assert ids(free[0]) != ids(free[1])
+
+
+def test_a_chat_is_the_servers_chat_with_the_rendered_prompt(local: LLM, oracle: Oracle) -> None:
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    alone = local.chat(CHAT, GREEDY)
+    several = local.chat([CHAT, CHAT], GREEDY, chat_template=template)
+
+    rendered = oracle.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert [output.prompt for output in alone] == [rendered]
+    assert alone[0].outputs[0].text == oracle.generate(rendered, max_new_tokens=12)[0]
+    assert [output.prompt for output in several] == [CHAT[0]["content"]] * 2
+    assert several[0].outputs == several[1].outputs
+    with pytest.raises(NotImplementedError, match="tools are not supported"):
+        local.chat(CHAT, tools=[{"type": "function"}])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prompt 0: continue_final_message and add_generation_prompt"):
+        local.chat(CHAT, continue_final_message=True)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 600, [5] * 512, {"prompt_token_ids": [5] * 513}])
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_computed(local: LLM, prompt: Any) -> None:
+    before = generated(local)
+    with pytest.raises(ValueError, match=r"prompt 2 has \d+ tokens; the model's maximum context length is 512"):
+        local.generate(["a", "b", prompt], GREEDY)
+
+    assert generated(local) == before
+    assert len(local.generate([prompt], SamplingParams(truncate_prompt_tokens=8))[0].prompt_token_ids) == 8
+
+
+def test_what_the_server_refuses_names_the_prompt(local: LLM) -> None:
+    with pytest.raises(ValueError, match=r"prompt 1: prompt: token id 320 is out of vocabulary: ids are 0\.\.319"):
+        local.generate([[5], [320]])
+    with pytest.raises(ValueError, match=r"prompt 0: logprobs is 21, must be in \[0, 20\]"):
+        local.generate("a", SamplingParams(logprobs=21))
+
+
+def test_outputs_end_where_the_model_does(local: LLM) -> None:
+    count = 500
+    endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1000)
+    outputs = local.generate(
+        [[5] * count] * 2, [endless, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)]
+    )
+
+    assert [len(ids(output)) for output in outputs] == [12, 12]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 2
+
+
+def test_fields_reach_the_engine(local: LLM) -> None:
+    choice = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["fox", "dog"]))
+    banned = SamplingParams(temperature=0, max_tokens=4, logit_bias={7: 100.0})
+    stopped = SamplingParams(temperature=0, max_tokens=4, stop_token_ids=[7], logit_bias={7: 100.0})
+    silent = SamplingParams(temperature=0, max_tokens=3, detokenize=False)
+    outputs = local.generate([PROMPTS[0]] * 4, [choice, banned, stopped, silent])
+
+    assert outputs[0].outputs[0].text in ("fox", "dog")
+    assert ids(outputs[1]) == [7] * 4
+    assert (outputs[2].outputs[0].finish_reason, outputs[2].outputs[0].stop_reason) == ("stop", 7)
+    assert (outputs[3].outputs[0].text, len(ids(outputs[3]))) == ("", 3)
+
+
+def test_beam_search_finds_what_transformers_does_and_says_how_likely_it_is(local: LLM, oracle: Oracle) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    (found,) = local.beam_search(PROMPTS[0], params)
+    (greedy,) = local.beam_search([{"prompt": PROMPTS[0]}], BeamSearchParams(beam_width=1, max_tokens=6))
+
+    prompt = oracle.ids(PROMPTS[0])
+    expected = oracle.generate(PROMPTS[0], num_beams=3, num_return_sequences=3, max_new_tokens=6)
+    assert [oracle.tokenizer.decode(one.tokens[len(prompt) :]) for one in found.sequences] == expected
+    for one in found.sequences:
+        table, written = oracle.logprobs(one.tokens), one.tokens[len(prompt) :]
+        likely = [table[len(prompt) + at - 1][token_id].item() for at, token_id in enumerate(written)]
+        assert one.cum_logprob == pytest.approx(sum(likely), abs=1e-3)
+        assert one.text == oracle.tokenizer.decode(one.tokens)
+    assert [one.cum_logprob for one in found.sequences] == sorted(
+        (one.cum_logprob for one in found.sequences), reverse=True
+    )
+    assert greedy.sequences[0].tokens[len(prompt) :] == ids(local.generate(PROMPTS[0], GREEDY)[0])[:6]
+
+
+def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
+    texts = ["hello", "the quick brown fox", "hello"]
+    made = [one.outputs.embedding for one in local.embed(texts)]
+    many = local.score("hello", ["hello"] * 40 + ["the quick brown fox"])
+    pairs = local.score(texts, texts[::-1])
+
+    assert [math.fsum(value * value for value in vector) for vector in made] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert [one.outputs.data for one in local.encode(texts)] == made
+    cosines = [math.fsum(itertools.starmap(float.__mul__, zip(made[0], other, strict=True))) for other in made]
+    assert [one.outputs.score for one in many] == pytest.approx([1.0] * 40 + [cosines[1]], abs=1e-5)
+    assert [one.outputs.score for one in pairs] == pytest.approx([1.0, 1.0, 1.0], abs=1e-5)
+    assert local.embed("hello", dimensions=8)[0].outputs.hidden_size == 8
+    with pytest.raises(ValueError, match="2 texts against 3"):
+        local.score(texts[:2], texts)
+
+
+def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
+    for call, words in (
+        (lambda: local.classify("a"), "classify is not supported"),
+        (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
+        (local.reset_prefix_cache, "enable_prefix_caching=False"),
+        (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(NotImplementedError, match=words):
+            call()
+
+
+def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:
+    assert local.get_tokenizer().encode(PROMPTS[0]) == oracle.ids(PROMPTS[0])
+    assert local.get_default_sampling_params() == SamplingParams()
+    before = generated(local)
+    local.generate(PROMPTS[0], SamplingParams(temperature=0, ignore_eos=True, max_tokens=5))
+
+    assert generated(local) - before == 5
+
+
+def generated(llm: LLM) -> float:
+    """How many tokens an LLM has made."""
+    return sum(getattr(one, "value", 0) for one in llm.get_metrics() if one.name == "vllm:generation_tokens_total")
+
+
+def test_an_llms_own_seed_repeats_a_script_and_differs_from_prompt_to_prompt(model: Path) -> None:
+    made = []
+    for _ in range(2):
+        with LLM(str(model), seed=5, generation_config="auto", **ENGINE) as llm:  # type: ignore[arg-type]
+            made.append([ids(output) for output in llm.generate([PROMPTS[0]] * 3)])
+
+    assert made[0] == made[1]
+    assert len({tuple(one) for one in made[0]}) == 3

@@ -1,0 +1,139 @@
+"""A loop in a thread: what it runs, how it ends, and what others hear of that."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pdserve.offline.loop_thread import LoopThread
+from wire.errors import ConfigError, InstanceLost, Unavailable
+
+WAIT_S = 30.0
+
+
+class Place:
+    """Something that is open, and what became of it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.lost = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator["Place"]:
+        self.said.append("open")
+        owner = asyncio.current_task()
+        assert owner is not None
+        losing = asyncio.create_task(self._lose(owner))
+        try:
+            yield self
+        except asyncio.CancelledError:
+            if self.lost.is_set():
+                owner.uncancel()
+                raise InstanceLost("the engine died") from None
+            raise
+        finally:
+            losing.cancel()
+            self.said.append("closed")
+
+    async def _lose(self, owner: "asyncio.Task[object]") -> None:
+        await self.lost.wait()
+        owner.cancel()
+
+
+async def number() -> int:
+    return 7
+
+
+async def fail() -> None:
+    raise ConfigError("in words")
+
+
+async def wait(begun: threading.Event, place: Place) -> None:
+    begun.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        place.said.append("cancelled")
+
+
+def test_it_returns_and_raises_what_the_work_does_until_it_is_closed() -> None:
+    place = Place()
+    thread = LoopThread(place.open)
+
+    assert thread.value is place
+    assert thread.run(number()) == 7
+    with pytest.raises(ConfigError, match="in words"):
+        thread.run(fail())
+    thread.close()
+    thread.close()
+    assert place.said == ["open", "closed"]
+    with pytest.raises(Unavailable, match="this LLM is closed"):
+        thread.run(number())
+
+
+def test_what_cannot_be_opened_is_raised_and_leaves_no_thread() -> None:
+    @contextlib.asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        raise ConfigError("no such model")
+        yield
+
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="no such model"):
+        LoopThread(broken)
+
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("end", ["close", "loss"])
+def test_who_waits_hears_of_the_end_after_what_ran_was_cancelled_and_before_it_was_closed(end: str) -> None:
+    place, begun, heard = Place(), threading.Event(), []
+    thread = LoopThread(place.open)
+
+    def ask() -> None:
+        try:
+            thread.run(wait(begun, place))
+        except Unavailable as error:
+            heard.append(str(error))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert begun.wait(WAIT_S)
+    if end == "close":
+        thread.close()
+    else:
+        thread.run(_lose(place))
+    asker.join(WAIT_S)
+
+    assert place.said == ["open", "cancelled", "closed"]
+    assert heard == ["this LLM was closed meanwhile" if end == "close" else "the engine died"]
+
+
+async def _lose(place: Place) -> None:
+    place.lost.set()
+
+
+def test_an_interrupt_cancels_what_is_waited_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, begun = Place(), threading.Event()
+    thread = LoopThread(place.open)
+    interrupt = _Interrupt(begun)
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.Future.result", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(wait(begun, place))
+
+    assert place.said == ["open", "cancelled"]
+    assert thread.run(number()) == 7
+    thread.close()
+
+
+class _Interrupt:
+    """Ctrl-C while a result is waited for, once the work has begun."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self._begun = begun
+
+    def __call__(self, timeout: float | None = None) -> None:
+        assert self._begun.wait(WAIT_S)
+        raise KeyboardInterrupt

@@ -1,0 +1,46 @@
+"""The bar of a run: what it counts, and where it is silent."""
+
+from typing import Any
+
+from pdserve import CompletionOutput, RequestOutput
+from pdserve.offline.progress import Progress
+
+OUTPUT = RequestOutput("r", "p", [1] * 30, None, [CompletionOutput(0, "t", [2] * 10, None, None, "length")])
+
+
+class Bar:
+    """tqdm's, as far as it is used."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told, self.count, self.postfix, self.closed = told, 0, "", False
+        self.format_dict = {"elapsed": 2.0}
+
+    def update(self, count: int) -> None:
+        self.count += count
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_it_counts_prompts_and_tells_tokens_a_second_in_and_out() -> None:
+    bars: list[Bar] = []
+
+    def make(**told: Any) -> Bar:
+        bars.append(Bar(**told))
+        return bars[0]
+
+    with Progress(2, make) as progress:
+        progress.done(OUTPUT)
+        progress.done(OUTPUT)
+
+    assert (bars[0].told["total"], bars[0].told["desc"]) == (2, "Processed prompts")
+    assert (bars[0].count, bars[0].closed) == (2, True)
+    assert bars[0].postfix == "est. speed input: 30.00 toks/s, output: 10.00 toks/s"
+
+
+def test_it_is_silent_where_nobody_looks_or_none_is_wanted(capfd: Any) -> None:
+    for wanted in (True, False):  # standard error is no terminal here
+        with Progress(1, wanted) as progress:
+            progress.done(OUTPUT)
+
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,62 @@
+"""The forms of prompts, conversations and parameters."""
+
+from typing import Any
+
+import pytest
+
+from pdserve.offline.prompts import Prompt, conversations, one_each, read_prompts
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("a", [Prompt("a")]),
+        (["a", "b"], [Prompt("a"), Prompt("b")]),
+        ([1, 2], [Prompt(None, [1, 2])]),
+        ([[1, 2], [3]], [Prompt(None, [1, 2]), Prompt(None, [3])]),
+        ({"prompt": "a", "cache_salt": "s"}, [Prompt("a", None, "s")]),
+        ([{"prompt_token_ids": [1]}, "a", [2]], [Prompt(None, [1]), Prompt("a"), Prompt(None, [2])]),
+        ((word for word in ("a", "b")), [Prompt("a"), Prompt("b")]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_each_form_is_read(given: Any, prompts: list[Prompt]) -> None:
+    assert read_prompts(given) == prompts
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (["a", ""], ValueError, "prompt 1 is empty"),
+        (["a", []], ValueError, "prompt 1 is empty"),
+        (["a", 5.0], TypeError, "prompt 1 is a float: give a text, a list of token ids"),
+        ([[1, "a"]], TypeError, "prompt 0 is a list"),
+        ([[True, False]], TypeError, "prompt 0 is a list"),
+        ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
+        ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError, "prompt 0 has multi_modal_data"),
+        (None, TypeError, "generate needs prompts"),
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt_is_named(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_prompts(given)
+
+
+def test_one_set_of_parameters_is_for_all_and_several_are_one_each() -> None:
+    assert one_each(None, 2, "default", "x") == ["default", "default"]
+    assert one_each(5, 2, 0, "x") == [5, 5]
+    assert one_each([5, 6], 2, 0, "x") == [5, 6]
+    with pytest.raises(ValueError, match="2 prompts and 3 sets of parameters: give one for all, or one each"):
+        one_each([1, 2, 3], 2, 0, "sets of parameters")
+
+
+def test_one_conversation_or_several() -> None:
+    assert conversations([USER]) == [[USER]]
+    assert conversations([[USER], [USER, USER]]) == [[USER], [USER, USER]]
+    with pytest.raises(TypeError, match="conversation 1 is a str"):
+        conversations([[USER], "hi"])
+    with pytest.raises(ValueError, match="conversation 1 has no message"):
+        conversations([[USER], []])

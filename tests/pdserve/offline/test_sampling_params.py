@@ -1,0 +1,93 @@
+"""SamplingParams and BeamSearchParams: vLLM's defaults, and words for what is out of its limits."""
+
+import re
+from typing import Any
+
+import pytest
+
+from pdserve import BeamSearchParams, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+
+NAN = float("nan")
+
+
+def test_a6_78_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> None:
+    params = SamplingParams(temperature=0.8, top_p=0.95)
+
+    assert (params.temperature, params.top_p) == (0.8, 0.95)
+    rest = SamplingParams()
+    assert (rest.n, rest.max_tokens, rest.temperature, rest.top_p, rest.top_k, rest.min_p) == (1, 16, 1.0, 1.0, 0, 0.0)
+    assert (rest.repetition_penalty, rest.presence_penalty, rest.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (rest.seed, rest.stop, rest.logprobs, rest.prompt_logprobs, rest.ignore_eos) == (
+        None,
+        None,
+        None,
+        None,
+        False,
+    )
+    assert repr(params).startswith("SamplingParams(n=1, ")
+    assert "temperature=0.8, top_p=0.95, " in repr(params)
+    assert eval(repr(params)) == params
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"n": 0}, "n is 0, must be a whole number of 1 or more"),
+        ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling (temperature 0 or top_k 1), got 2"),
+        ({"n": 3, "best_of": 2}, "best_of 2 is less than n 3"),
+        ({"temperature": -0.1}, "temperature is -0.1, must be a number in [0, 2]"),
+        ({"temperature": NAN}, "temperature is nan, must be a number in [0, 2]"),
+        ({"temperature": "1"}, "temperature is '1', must be a number in [0, 2]"),
+        ({"top_p": 0.0}, "top_p is 0.0, must be in (0, 1]"),
+        ({"top_p": 1.1}, "top_p is 1.1, must be a number in [0, 1]"),
+        ({"top_k": -2}, "top_k is -2, must be a whole number of -1 or more"),
+        ({"top_k": 1.5}, "top_k is 1.5, must be a whole number of -1 or more"),
+        ({"min_p": 2}, "min_p is 2, must be a number in [0, 1]"),
+        ({"presence_penalty": 3}, "presence_penalty is 3, must be a number in [-2, 2]"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3, must be a number in [-2, 2]"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, must be a number in [0.01, 100]"),
+        ({"max_tokens": 0}, "max_tokens is 0, must be a whole number of 1 or more"),
+        ({"max_tokens": True}, "max_tokens is True, must be a whole number of 1 or more"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
+        ({"logprobs": -2}, "logprobs is -2, must be a whole number of -1 or more"),
+        ({"stop": ["a", ""]}, "stop has an empty text"),
+        ({"stop": "a", "detokenize": False}, "stop needs detokenize"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0, must be -1 or 1 and more"),
+        ({"use_beam_search": True}, "use_beam_search needs n or best_of of 2 or more, got 1"),
+        ({"logits_processors": [max]}, "logits_processors are not run"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured outputs have 2 of json, regex, choice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_a6_78_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        SamplingParams(**wrong)
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="max_token"):
+        SamplingParams(max_token=5)  # type: ignore[call-arg]
+
+
+def test_a_clone_shares_nothing_and_optional_takes_none_as_the_default() -> None:
+    params = SamplingParams.from_optional(stop=["a"], temperature=None, max_tokens=3)
+    other = params.clone()
+    assert isinstance(other.stop, list)
+    other.stop.append("b")
+
+    assert (params.stop, params.temperature, params.max_tokens) == (["a"], 1.0, 3)
+
+
+def test_beam_search_params_have_their_own_limits() -> None:
+    assert BeamSearchParams(beam_width=4, max_tokens=8).length_penalty == 1.0
+    for wrong in ({"beam_width": 0}, {"max_tokens": 0}, {"temperature": 0.5}, {"length_penalty": 101}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is {next(iter(wrong.values()))}"):
+            BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | wrong))
+
+
+def test_structured_outputs_go_by_both_names() -> None:
+    asked = StructuredOutputsParams(choice=["a", "b"])
+
+    assert asked.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
+    with pytest.raises(ValueError, match=r"have 0 of json, regex, .*: give exactly one"):
+        StructuredOutputsParams()

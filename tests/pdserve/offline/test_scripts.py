@@ -1,0 +1,155 @@
+"""LLM in scripts of its users, as real processes: as printed, beside modules of the same names, interrupted, killed."""
+
+import ast
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pdserve.run_folder import ProcessRecord, RunFolder
+from tests.cluster.conftest import fake_model, slow_fake_model  # noqa: F401 - fixtures
+from tests.engine.tiny_models import make_tiny_model
+from tests.pdserve.hub.fake_hub import FakeHub
+from tests.pdserve.hub.printed_models import OPT, hub_environment
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "offline_inference.py"
+WAIT_S = 120
+PRINTED = """
+from vllm import LLM, SamplingParams
+prompts = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+llm = LLM(model="facebook/opt-125m")
+outputs = llm.generate(prompts, sampling_params)
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return kept | {"TMPDIR": str(folder), "PDSERVE_CACHE_DIR": str(folder / "cache")}
+
+
+def test_a6_77_79_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> None:
+    example = ast.parse(EXAMPLE.read_text(encoding="utf-8")).body[1:]
+    printed = ast.parse(PRINTED.replace("vllm", "pdserve")).body
+    assert list(map(ast.dump, example)) == list(map(ast.dump, printed)), "the example is the printed script"
+
+    (tmp_path / "script.py").write_text(EXAMPLE.read_text(encoding="utf-8"))
+    for file in (tmp_path / "engine.py", tmp_path / "batch" / "__init__.py", tmp_path / "scheduler.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise SystemExit('a module of the user was run')\n")
+    model = make_tiny_model("opt", tmp_path / "opt")
+    with FakeHub({OPT: model}) as hub:
+        ended = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S,
+            env=environment(tmp_path) | hub_environment(hub, tmp_path),
+        )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [ast.literal_eval(line.partition("Prompt: ")[2].partition(", Generated text: ")[0]) for line in lines] == [
+        "Hello, my name is", "The president of the United States is", "The capital of France is", "The future of AI is",
+    ]  # fmt: skip
+    assert all(ast.literal_eval(line.partition(", Generated text: ")[2]) for line in lines)
+
+
+_INTERRUPTED = """
+import sys
+from pdserve import LLM, SamplingParams
+
+class Bar:
+    format_dict = {}
+    def __init__(self, **told): pass
+    def update(self, count): print("one is done", flush=True)
+    def close(self): pass
+
+llm = LLM(sys.argv[1], engine="fake", **eval(sys.argv[2]))
+print("ready", flush=True)
+params = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (1, *[450] * 40)]
+try:
+    llm.generate([[7, 8, 9]] * 41, params, use_tqdm=Bar)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+(said,) = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=3, ignore_eos=True))
+print(len(said.outputs[0].token_ids), flush=True)
+running = [one.value for one in llm.get_metrics() if one.name == "vllm:num_requests_running"]
+print(sum(running), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def script(folder: Path, model: Path, keywords: str) -> "Iterator[subprocess.Popen[str]]":
+    """Run the script above in a session of its own, as a terminal does, until it is ready."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, str(model), keywords], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment(folder),
+    ) as process:  # fmt: skip
+        assert _line(process) == "ready", process.communicate()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def _processes(folder: Path) -> list[ProcessRecord]:
+    """The processes of a pair whose folder lies in `folder`."""
+    (place,) = folder.glob("pdserve-llm-*")
+    state = RunFolder(place).read()
+    assert state is not None
+    assert state.supervisor is not None
+    assert [process.role for process in state.processes] == ["prefill", "decode", "scheduler"]
+    return [state.supervisor, *state.processes]
+
+
+@pytest.mark.parametrize("keywords", ["{}", "{'prefill': 1, 'decode': 1}"], ids=["local", "pair"])
+def test_ctrl_c_cancels_the_run_and_leaves_an_llm_that_works_and_no_process(
+    keywords: str,
+    tmp_path: Path,
+    slow_fake_model: Path,  # noqa: F811
+) -> None:
+    with script(tmp_path, slow_fake_model, keywords) as process:
+        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)] if "prefill" in keywords else []
+        assert _line(process) == "one is done"
+        os.killpg(process.pid, signal.SIGINT)
+
+        assert [_line(process) for _ in range(3)] == ["interrupted", "3", "0.0"], process.stderr
+        _, noise = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, noise) == (0, "")
+    _all_end(lives)
+    assert list(tmp_path.glob("pdserve-llm-*")) == []
+
+
+def test_a_script_that_is_killed_takes_its_pair_with_it(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
+    with script(tmp_path, fake_model, "{'prefill': 1, 'decode': 1}") as process:
+        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
+        process.kill()
+
+    _all_end(lives)
+
+
+def _all_end(lives: list[int]) -> None:
+    for life in lives:
+        assert select.select([life], [], [], WAIT_S)[0]
+        os.close(life)

@@ -1,0 +1,103 @@
+"""Asking a server: a busy one again, a refusal as an error of ours, the model by its name."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from batch.answering import NO_HEADERS, Answer
+from pdserve.offline.surface import Surface
+from wire.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PdserveError,
+    Unavailable,
+)
+
+pytestmark = pytest.mark.anyio
+
+BUSY = Answer(429, {"retry-after": "3"}, b'{"error": {"message": "the queue is full"}}')
+GOOD = Answer(200, {}, b'{"ok": true}')
+CARD = {"id": "tiny", "root": "/models/tiny", "max_model_len": 512}
+
+
+class Script:
+    """An Answerer that gives what it is told, in turn, and remembers what it was asked."""
+
+    def __init__(self, *answers: Answer | PdserveError) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, str, Any]] = []
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        self.asked.append((method, path, json.loads(body) if body else None))
+        answer = self._answers.pop(0)
+        if isinstance(answer, PdserveError):
+            raise answer
+        return answer
+
+
+class Sleeps:
+    """Remembers how long it would have slept."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def answer(status: int, **body: Any) -> Answer:
+    return Answer(status, {}, json.dumps(body).encode())
+
+
+async def test_a_server_that_is_busy_or_gone_is_asked_again_after_as_long_as_it_says() -> None:
+    script, sleeps = Script(BUSY, Unavailable("nobody"), answer(503), GOOD), Sleeps()
+
+    assert await Surface(script, retry_for_s=60, sleep=sleeps).post("/x", {"a": 1}) == {"ok": True}
+    assert script.asked == [("POST", "/x", {"model": "", "a": 1})] * 4
+    assert [seconds >= 3 for seconds in sleeps.slept] == [True, False, False]
+    assert 0.25 <= sleeps.slept[1] <= 0.5
+
+
+@pytest.mark.parametrize("last", [BUSY, Unavailable("nobody")])
+async def test_without_time_left_the_last_error_is_raised(last: Answer | PdserveError) -> None:
+    script = Script(last)
+
+    with pytest.raises(Overloaded if isinstance(last, Answer) else Unavailable, match=r"the queue is full|nobody"):
+        await Surface(script, retry_for_s=0).get_json("/x")
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(400, InvalidRequest), (413, InvalidRequest), (401, ConfigError), (500, InternalError), (504, DeadlineExceeded)],
+)
+async def test_a_refusal_is_an_error_of_ours_in_the_servers_words(status: int, error: type[PdserveError]) -> None:
+    script = Script(answer(status, error={"message": "in words"}))
+
+    with pytest.raises(error, match="in words"):
+        await Surface(script, retry_for_s=0).post("/x", {})
+    assert len(script.asked) == 1
+
+
+async def test_the_model_is_the_first_or_the_one_named() -> None:
+    first = Surface(Script(answer(200, data=[CARD])), retry_for_s=0)
+    await first.choose("")
+    named = Script(answer(200, data=[CARD]), answer(200, **CARD))
+    await Surface(named, retry_for_s=0).choose("facebook/opt 125m")
+
+    assert (first.model, first.root, first.max_model_len) == ("tiny", "/models/tiny", 512)
+    assert named.asked[1][1] == "/v1/models/facebook/opt%20125m"
+
+
+async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
+    script = Script(answer(200, data=[CARD]), answer(404, error={"message": "no"}))
+
+    with pytest.raises(ConfigError, match="the model 'big' is not served, only 'tiny'"):
+        await Surface(script, retry_for_s=0).choose("big")
