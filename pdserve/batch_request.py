@@ -35,6 +35,12 @@ _SERVERS = (
     "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",
     "sse_keep_alive_interval", "client_timeout", "enable_docs",
 )  # fmt: skip
+_ANSWERS_DEPEND_ON = (
+    "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
+    "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
+    "generation_config", "override_generation_config", "max_logprobs", "return_tokens_as_token_ids",
+    "enable_prompt_tokens_details", "max_answer_bytes",
+)  # fmt: skip
 _WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file")
 
 
@@ -65,6 +71,13 @@ class BatchRequest:
         told.setdefault("first_token_timeout", _FIRST_TOKEN_S)
         told.setdefault("max_queued_requests", MOST_INFLIGHT)
         return from_namespace(SchedulerOptions, argparse.Namespace(**told))
+
+    @property
+    def binding(self) -> dict[str, str]:
+        """What the answers depend on beside the input, by flag: a stopped run goes on only where it is the same."""
+        told = {_flag(name): str(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
+        at_url = "" if self.options.base_url is None else "a server"
+        return {name: value for name, value in (told | {"--base-url": at_url}).items() if value}
 
     @property
     def max_inflight(self) -> int:

@@ -16,6 +16,7 @@ COMMANDS = {
     "links": "measure the KV link of every prefill-decode pair, and say why it is not a better one",
     "logs": "show or follow what its processes log",
     "serve": "serve one model from one process (the combined instance)",
+    "run-batch": "answer a file of requests in OpenAI's batch format, and go on where it was stopped",
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure one engine: rates beside the machine's floors, and beside vLLM",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",

@@ -102,3 +102,14 @@ def test_an_address_without_figures_has_a_notice(capsys: pytest.CaptureFixture[s
 
     said = "without effect: --url, --port (figures are served with --metrics-port or --enable-metrics)\n"
     assert capsys.readouterr().err == said
+
+
+def test_answers_depend_on_the_model_and_on_no_size_of_the_engine() -> None:
+    first = parsed(*ENDS, "--model", "m", "--dtype", "float32", "--max-num-seqs", "4", "--port", "1").binding
+
+    assert first == {"--model": "m", "--dtype": "float32"}
+    assert parsed(*ENDS, "--model", "m", "--dtype", "float32").binding == first
+    assert parsed(*ENDS, "--model", "n", "--dtype", "float32").binding != first
+    assert (
+        parsed(*AT_URL).binding == parsed(*ENDS, "--base-url", "http://moved:1").binding == {"--base-url": "a server"}
+    )

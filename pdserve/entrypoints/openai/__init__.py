@@ -1,1 +1,1 @@
-"""`python -m pdserve.entrypoints.openai.api_server --model M`."""
+"""`python -m pdserve.entrypoints.openai.api_server --model M`, and `...run_batch`."""

@@ -1,0 +1,94 @@
+"""Who answers a batch: the server at --base-url, else a model loaded into this process."""
+
+import argparse
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.app_answerer import AppAnswerer
+from batch.url_answerer import UrlAnswerer
+from pdserve.batch_request import BatchRequest
+from pdserve.up_request import fill_model
+from scheduler.config import SchedulerConfig
+from wire.errors import ConfigError, Unavailable
+from wire.options import EngineOptions, from_namespace
+
+
+class Nobody:
+    """An Answerer for a batch that has every answer."""
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        """Raises Unavailable."""
+        raise Unavailable(f"{method} {path}: nobody is there to be asked")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHere:
+    """A model that this process loads, its files on this machine."""
+
+    config: SchedulerConfig
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Answerer]:
+        """Load it; it is ready when entered. Raises ConfigError."""
+        from pdserve.inner_app import inner_app
+
+        async with inner_app(self.config.engine, self.config.options) as app:
+            yield AppAnswerer(app)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server at --base-url; `names` are models that it is to serve."""
+
+    answerer: UrlAnswerer
+    names: tuple[str, ...]
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Answerer]:
+        """Open the connections. Raises ConfigError for a model that it does not serve, Unavailable for no answer."""
+        async with self.answerer as answerer:
+            if self.names:
+                self._check(await answerer.ask("GET", "/v1/models"))
+            yield answerer
+
+    def _check(self, answer: Answer) -> None:
+        shown = self.answerer.shown
+        if answer.status == 401:
+            raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
+        served = _served(answer)
+        if served is None:
+            raise Unavailable(f"{shown}/v1/models answers {answer.status} and names no model")
+        for name in self.names:
+            if name not in served:
+                raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
+
+
+def model_here(request: BatchRequest) -> ModelHere:
+    """Fetch or make what the model needs on disk. Raises ConfigError."""
+    namespace = argparse.Namespace(**vars(request.namespace))
+    fill_model(namespace)
+    return ModelHere(SchedulerConfig(from_namespace(EngineOptions, namespace), request.front))
+
+
+def server(request: BatchRequest) -> Server:
+    """Return the server that was named. Raises ConfigError where the URL or the key is none."""
+    assert request.options.base_url is not None
+    answerer = UrlAnswerer(request.options.base_url, request.api_key, connections=request.max_inflight)
+    engine = request.engine
+    names = (engine.model, *engine.served_model_name) if "model" in request.typed else engine.served_model_name
+    return Server(answerer, tuple(name for name in names if name))
+
+
+def _served(answer: Answer) -> list[str] | None:
+    try:
+        body: Any = orjson.loads(answer.body)
+        return [str(card["id"]) for card in body["data"]]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return None

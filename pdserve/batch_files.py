@@ -1,0 +1,102 @@
+"""Where the files of a batch lie on this machine: one of a URL is fetched before the run, or sent after it."""
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from batch.job import BatchStopped
+from batch.redaction import redacted
+from batch.remote.addresses import AddressRules
+from batch.remote.download import download
+from batch.remote.limits import DownloadLimits
+from batch.remote.reach import check_reach
+from batch.remote.upload import upload
+from batch.remote.url import RemoteUrl, is_remote
+from pdserve.batch_interruption import Interruption
+from pdserve.batch_request import BatchRequest
+from pdserve.run_folder import default_cache_dir
+from wire.errors import ConfigError, PdserveError
+
+_FOLDER = "run-batch"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFiles:
+    """Local paths. `target` is the URL that gets the output once it is whole, None where it stays."""
+
+    input: Path
+    output: Path
+    error: Path | None
+    target: RemoteUrl | None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a run before this one answered every line and could not send them."""
+        return self.target is not None and self.output.exists()
+
+
+@contextlib.contextmanager
+def local_files(request: BatchRequest, interruption: Interruption, environ: Mapping[str, str]) -> Iterator[BatchFiles]:
+    """Fetch the input if it is at a URL and yield the paths; what was fetched goes on leaving. Raises PdserveError."""
+    rules = AddressRules.of(request.options.allow_private_urls)
+    target = _target(request)
+    if target is not None:
+        interruption.run(check_reach(target, rules))
+    with contextlib.ExitStack() as stack:
+        source = Path(request.input_file)
+        if is_remote(request.input_file):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-batch-"))
+            source = Path(folder) / "input.jsonl"
+            limits = DownloadLimits(max_bytes=request.options.max_input_bytes)
+            interruption.run(download(request.input_file, source, rules=rules, limits=limits))
+        output = Path(request.output_file) if target is None else _waiting(request, source, environ)
+        error = None if request.options.error_file is None else Path(request.options.error_file)
+        yield BatchFiles(source, output, error, target)
+
+
+def send(request: BatchRequest, files: BatchFiles, interruption: Interruption) -> None:
+    """Send the output to its URL, whole, and remove it here. Raises BatchStopped, which says where it is kept."""
+    rules = AddressRules.of(request.options.allow_private_urls)
+    try:
+        interruption.run(upload(files.output, request.output_file, rules=rules))
+    except PdserveError as error:
+        kept = f"all answers are kept in {files.output}: the same command sends them"
+        raise BatchStopped(f"{error}; {kept}") from error
+    files.output.unlink(missing_ok=True)
+
+
+def _target(request: BatchRequest) -> RemoteUrl | None:
+    """Return where the output is sent. Raises ConfigError for what can be known of it now."""
+    ends, errors = (request.input_file, request.output_file), request.options.error_file
+    if errors is not None and is_remote(errors):
+        raise ConfigError(f"--error-file {redacted(errors)} is a URL: it is a local file")
+    if not is_remote(ends[1]):
+        return None
+    if is_remote(ends[0]) and _plain(ends[0]) == _plain(ends[1]):
+        raise ConfigError(f"the output {redacted(ends[1])} is the input: name another")
+    target = RemoteUrl.parse(ends[1])
+    if target.expires_at is not None and target.expires_at <= datetime.now(UTC):
+        raise ConfigError(f"{target} has expired at {target.expires_at:%Y-%m-%d %H:%M:%S} UTC: have it signed anew")
+    return target
+
+
+def _waiting(request: BatchRequest, source: Path, environ: Mapping[str, str]) -> Path:
+    """Return where an output waits to be sent: one place for one input, model and URL, whatever its signature."""
+    told = request.options.output_tmp_dir
+    folder = default_cache_dir(environ) / _FOLDER if told is None else Path(told)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with source.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
+    name = "\n".join((content, _plain(request.output_file), str(sorted(request.binding.items()))))
+    return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.jsonl"
+
+
+def _plain(url: str) -> str:
+    return url.partition("?")[0]

@@ -1,0 +1,109 @@
+"""How far a batch is, on stderr: a bar on a terminal, else one plain line every 30 s."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TextIO
+
+from batch.runner import Progress
+
+EVERY_S = 30.0
+_BAR_EVERY_S = 1.0
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+class ProgressView:
+    """Shows the last Progress it was told. Owns the bar.
+
+    Rates are of this run alone: lines that a run before it answered count as done and not as speed.
+    """
+
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._began = clock()
+        self._first: Progress | None = None
+        self._last: Progress | None = None
+        self._bar: Any = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this was made."""
+        return self._clock() - self._began
+
+    @property
+    def last(self) -> Progress | None:
+        """What it was told last."""
+        return self._last
+
+    def take(self, progress: Progress) -> None:
+        """Take what is done; on a terminal, show it where it is time to."""
+        if self._first is None:
+            self._first, self._began = progress, self._clock()
+        self._last = progress
+        if self._stream.isatty():
+            self._draw(progress)
+
+    def rates(self) -> tuple[float, float]:
+        """Return lines and output tokens a second."""
+        if self._first is None or self._last is None or self.seconds <= 0:
+            return 0.0, 0.0
+        lines = self._last.done - self._first.done
+        tokens = self._last.completion_tokens - self._first.completion_tokens
+        return lines / self.seconds, tokens / self.seconds
+
+    def line(self) -> str:
+        """Return how far it is in one line."""
+        if self._last is None:
+            return "0 lines answered"
+        lines, tokens = self.rates()
+        left = (self._last.total - self._last.done) / lines if lines > 0 else None
+        return (
+            f"{self._last.done:,} of {self._last.total:,} lines, {self._last.errors:,} errors, "
+            f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {'?' if left is None else _short(left)} left"
+        )
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Say it again and again, whether something was answered or not; close the bar on leaving."""
+        task = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if self._bar is not None:
+                self._bar.close()
+
+    async def _keep(self) -> None:
+        while True:
+            if self._stream.isatty():
+                await asyncio.sleep(_BAR_EVERY_S)
+                if self._bar is not None:
+                    self._bar.refresh()
+            else:
+                await asyncio.sleep(EVERY_S)
+                print(self.line(), file=self._stream, flush=True)
+
+    def _draw(self, progress: Progress) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=progress.total, initial=progress.done, file=self._stream, unit=" lines", dynamic_ncols=True,
+                bar_format=_BAR,
+            )  # fmt: skip
+        self._bar.set_postfix_str(f"{self.rates()[1]:.1f} tokens/s, {progress.errors} errors", refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+
+def _short(seconds: float) -> str:
+    """Return `42s`, `3m10s`, `2h05m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,92 @@
+"""`pdserve run-batch`: answer a file of requests, by a model in this process or by a live server."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from batch.job import BatchJob, InputLimits
+from batch.prepared import Prepared, prepare
+from batch.runner import Progress, run_batch
+from pdserve.batch_answerer import ModelHere, Nobody, Server, model_here, server
+from pdserve.batch_files import BatchFiles, local_files, send
+from pdserve.batch_interruption import Interruption
+from pdserve.batch_metrics import serve_metrics
+from pdserve.batch_progress import ProgressView
+from pdserve.batch_request import BatchRequest, parse
+from pdserve.batch_words import command_again, counted
+from pdserve.engine_flags import check_engine_flags
+from pdserve.ports import require_free
+from telemetry import logs
+
+_QUIET = "WARNING"  # unless --log-level asks for more: stderr has the bar
+
+
+def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch")) -> int:
+    """Run the batch; `command` is what was typed before `argv`. Raises PdserveError.
+
+    A signal leaves a batch that goes on: the exit status is 130 or 143, and stderr has the command.
+    """
+    request = parse(argv)
+    engine = request.engine
+    logs.configure(engine.log_level if "log_level" in request.typed else _QUIET, log_format=engine.log_format)
+    view = ProgressView()
+    with Interruption() as interruption:
+        try:
+            _run(request, interruption, view)
+        except KeyboardInterrupt:
+            again = command_again(command, argv)
+            print(f"stopped: {view.line()}; go on with\n  {again}", file=sys.stderr, flush=True)
+            return interruption.status
+    return 0
+
+
+def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) -> None:
+    answers: Server | None = None
+    if request.options.base_url is None:
+        check_engine_flags(request.engine)
+    else:
+        answers = server(request)
+    if request.metrics is not None:
+        require_free(*request.metrics)
+    with local_files(request, interruption, os.environ) as files:
+        if files.is_answered:
+            send(request, files, interruption)
+            print(f"the answers of an earlier run were sent: {files.target}", flush=True)
+            return
+        with prepare(_job(request, files)) as prepared:
+            source = (answers or model_here(request)) if prepared.left else None
+            ended = interruption.run(_answer(request, prepared, source, view))
+        if files.target is not None:
+            send(request, files, interruption)
+        print(f"{_said(view, ended)}: {files.target or files.output}", flush=True)
+
+
+async def _answer(
+    request: BatchRequest, prepared: Prepared, source: ModelHere | Server | None, view: ProgressView
+) -> Progress:
+    """Answer what is left and write the output; show how far it is, and serve figures where they were asked for."""
+    async with contextlib.AsyncExitStack() as stack:
+        answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
+        if request.metrics is not None:
+            engine = answerer if isinstance(source, ModelHere) else None
+            await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))
+        await stack.enter_async_context(view.kept())
+        return await run_batch(prepared, answerer, on_progress=view.take)
+
+
+def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
+    options = request.options
+    return BatchJob(
+        files.input,
+        files.output,
+        files.error,
+        request.binding,
+        request.max_inflight,
+        InputLimits(options.max_input_bytes, options.max_input_lines, options.max_line_bytes),
+    )
+
+
+def _said(view: ProgressView, ended: Progress) -> str:
+    earlier = f", {ended.resumed:,} of them by an earlier run" if ended.resumed else ""
+    return counted(ended.done, ended.errors, view.seconds, view.rates()[1]) + earlier

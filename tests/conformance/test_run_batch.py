@@ -1,0 +1,256 @@
+"""A1: files of requests, answered by a model in the command's own process and by a P/D cluster at --base-url."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from batch.app_answerer import AppAnswerer
+from batch.job import BatchJob
+from batch.prepared import prepare
+from batch.runner import run_batch
+from pdserve.inner_app import inner_app
+from scheduler.config import SchedulerOptions
+from tests.cluster.conftest import ENGINE_FLAGS
+from tests.conformance.conftest import FLAGS
+from tests.conformance.test_encoders import save_words
+from tests.engine.tiny_encoders import make_bert
+from tests.pdserve.batches import Ended, chat, read, request, run, without_ids, write
+from wire.options import EngineOptions
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+WAYS = ("in this process", "P/D")
+UNHELPFUL = "You are an unhelpful assistant."
+TEXTS = ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]
+QUESTION = "What is the capital of France?"
+MIXED: list[dict[str, Any]] = [
+    chat("helpful", max_completion_tokens=5),
+    request("vector", "/v1/embeddings", input="You are a helpful assistant."),
+    request("scores", "/v1/score", text_1=QUESTION, text_2=TEXTS),
+    chat("unhelpful", UNHELPFUL, max_tokens=3),
+    request("bad url", "/bad_url", prompt="a"),
+    request("text", "/v1/completions", prompt="San Francisco is a", max_tokens=7),
+    chat("streamed", stream=True),
+    chat("another model", model="gpt-9"),
+    request("vector again", "/v1/embeddings", input="You are a helpful assistant."),
+    {"custom_id": "got", "method": "GET", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "a"}},
+    {"custom_id": "no object", "method": "POST", "url": "/v1/completions", "body": "tiny"},
+    request("wrong field", "/v1/completions", prompt="a", max_tokens=-1),
+    request("other scores", "/score", text_1=QUESTION, text_2=TEXTS),
+]  # fmt: skip
+GOOD = ("helpful", "vector", "scores", "unhelpful", "text", "vector again", "other scores")
+LINE_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["id", "custom_id", "response", "error"],
+    "properties": {
+        "id": {"type": "string", "pattern": "^pdserve-[0-9a-f]{16,}$"},
+        "custom_id": {"type": "string"},
+        "response": {
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "required": ["status_code", "request_id", "body"],
+            "properties": {
+                "status_code": {"type": "integer"},
+                "request_id": {"type": "string", "pattern": "^pdserve-batch-[0-9a-f]{16,}$"},
+                "body": {"type": ["object", "null"]},
+            },
+        },
+        "error": {"type": ["object", "null"]},
+    },
+}
+
+Lines = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def inner_flags(model: Path) -> tuple[str, ...]:
+    """The flags of a model in the command's own process."""
+    return ("--model", str(model), "--served-model-name", "tiny", *ENGINE_FLAGS, *FLAGS)
+
+
+@pytest.fixture(scope="session")
+def flags_of(request: pytest.FixtureRequest, inner_flags: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    """Return the flags of a way to answer."""
+
+    def flags(way: str) -> tuple[str, ...]:
+        return inner_flags if way == WAYS[0] else ("--base-url", request.getfixturevalue("pair"))
+
+    return flags
+
+
+@pytest.fixture(scope="session")
+def ended() -> dict[str, tuple[Ended, list[dict[str, Any]]]]:
+    """The mixed file's ending and output in each way, once it ran."""
+    return {}
+
+
+@pytest.fixture(params=WAYS)
+def way(
+    request: pytest.FixtureRequest, flags_of: Callable[[str], tuple[str, ...]],
+    tmp_path_factory: pytest.TempPathFactory, ended: dict[str, tuple[Ended, list[dict[str, Any]]]],
+) -> tuple[Ended, list[dict[str, Any]]]:  # fmt: skip
+    """How the mixed file ended in one way, and then in the other, each by one of the two module forms."""
+    name = request.param
+    if name not in ended:
+        folder = tmp_path_factory.mktemp("batch")
+        source = write(folder / "in.jsonl", ["", *(json.dumps(line) for line in MIXED[:3]), "", "  ", *MIXED[3:], ""])
+        module = "pdserve.entrypoints.openai.run_batch" if name == WAYS[0] else "pdserve.endpoints.openai.run_batch"
+        said = run(folder, "-m", module, "-i", source, "-o", folder / "out.jsonl", *flags_of(name))
+        assert said.status == 0, said.err
+        ended[name] = said, read(folder / "out.jsonl")
+    return ended[name]
+
+
+@pytest.fixture
+def answered(way: tuple[Ended, list[dict[str, Any]]]) -> Lines:
+    """The output by custom_id."""
+    return {line["custom_id"]: line for line in way[1]}
+
+
+def body(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a line that was answered well."""
+    assert (line["error"], line["response"]["status_code"]) == (None, 200)
+    answer: dict[str, Any] = line["response"]["body"]
+    return answer
+
+
+def test_a1_1_every_line_is_answered_once_in_its_order_and_blank_ones_are_none(
+    way: tuple[Ended, list[dict[str, Any]]],
+) -> None:
+    assert [line["custom_id"] for line in way[1]] == [line["custom_id"] for line in MIXED]
+
+
+def test_a1_2_the_command_ends_with_0_and_says_what_it_did(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+    counts = f"{len(MIXED)} lines answered ({len(MIXED) - len(GOOD)} errors)"
+
+    assert way[0].status == 0
+    assert re.fullmatch(re.escape(counts) + r" in \d+\.\d s, \d+\.\d tokens/s: \S+/out\.jsonl\n", way[0].out)
+    assert "%|" not in way[0].err, "no bar where nobody looks"
+
+
+def test_a1_3_both_module_forms_and_both_ways_say_the_same(
+    way: tuple[Ended, list[dict[str, Any]]], ended: dict[str, tuple[Ended, list[dict[str, Any]]]]
+) -> None:
+    first = ended[WAYS[0]][1] if WAYS[0] in ended else way[1]
+
+    for line, other in zip(way[1], first, strict=True):
+        assert_alike(without_ids(line), without_ids(other))
+
+
+def test_a1_5_both_names_of_the_limit_cap_the_output(answered: Lines) -> None:
+    for name, limit in (("helpful", 5), ("unhelpful", 3), ("text", 7)):
+        answer = body(answered[name])
+        assert answer["usage"]["completion_tokens"] == limit
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a1_6_every_line_has_the_envelope_and_an_id_of_its_own(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+    for line in way[1]:
+        jsonschema.validate(line, LINE_SCHEMA)
+        assert (line["error"] is None) is (line["custom_id"] in GOOD)
+    ids = [line["id"] for line in way[1]]
+    ids += [line["response"]["request_id"] for line in way[1] if line["response"] is not None]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a1_7_8_a_chat_has_every_field(answered: Lines) -> None:
+    for name in ("helpful", "unhelpful"):
+        answer = body(answered[name])
+        (choice,) = answer["choices"]
+        usage = answer["usage"]
+        assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
+        assert isinstance(answer["created"], int)
+        assert answer["id"].startswith("chatcmpl-")
+        assert choice["message"]["role"] == "assistant"
+        assert isinstance(choice["message"]["content"], str)
+        assert (choice["index"], choice["logprobs"], choice["stop_reason"]) == (0, None, None)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_a1_9_11_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
+    first, again = body(answered["vector"]), body(answered["vector again"])
+
+    assert (first["object"], first["id"][:5], first["model"]) == ("list", "embd-", "tiny")
+    (one,) = first["data"]
+    assert (one["index"], one["object"], len(one["embedding"])) == (0, "embedding", 64)
+    assert again["data"][0]["embedding"] == pytest.approx(one["embedding"], abs=1e-6)
+    tokens = first["usage"]["prompt_tokens"]
+    assert first["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+
+
+def test_a1_10_11_scores_stand_among_chats_by_both_paths(answered: Lines) -> None:
+    answer, other = body(answered["scores"]), body(answered["other scores"])
+
+    assert (answer["object"], answer["id"][:6]) == ("list", "score-")
+    assert [(one["index"], one["object"]) for one in answer["data"]] == [(0, "score"), (1, "score")]
+    assert all(-1 <= one["score"] <= 1 for one in answer["data"])
+    assert [one["score"] for one in other["data"]] == pytest.approx([one["score"] for one in answer["data"]], abs=1e-5)
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["usage"]["prompt_tokens_details"] is None
+
+
+def test_a1_12_a_line_to_another_model_is_404_and_the_run_goes_on(answered: Lines) -> None:
+    line = answered["another model"]
+
+    assert line["response"]["status_code"] == 404
+    assert "gpt-9" in line["error"]["message"]
+    assert set(GOOD) <= {name for name, one in answered.items() if one["error"] is None}
+
+
+def test_a1_21_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> None:
+    line = answered["bad url"]
+
+    assert line["response"]["status_code"] == 400
+    said = line["error"]["message"]
+    assert said.startswith("URL /bad_url is not a supported endpoint. Supported endpoints: ")
+    for url in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score"):
+        assert url in said
+
+
+def test_a1_22_a_line_that_asks_for_a_stream_is_that_lines_error(answered: Lines) -> None:
+    assert "Request must not be sent in stream mode" in answered["streamed"]["error"]["message"]
+
+
+@pytest.mark.parametrize(("name", "words"), [("got", "POST"), ("no object", "body"), ("wrong field", "max_tokens")])
+def test_a1_24_what_is_wrong_in_a_request_is_that_lines_error(answered: Lines, name: str, words: str) -> None:
+    assert answered[name]["response"]["status_code"] == 400
+    assert words in answered[name]["error"]["message"]
+
+
+def test_a1_23_an_endpoint_that_the_model_lacks_is_that_lines_error(tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "bert")
+    save_words(model)
+    write(tmp_path / "in.jsonl", [request("vector", "/v1/embeddings", input="w1 w2"), chat("chat")])
+    job = BatchJob(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+
+    async def answer() -> None:
+        engine = EngineOptions(model=str(model), served_model_name=("tiny",), dtype="float32")
+        async with inner_app(engine, SchedulerOptions()) as app:
+            with prepare(job) as prepared:
+                await run_batch(prepared, AppAnswerer(app), on_progress=lambda progress: None)
+
+    asyncio.run(answer())
+    vector, refused = read(tmp_path / "out.jsonl")
+
+    assert len(body(vector)["data"][0]["embedding"]) == 24
+    assert refused["response"]["status_code"] == 400
+    assert "makes vectors; /v1/chat/completions needs one that generates text" in refused["error"]["message"]
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Fail unless both are equal but for what is left of a number when it is added up in another order."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list) and isinstance(other, list):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_alike(mine, theirs)
+    else:
+        assert one == (pytest.approx(other, abs=1e-5) if isinstance(other, float) else other)

@@ -1,0 +1,71 @@
+"""Files of requests for run-batch, and the command run on them as users run it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOSTILE_FOLDER = ("engine.py", "batch/__init__.py", "wire.py", "scheduler/__init__.py")
+"""What a user's folder may hold: names of our packages."""
+TIMEOUT_S = 200.0
+
+
+def request(custom_id: str, url: str, /, **body: Any) -> dict[str, Any]:
+    """Return a line to the model that goes by `tiny`, greedy where it writes."""
+    greedy = {"temperature": 0} if url.endswith("completions") else {}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "tiny"} | greedy | body}
+
+
+def chat(custom_id: str, system: str = "You are a helpful assistant.", /, **fields: Any) -> dict[str, Any]:
+    """Return the chat that the guides print, of five tokens."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello world!"}]
+    limit = {} if {"max_tokens", "max_completion_tokens"} & fields.keys() else {"max_tokens": 5}
+    return request(custom_id, "/v1/chat/completions", messages=messages, **limit, **fields)
+
+
+def write(path: Path, lines: Iterable[Mapping[str, Any] | str]) -> Path:
+    """Write a file, one line each; a text is a line as it stands."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of an output."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def without_ids(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answered line without what differs from run to run: ids and the time."""
+    response = line["response"]
+    if response is None:
+        return {"custom_id": line["custom_id"], "error": line["error"]}
+    body = {name: value for name, value in (response["body"] or {}).items() if name not in ("id", "created", "pdserve")}
+    told = {"status_code": response["status_code"], "body": body}
+    return {"custom_id": line["custom_id"], "response": told, "error": line["error"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run(folder: Path, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
+    """Run `python WORDS` from `folder`, which holds files with names of our packages."""
+    for name in HOSTILE_FOLDER:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("raise SystemExit('imported from the current folder')\n")
+    plain = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    ended = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder,
+        stdin=subprocess.DEVNULL, env=plain | dict(env or {}),
+    )  # fmt: skip
+    return Ended(ended.returncode, ended.stdout, ended.stderr)

@@ -1,0 +1,101 @@
+"""One server on loopback for batches: files to fetch, a place to send them to, and a model that says a word."""
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+
+class Loopback:
+    """Owns the server. `files` are served by path; `statuses` are what PUTs are answered with, 200 behind the last.
+
+    `hold` keeps answers of the model back while it is clear, but for the first `free` of them.
+    """
+
+    def __init__(self, files: Mapping[str, bytes] = {}, *, free: int = 0) -> None:
+        self.files = dict(files)
+        self.statuses: list[int] = []
+        self.puts: list[tuple[str, bytes]] = []
+        self.headers: list[dict[str, str]] = []
+        self.asked: dict[str, int] = defaultdict(int)
+        self.hold = threading.Event()
+        self.hold.set()
+        self.free = free
+        self.held = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        loopback = self
+
+        class Handler(_Handler):
+            owner = loopback
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def say(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the model's answer, which repeats the prompt; wait while answers are held."""
+        with self._lock:
+            self.asked[str(body.get("prompt"))] += 1
+            waits = sum(self.asked.values()) > self.free
+        if waits and not self.hold.is_set():
+            self.held.release()
+            self.hold.wait(60)
+        told = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+        choice = {"index": 0, "text": f"said {body.get('prompt')}", "logprobs": None, "finish_reason": "stop"}
+        return told | {"choices": [choice], "usage": usage}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hold.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: Loopback
+
+    def do_GET(self) -> None:
+        """Serve a file, or the card of the model."""
+        if self.path == "/v1/models":
+            return self._send(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode())
+        content = self.owner.files.get(self.path.partition("?")[0])
+        return self._send(404, b"no such key") if content is None else self._send(200, content)
+
+    def do_PUT(self) -> None:
+        """Take a file, or refuse it."""
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.owner.puts.append((self.path, content))
+        self.owner.headers.append(dict(self.headers))
+        status = self.owner.statuses.pop(0) if self.owner.statuses else 200
+        self._send(status, b"" if status == 200 else b"AccessDenied: the bucket says no")
+
+    def do_POST(self) -> None:
+        """Answer as the model does."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.owner.headers.append(dict(self.headers))
+        self._send(200, json.dumps(self.owner.say(self.path, body)).encode())
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
