@@ -1,0 +1,96 @@
+"""A batch's figures for Prometheus, and those of the engine in its process behind them."""
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+import pytest
+
+from batch.answering import NO_HEADERS, Answer
+from batch.runner import Progress
+from pdserve.batch_metrics import serve_metrics
+from pdserve.client import parse_metrics
+from wire.errors import ConfigError, Unavailable
+
+PROGRESS = Progress(total=10, done=4, errors=1, resumed=2, prompt_tokens=30, completion_tokens=20)
+
+
+class Engine:
+    """An Answerer that tells one figure, or nothing."""
+
+    def __init__(self, page: bytes | None) -> None:
+        self.page = page
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        assert (method, path) == ("GET", "/metrics")
+        if self.page is None:
+            raise Unavailable("it is gone")
+        return Answer(200, {}, self.page)
+
+
+def fetched(progress: Progress | None, engine: Engine | None, path: str = "/metrics") -> tuple[int, str]:
+    """Serve on a free port and fetch one page."""
+
+    def fetch(port: int) -> tuple[int, str]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, ""
+
+    async def ask() -> tuple[int, str]:
+        async with serve_metrics("127.0.0.1", 0, lambda: progress, engine) as port:
+            return await asyncio.to_thread(fetch, port)
+
+    return asyncio.run(ask())
+
+
+def test_lines_and_tokens_are_counted() -> None:
+    status, page = fetched(PROGRESS, None)
+
+    assert status == 200
+    assert {(one.name, *one.labels.values()): one.value for one in parse_metrics(page)} == {
+        ("pdserve_batch_file_lines",): 10,
+        ("pdserve_batch_lines_total", "good"): 3,
+        ("pdserve_batch_lines_total", "error"): 1,
+        ("pdserve_batch_tokens_total", "prompt"): 30,
+        ("pdserve_batch_tokens_total", "completion"): 20,
+    }
+
+
+def test_the_figures_of_the_engine_stand_behind() -> None:
+    status, page = fetched(PROGRESS, Engine(b"vllm:num_requests_running 3\n"))
+
+    assert status == 200
+    assert page.endswith("vllm:num_requests_running 3\n")
+    assert "pdserve_batch_file_lines 10.0\n" in page
+
+
+def test_an_engine_that_tells_nothing_takes_nothing_away() -> None:
+    status, page = fetched(PROGRESS, Engine(None))
+
+    assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
+
+
+def test_before_the_first_line_there_are_none_and_other_paths_are_404() -> None:
+    assert fetched(None, None) == (200, "")
+    assert fetched(PROGRESS, None, "/secrets")[0] == 404
+
+
+def test_a_port_in_use_is_said() -> None:
+    async def serve(port: int) -> None:
+        async with serve_metrics("127.0.0.1", port, lambda: PROGRESS, None):
+            pass
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
+            asyncio.run(serve(port))

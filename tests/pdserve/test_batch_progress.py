@@ -1,0 +1,125 @@
+"""What a batch says of itself: a bar on a terminal, lines elsewhere, and its last words."""
+
+import asyncio
+import io
+import re
+
+import pytest
+
+import pdserve.batch_progress
+from batch.runner import Progress
+from pdserve.batch_progress import ProgressView
+from pdserve.batch_words import command_again, counted
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def progress(done: int, *, errors: int = 0, resumed: int = 0, tokens: int = 0) -> Progress:
+    return Progress(200, done, errors, resumed, 10 * tokens, tokens)
+
+
+def test_rates_are_of_this_run_alone() -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock)
+
+    view.take(progress(50, resumed=50, tokens=500))
+    clock.now += 20
+    view.take(progress(90, errors=3, resumed=50, tokens=700))
+
+    assert view.line() == "90 of 200 lines, 3 errors, 2.0 lines/s, 10.0 tokens/s, 55s left"
+    assert view.seconds == 20
+
+
+def test_before_the_first_line_nothing_is_promised() -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock)
+    before = view.line()
+    view.take(progress(0))
+    clock.now += 10
+
+    assert before == "0 lines answered"
+    assert view.line() == "0 of 200 lines, 0 errors, 0.0 lines/s, 0.0 tokens/s, ? left"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(75, "1m15s"), (7500, "2h05m"), (9, "9s")])
+def test_the_time_left_is_short(seconds: int, shown: str) -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock)
+
+    view.take(progress(0))
+    clock.now += seconds
+    view.take(progress(100))
+
+    assert view.line().endswith(f" {shown} left")
+
+
+def test_elsewhere_a_plain_line_comes_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdserve.batch_progress, "EVERY_S", 0.0)
+    told = asyncio.Event()
+
+    class Lines(io.StringIO):
+        def flush(self) -> None:
+            if self.getvalue().count("\n") >= 3:
+                told.set()
+
+    stream = Lines()
+    view = ProgressView(stream=stream)
+    view.take(progress(50))
+
+    async def watch() -> None:
+        async with view.kept():
+            await asyncio.wait_for(told.wait(), 30)
+
+    asyncio.run(watch())
+
+    assert {line.partition(",")[0] for line in stream.getvalue().splitlines()} == {"50 of 200 lines"}
+    assert "%" not in stream.getvalue()
+
+
+def test_a_terminal_has_a_bar_that_begins_where_the_run_before_ended() -> None:
+    stream, clock = Terminal(), Clock()
+    view = ProgressView(stream=stream, clock=clock)
+
+    async def watch() -> None:
+        async with view.kept():
+            view.take(progress(50, resumed=50))
+            clock.now += 10
+            view.take(progress(200, errors=7, resumed=50, tokens=40))
+
+    asyncio.run(watch())
+
+    shown = [line for line in re.split(r"[\r\n]+", stream.getvalue()) if line.strip()]
+    assert " 25%|" in shown[0]
+    assert "50/200 lines [" in shown[0]
+    assert "100%|" in shown[-1]
+    assert "200/200 lines [" in shown[-1]
+    assert "4.0 tokens/s, 7 errors]" in shown[-1]
+
+
+def test_the_command_to_go_on_with_has_no_secret_in_it() -> None:
+    argv = ["-i", "a b.jsonl", "-o", "https://b.example/out?X-Amz-Signature=5ec3e7", "--api-key", "sk-1"]
+    argv += ["--api-key=sk-2", "--base-url=http://user:word@h:1"]
+
+    again = command_again(("pdserve", "run-batch"), argv)
+
+    assert again.startswith("pdserve run-batch -i 'a b.jsonl' -o 'https://b.example/out?(hidden)' --api-key KEY")
+    assert not {"5ec3e7", "sk-1", "sk-2", "word"} & set(re.split(r"[^\w-]+", again))
+
+
+@pytest.mark.parametrize(
+    ("done", "errors", "said"),
+    [(1, 0, "1 line answered (0 errors) in 2.0 s, 3.0 tokens/s"), (1200, 1, "1,200 lines answered (1 error) in")],
+)
+def test_the_last_words_have_the_counts(done: int, errors: int, said: str) -> None:
+    assert counted(done, errors, 2.0, 3.0).startswith(said)
