@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -54,7 +55,7 @@ class RawServer:
 
 
 @contextlib.asynccontextmanager
-async def raw_server(handler: Handler) -> AsyncIterator[RawServer]:
+async def raw_server(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     """Serve one request a connection with `handler`, and close the connection when it returns."""
     running: set[asyncio.Task[None]] = set()
 
@@ -69,7 +70,7 @@ async def raw_server(handler: Handler) -> AsyncIterator[RawServer]:
             server.asked.append(asked)
             await handler(asked)
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     server = RawServer(listener.sockets[0].getsockname()[1])
     try:
         async with asyncio.timeout(DEADLINE_S):
