@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from pdserve.bench.load.session import get_json, open_session
 from pdserve.bench.load.summary import Summary, summarize
 from pdserve.bench.load.svg import to_svg
 from pdserve.bench.load.timeline import Timeline
+from pdserve.bench.serve_about import about, file_name
 from pdserve.bench.serve_asks import make_asks
 from pdserve.bench.serve_options import ServeOptions, parse
 from pdserve.termination import unwind_on_sigterm
@@ -106,10 +106,10 @@ class _Bench:
             print(line)
         now = datetime.now()
         if options.save_result:
-            result = _about(options, self._model, now)
+            result = about(options, self._model, now)
             result |= measured(record, summary, self._client, detailed=options.save_detailed)
             _write(
-                Path(options.result_dir) / _file_name(options, self._model, now), (json.dumps(result) + "\n").encode()
+                Path(options.result_dir) / file_name(options, self._model, now), (json.dumps(result) + "\n").encode()
             )
         if options.plot:
             picture = draw(record.in_order, title=f"{self._model}, {options.url}")
@@ -139,11 +139,7 @@ def _dialect(options: ServeOptions, model: str) -> Dialect:
     fields: dict[str, Any] = {"temperature": options.temperature}
     if options.ignore_eos:
         fields["ignore_eos"] = True
-    if options.extra_body:
-        try:
-            fields |= json.loads(options.extra_body)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"--extra-body {options.extra_body}: no JSON object ({error})") from error
+    fields |= options.extra_fields
     make = Chat if options.backend == "openai-chat" else Completions
     return make(model, fields, options.endpoint) if options.endpoint else make(model, fields)
 
@@ -152,33 +148,6 @@ async def _warm_up(endpoint: Endpoint, asks: Sequence[Ask], count: int) -> None:
     for line in await asyncio.gather(*(endpoint.send(asks[i % len(asks)]) for i in range(count))):
         if line.failure is not None:
             raise Unavailable(f"a request of --num-warmups failed, {line.failure}")
-
-
-def _about(options: ServeOptions, model: str, now: datetime) -> dict[str, Any]:
-    own = {
-        "date": now.strftime("%Y%m%d-%H%M%S"),
-        "endpoint_type": options.backend,
-        "backend": options.backend,
-        "label": options.label or None,
-        "model_id": model,
-        "tokenizer_id": options.tokenizer or model,
-        "num_prompts": options.num_prompts,
-        "request_rate": "inf" if options.request_rate == float("inf") else options.request_rate,
-        "burstiness": options.burstiness,
-        "max_concurrency": options.max_concurrency,
-        "base_url": options.url,
-        "seed": options.seed,
-    }
-    return own | dict(text.split("=", 1) for text in options.metadata)
-
-
-def _file_name(options: ServeOptions, model: str, now: datetime) -> str:
-    if options.result_filename:
-        return options.result_filename
-    at_most = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
-    name = re.sub(r"[^\w.-]", "_", model.rsplit("/", 1)[-1])
-    label = options.label or options.backend
-    return f"{label}-{options.request_rate}qps{at_most}-{name}-{now:%Y%m%d-%H%M%S}.json"
 
 
 def _write(path: Path, content: bytes) -> None:

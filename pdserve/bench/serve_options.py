@@ -1,9 +1,11 @@
 """The flags of `pdserve bench serve`; vLLM's names where it has them."""
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pdserve.bench.load.png import require_png
 from pdserve.bench.load.summary import GOALS, METRICS
@@ -103,6 +105,17 @@ class ServeOptions:
         """What --header says. Raises ConfigError."""
         return _pairs("--header", self.header)
 
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """What --extra-body says. Raises ConfigError."""
+        try:
+            fields = json.loads(self.extra_body or "{}")
+        except ValueError as error:
+            raise ConfigError(f"--extra-body {self.extra_body}: no JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise ConfigError(f"--extra-body {self.extra_body}: no JSON object")
+        return fields
+
 
 def parse(argv: Sequence[str]) -> ServeOptions:
     """Return the options of a command line. Raises ConfigError."""
@@ -143,7 +156,7 @@ def check(options: ServeOptions) -> ServeOptions:
         raise ConfigError(f"--plot {options.plot}: name a file that ends in .svg or .png")
     if options.plot.endswith(".png"):
         require_png()
-    _ = options.goals, options.headers, _pairs("--metadata", options.metadata)
+    _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)
     return options
 
 

@@ -77,7 +77,7 @@ def _max_len(request: PdRequest) -> int:
 def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterator[Outcome]:
     with _work_folder() as work:
         for place, contestant in enumerate(_contestants(request, work)):
-            with started(contestant, work / f"contestant-{place}", say):
+            with started(contestant, work / f"contestant-{place}", request.options.startup_timeout, say):
                 yield from run(_measure(contestant, loads, request, request.options.seed + number))
 
 

@@ -35,6 +35,7 @@ class PdOptions:
     seed: int = flag(0, "of prompts and arrivals", parse=int)
     only: tuple[str, ...] = flag((), "loads whose name has one of these in it (default: all)", many=True)
     vllm: str = flag("", "Python or `vllm` of an environment with vLLM's CPU build: its pair and replicas too")
+    startup_timeout: float = flag(600.0, "seconds that each contestant has to be ready", parse=float)
     json: str = flag("", "write the figures into this file")
 
 
@@ -70,6 +71,8 @@ def parse(argv: Sequence[str]) -> PdRequest:
     options = from_namespace(PdOptions, namespace)
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: at least 1")
+    if not options.startup_timeout > 0:
+        raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: more than 0 s")
     if options.vllm and not os.access(options.vllm, os.X_OK):
         raise ConfigError(f"--vllm {options.vllm} is no program: give the Python of vLLM's environment")
     fill_model(namespace)

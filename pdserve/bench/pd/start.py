@@ -12,13 +12,15 @@ from pdserve.processes import POLL_S, Child, stop
 from pdserve.readiness import ask
 from wire.errors import DeadlineExceeded, Unavailable
 
-START_TIMEOUT_S = 600.0
 _GRACE_S = 10.0
 
 
 @contextlib.contextmanager
-def started(contestant: Contestant, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold its processes, ready; logs in `folder`. Raises Unavailable when one ends, DeadlineExceeded."""
+def started(contestant: Contestant, folder: Path, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold its processes, ready within `timeout_s`; logs in `folder`.
+
+    Raises Unavailable when one ends, DeadlineExceeded when one does not answer in time, both with where the logs are.
+    """
     children: list[Child] = []
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or contestant.is_ours}
     try:
@@ -26,7 +28,7 @@ def started(contestant: Contestant, folder: Path, say: Callable[[str], None]) ->
             children.append(Child(plan, folder / f"{plan.name}.log", environ))  # each is ours from its start on
         say(f"{contestant.name}: starting {', '.join(plan.name for plan in contestant.plans)}")
         began_s = time.monotonic()
-        _wait(contestant, children)
+        _wait(contestant, children, timeout_s)
         say(f"{contestant.name}: ready after {time.monotonic() - began_s:.0f} s")
         yield
     finally:
@@ -34,8 +36,8 @@ def started(contestant: Contestant, folder: Path, say: Callable[[str], None]) ->
         children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
 
 
-def _wait(contestant: Contestant, children: Sequence[Child]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _wait(contestant: Contestant, children: Sequence[Child], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     waiting = [Client(url) for url in contestant.urls]
     words = ""
     while waiting:
@@ -48,7 +50,9 @@ def _wait(contestant: Contestant, children: Sequence[Child]) -> None:
             del waiting[0]
             continue
         if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{contestant.name} is not ready after {START_TIMEOUT_S:g} s: {words or 'silent'}")
+            logs = ", ".join(child.record.log for child in children)
+            silent = words or "it does not answer"
+            raise DeadlineExceeded(f"{contestant.name} is not ready after {timeout_s:g} s: {silent} (logs: {logs})")
         time.sleep(POLL_S)
 
 

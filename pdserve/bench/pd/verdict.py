@@ -73,7 +73,7 @@ def _busy_words(one: Outcome) -> str:
         return f"{words}: {most} did more of the work, and neither was the limit"
     if low >= _SATURATED:
         return f"{words}: both were at their limit"
-    return f"{words}: the work was shared evenly"
+    return f"{words}: neither was the limit"
 
 
 def _hop_words(one: Outcome) -> str:

@@ -62,6 +62,8 @@ def test_a_command_line_of_vllm_is_taken() -> None:
         (["--dataset-path", "f"], "random prompts need no --dataset-path"),
         (["--plot", "f.jpg"], "--plot f.jpg: name a file that ends in .svg or .png"),
         (["--base-url", "localhost:9000"], "--base-url localhost:9000: it begins with http"),
+        (["--extra-body", "{"], "--extra-body {: no JSON"),
+        (["--extra-body", "[1]"], "no JSON object"),
         (["--header", "x"], "--header takes KEY=VALUE"),
         (["--requests-rate", "3"], "did you mean --request-rate"),
     ],

@@ -33,6 +33,7 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
     ("argv", "words"),
     [
         (["--rounds", "0"], "--rounds 0: at least 1"),
+        (["--startup-timeout", "0"], "--startup-timeout 0: more than 0 s"),
         (["--port", "9000"], "--port is decided by `pdserve bench pd` itself"),
         (["--vllm", "no/such"], "--vllm no/such is no program"),
         (["--only", "nothing"], "--only nothing is in none of: one at a time"),

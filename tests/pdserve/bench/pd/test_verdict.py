@@ -50,7 +50,7 @@ def test_the_busier_instance_is_named_with_what_the_other_left_unused() -> None:
         "unused; a KV hop took 2.2 ms for 3.0 MiB",
         "burst, colocated: combined-0 99% busy, combined-1 90% busy: both were at their limit",
         "slow, P/D: decode-0 50% busy, prefill-0 10% busy: decode-0 did more of the work, and neither was the limit",
-        "slow, colocated: combined-1 35% busy, combined-0 30% busy: the work was shared evenly",
+        "slow, colocated: combined-1 35% busy, combined-0 30% busy: neither was the limit",
     ]
 
 
