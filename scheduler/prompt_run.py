@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
@@ -34,7 +35,7 @@ class PromptRun:
         self._scores = OrderedScores()
         self._chain = self._chain_with(())
         self._searches = False
-        self.times = StageTimes()
+        self._times: dict[str, Any] = {}
         self.avoid: frozenset[tuple[int | None, int]] = frozenset()
         self._new_id = new_id
         self._emit = emit
@@ -188,9 +189,12 @@ class PromptRun:
 
     def add_times(self, more: StageTimes) -> None:
         """Take the durations that `more` knows."""
-        known = {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
-        if known:
-            self.times = dataclasses.replace(self.times, **known)
+        self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
+
+    @property
+    def times(self) -> StageTimes:
+        """The durations known, each the last that was told."""
+        return StageTimes(**self._times)
 
     def stop(self, sequence: int) -> None:
         """End a sequence from this side, everywhere."""

@@ -121,9 +121,9 @@ class Registry:
 
     def instance(self, index: int) -> Instance:
         """Return a living instance by its table index. Raises InstanceLost."""
-        for instance in self.living():
-            if instance.index == index:
-                return instance
+        for member in self.members:
+            if member.expected.index == index and member.instance is not None and member.is_living:
+                return member.instance
         raise InstanceLost(f"{self.name(index)} is not connected")
 
     def name(self, index: int) -> str:

@@ -17,7 +17,7 @@ class Running:
 
     def __init__(self) -> None:
         self._events: deque[PathEvent] = deque()
-        self._changed = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._over = False
         self._error: PdserveError | None = None
         self._next_index: dict[tuple[int, int], int] = {}
@@ -54,9 +54,9 @@ class Running:
                     yield self._read()
                 if self._over:
                     break
-                self._changed.clear()
                 self._is_awaited = True
-                await self._changed.wait()
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
         finally:
             self._cancel()
         if self._error is not None:
@@ -92,7 +92,9 @@ class Running:
 
     def _wake(self) -> None:
         self._is_awaited = False
-        self._changed.set()
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def _read(self) -> PathEvent:
         event = self._events.popleft()

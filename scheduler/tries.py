@@ -101,8 +101,11 @@ class Tries:
     async def _wait_for_grant(self, prompt: PromptRun, waiting: Waiting, failure: PdserveError | None) -> Grant:
         """Wait in the queue. When no pair is left to try, what failed the last one is raised."""
         try:
-            async with asyncio.timeout_at(prompt.deadline):
+            if waiting.grant.done():  # as where nobody waits before it: no timer then
                 grant = await waiting.grant
+            else:
+                async with asyncio.timeout_at(prompt.deadline):
+                    grant = await waiting.grant
         except TimeoutError:
             prompt.stage += f": {self._placer.why_waiting(waiting.facts) or 'others are before it'}"
             raise prompt.deadline_error() from None

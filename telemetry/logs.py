@@ -1,6 +1,7 @@
 """Logs are events with fields: `kv_sent request_id=… blocks=… ms=…`, one line each, safe against what clients send."""
 
 import logging
+import re
 import sys
 import time
 from typing import TextIO
@@ -9,6 +10,7 @@ from telemetry.json_lines import JsonFormatter
 
 FORMATS = ("text", "json")
 _MAX_VALUE = 1000
+_PLAIN = re.compile(rf"[!#-\[\]-~]{{1,{_MAX_VALUE}}}")  # printable ASCII but for space, quote and backslash
 
 
 class Event:
@@ -95,6 +97,8 @@ def _for_libraries(stream: TextIO | None) -> logging.Handler:
 
 def _value(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if _PLAIN.fullmatch(text):
+        return text
     text = text.encode("unicode_escape").decode("ascii")
     if len(text) > _MAX_VALUE:
         text = text[:_MAX_VALUE] + "…"

@@ -54,7 +54,8 @@ async def prepare(front: Front, body: CompletionBody, request: Request) -> Gener
             one if isinstance(one, str) and bounded else tokens.decode(ids)
             for one, ids in zip(given, prepared.prompts, strict=True)
         )
-    seeds = () if body.seed is not None else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
+    shares_seed = body.seed is not None or len(prompts) == 1
+    seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
     request_id = new_id("cmpl")
     shape = CompletionShape(shown_id(request_id, request), body.model, prepared.teller, prepared.asked)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)

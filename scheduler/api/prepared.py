@@ -49,7 +49,8 @@ class Prepared:
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
         )  # fmt: skip
-        return Generation(self.front, request, dataclasses.replace(self.text, echo=echo), shape, self.asked)
+        text = dataclasses.replace(self.text, echo=echo) if echo else self.text
+        return Generation(self.front, request, text, shape, self.asked)
 
 
 async def prepare_generation(
@@ -67,7 +68,7 @@ async def prepare_generation(
     check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(
-        front, cut, params, dataclasses.replace(text, prompt_only=body.max_output == 0), asked,
+        front, cut, params, text, asked,
         TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
     )  # fmt: skip

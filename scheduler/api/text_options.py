@@ -20,6 +20,7 @@ def read_text_options(
         min_tokens=body.min_tokens or 0,
         silent_stop_ids=frozenset() if body.ignore_eos else frozenset(tokens.eos_token_ids),
         continues_prompt=continues_prompt,
+        prompt_only=body.max_output == 0,
     )
 
 
