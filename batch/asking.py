@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from batch.answering import Answer, Answerer
 from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
-from batch.output_line import Outcome, answered, failed, new_request_id
+from batch.output_line import Outcome, answered, failed, new_request_id, words_of
 from batch.request_line import Question, Refused, question_of
 from telemetry.capped import CappedLog
 from wire.errors import Unavailable
@@ -69,23 +69,24 @@ class Asker:
 
     async def _give_up(self, answer: Answer | None, lost: Unavailable | None) -> Answer:
         """Return what came last, or raise it, as the line's error; raise BatchStopped where nobody could answer."""
-        words = str(lost) if answer is None else f"the server answers {answer.status}"
-        if not await self._is_well():
-            raise BatchStopped(f"{words}, and it is not well")
+        words = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
+        if (ill := await self._illness()) is not None:
+            raise BatchStopped(f"{words}, and {ill}")
         if answer is None:
             assert lost is not None
             raise lost
         return answer
 
-    async def _is_well(self) -> bool:
-        """Whether the answerer says that it is well; one without such a path has at least answered."""
+    async def _illness(self) -> str | None:
+        """Say how the answerer is not well, None if it is; one without such paths has at least answered."""
         for path in _PROBES:
             try:
-                if (await self._answerer.ask("GET", path)).status >= 500:
-                    return False
+                status = (await self._answerer.ask("GET", path)).status
             except Unavailable:
-                return False
-        return True
+                return f"nobody answers {path}"
+            if status >= 500:
+                return f"{path} answers {status}"
+        return None
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 401:

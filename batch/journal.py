@@ -73,7 +73,11 @@ class Journal:
         with self._closing:
             if self._is_open and not self._is_synced:
                 self._is_synced = True  # what is appended meanwhile says otherwise again
-                os.fsync(self._descriptor)
+                try:
+                    os.fsync(self._descriptor)
+                except OSError:
+                    self._is_synced = False
+                    raise
 
     def line(self, position: int) -> tuple[bytes, bool]:
         """Return the output's line of a request that has its answer, and whether it failed. Raises OSError."""

@@ -60,6 +60,15 @@ def failed(custom_id: str, request_id: str, status: int, message: str, param: st
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 
+def words_of(answer: Answer) -> str:
+    """Return the message of an answer that is an error."""
+    try:
+        body = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        body = None
+    return str(_told_error("", answer, body)["message"])
+
+
 def _told_error(path: str, answer: Answer, body: Any) -> dict[str, Any]:
     """Return the error that a body tells, in our form; of another body, its text."""
     status, told = answer.status, body.get("error", body) if isinstance(body, dict) else None

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import ssl
 from collections.abc import Mapping
 from typing import Self
 from urllib.parse import urlsplit
@@ -39,7 +40,8 @@ class UrlAnswerer:
 
     async def __aenter__(self) -> Self:
         """Open the pool of connections, which are made as they are needed."""
-        connector = aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections)
+        trusted = ssl.create_default_context() if self.shown.startswith("https:") else True
+        connector = aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections, ssl=trusted)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
@@ -86,6 +88,8 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not one that this machine trusts"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.strerror or type(error.os_error).__name__}"
     if isinstance(error, aiohttp.ServerDisconnectedError | asyncio.IncompleteReadError | aiohttp.ClientPayloadError):

@@ -1,8 +1,10 @@
 """A file that appears whole or not at all: written beside its place, kept by the disk, then renamed."""
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,19 +36,20 @@ class WholeFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Remove what did not appear."""
-        try:
+        with contextlib.suppress(OSError):  # what is to appear is settled: nothing of it is left to write
             self._file.close()
-        finally:
-            self._beside.unlink(missing_ok=True)
+        self._beside.unlink(missing_ok=True)
 
     def write(self, content: bytes) -> None:
         """Write on. Raises OSError."""
-        self._file.write(content)
+        with _named(self._path):
+            self._file.write(content)
 
     def settle(self) -> None:
         """Have the disk keep all of it. Raises OSError."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with _named(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def appear(self) -> None:
         """Put the settled file into its place, instead of the one there. Raises OSError."""
@@ -84,6 +87,16 @@ def check_folder(path: Path, what: str) -> None:
         raise ConfigError(f"{what} {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{what} {path}: the folder {folder} is read-only")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in an error of its descriptor."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _mode_of(path: Path) -> int:

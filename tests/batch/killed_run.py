@@ -51,7 +51,7 @@ def main() -> None:
     except BatchStopped as stopped:
         print(stopped)
         sys.exit(1)
-    print(f"resumed {progress.resumed}")
+    print(f"resumed {progress.resumed}, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss} KiB")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_a_disk_too_full_for_the_output_keeps_every_answer(folder: Path, unkille
     stopped = _run(folder, max_file_bytes=5000)
 
     assert stopped.returncode == 1, stopped.stderr
-    assert "File too large; 60 of 60 lines are answered" in stopped.stdout
+    assert "out.jsonl: File too large; 60 of 60 lines are answered" in stopped.stdout
     assert not (folder / "out.jsonl").exists()
     assert run(folder).resumed == NUM_LINES
     _check(folder, unkilled)

@@ -1,8 +1,11 @@
 """A run answers every line once, in order; it waits out what passes, and what ends it early loses no answer."""
 
 import asyncio
+import errno
 import json
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 
 from batch.answering import Answer
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import prepare
+from batch.prepared import Prepared, prepare
+from batch.results import write_results
 from batch.runner import Progress, run_batch
 from tests.batch.app_server import DEADLINE_S
 from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, line, plain, read_lines, says, write_lines
@@ -224,6 +228,79 @@ async def test_a_cancelled_run_takes_its_asks_back_and_keeps_what_it_has(job: Ba
     assert (await _run(job, again)).resumed == done >= 8
     assert sum(again.asked.values()) == NUM_LINES - done
     assert [one["response"]["body"]["echo"] for one in read_lines(job.output_path)] == list(range(NUM_LINES))
+
+
+async def test_a_server_that_is_gone_is_quoted(job: BatchJob) -> None:
+    error = {"error": {"message": "no decode instance is ready"}}
+
+    with pytest.raises(BatchStopped, match="answers 503, no decode instance is ready, and /health answers 503; 0 of"):
+        await _run(job, Scripted(lambda n, times: says(error, 503), probe=503))
+
+
+async def test_a_run_cancelled_while_it_writes_the_output_is_taken_up(
+    job: BatchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    writing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(prepared: Prepared, gives_up: threading.Event) -> bool:
+        loop.call_soon_threadsafe(writing.set)
+        assert gives_up.wait(DEADLINE_S)
+        return write_results(prepared, gives_up)
+
+    monkeypatch.setattr("batch.runner.write_results", slow)
+    running = asyncio.ensure_future(_run(job, Scripted()))
+    async with asyncio.timeout(DEADLINE_S):
+        await writing.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    monkeypatch.undo()
+
+    assert sorted(path.name for path in job.output_path.parent.iterdir()) == ["in.jsonl", "out.jsonl.journal"]
+    assert (await _run(job, Scripted())).resumed == NUM_LINES
+
+
+async def test_a_run_cancelled_once_the_output_stands_has_ended_well(
+    job: BatchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    written = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def late(prepared: Prepared, gives_up: threading.Event) -> bool:
+        whole = write_results(prepared, gives_up)
+        loop.call_soon_threadsafe(written.set)
+        assert gives_up.wait(DEADLINE_S)
+        return whole
+
+    monkeypatch.setattr("batch.runner.write_results", late)
+    running = asyncio.ensure_future(_run(job, Scripted()))
+    async with asyncio.timeout(DEADLINE_S):
+        await written.wait()
+        running.cancel()
+
+        assert (await running).done == NUM_LINES
+    assert len(read_lines(job.output_path)) == NUM_LINES
+
+
+async def test_a_disk_that_fails_under_the_journal_ends_the_run(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    class First(Scripted):
+        async def _wait(self) -> None:
+            if max(self.asked) > 0:
+                await asyncio.Event().wait()
+
+    with prepare(job) as prepared:
+        monkeypatch.setattr(os, "fsync", broken)
+        monkeypatch.setattr("batch.runner._SYNC_EVERY_S", 0.0)
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(BatchStopped, match="journal: Input/output error; 1 of 30 lines are answered"):
+                await run_batch(prepared, First(), on_progress=ignore)
+        monkeypatch.undo()
+
+    assert (await _run(job, Scripted())).resumed == 1
 
 
 async def test_a_run_with_nothing_left_asks_nobody(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:

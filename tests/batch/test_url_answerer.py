@@ -5,12 +5,14 @@ import gzip
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from batch.url_answerer import UrlAnswerer
 from tests.batch.app_server import DEADLINE_S, serving
+from tests.wire.certificates import Authority
 from wire.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -117,6 +119,22 @@ async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
     async with _silent() as url, UrlAnswerer(url, timeout_s=0.05) as answerer, asyncio.timeout(DEADLINE_S):
         with pytest.raises(Unavailable, match=r"no whole answer within 0\.05 s"):
             await answerer.ask("POST", "/v1/x", b"{}")
+
+
+async def test_a_certificate_that_is_not_trusted_is_unavailable_in_words(tmp_path: Path) -> None:
+    files = Authority(tmp_path / "ca").sign("server")
+
+    async with serving(Keyed(), files) as url, UrlAnswerer(url, KEY) as answerer:
+        with pytest.raises(Unavailable, match=r"https://.*: its certificate is not one that this machine trusts"):
+            await answerer.ask("POST", "/v1/x", b"{}")
+
+
+async def test_a_certificate_of_a_trusted_authority_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path / "ca")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
+
+    async with serving(Keyed(), authority.sign("server")) as url, UrlAnswerer(url, KEY) as answerer:
+        assert (await answerer.ask("POST", "/v1/x", b"{}")).status == 200
 
 
 @pytest.mark.parametrize(
