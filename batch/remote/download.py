@@ -13,14 +13,16 @@ from batch.remote.digests import Digests
 from batch.remote.exchange import Peers
 from batch.remote.limits import DownloadLimits
 from batch.remote.patience import Patience
+from batch.remote.received_file import ReceivedFile
 from batch.remote.retries import Transient, retried
 from batch.remote.url import RemoteUrl
-from batch.remote.whole_file import WholeFile
 from wire.errors import ConfigError
 
 Progress = Callable[[int, int | None], None]
 """Told the bytes that went over and, where it is known, how many there are; a new try counts from 0 again."""
 _DEFAULT_LIMITS = DownloadLimits()
+# Some stores keep the last one of an upload, whose framing they took off.
+_PLAIN = ("", "identity", "aws-chunked")
 
 
 async def download(
@@ -73,7 +75,7 @@ class _Fetch:
         digests = Digests(response.headers)
         received = 0
         window_end = waits.window_bytes
-        with WholeFile(to) as file:
+        with ReceivedFile(to) as file:
             while piece := await response.content.readany():
                 received += len(piece)
                 if received > self._limits.max_bytes:
@@ -104,7 +106,7 @@ def _redirected(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:
 def _acceptable_length(response: aiohttp.ClientResponse, url: RemoteUrl, max_bytes: int) -> int | None:
     """Return the length that is told, if one is; raise ConfigError where the body is not the file as it is."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
+    if encoding not in _PLAIN:
         raise ConfigError(f"{url}: the file is stored with Content-Encoding {encoding!r:.40}; store it as plain text")
     length = response.content_length
     if length is not None and length > max_bytes:

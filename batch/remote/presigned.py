@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 _SIGNATURES = frozenset({"signature", "sig", "x-amz-signature", "x-goog-signature", "x-oss-signature", "q-signature"})
 _PREFIXES = ("x-amz-", "x-goog-", "x-oss-")
+_SENT = frozenset({"host", "content-length", "content-md5"})
 
 
 def is_presigned(query: str) -> bool:
@@ -17,6 +18,13 @@ def is_bound_to_headers(query: str) -> bool:
     """Say whether this signature counts on absent headers about the content, as version 2 does: then none is sent."""
     names = {name for name, _ in _pairs(query)}
     return bool(names & _SIGNATURES) and not names & {"x-amz-signature", "x-goog-signature"}
+
+
+def missing_headers(query: str) -> list[str]:
+    """Return the headers that a version 4 signature covers and that a transfer does not send."""
+    values = dict(_pairs(query))
+    signed = values.get("x-amz-signedheaders") or values.get("x-goog-signedheaders") or "host"
+    return sorted(set(signed.lower().split(";")) - _SENT)
 
 
 def expires_at(query: str) -> datetime | None:

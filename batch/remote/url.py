@@ -8,8 +8,8 @@ from urllib.parse import urljoin
 
 from yarl import URL
 
-from batch.redaction import redacted
-from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned
+from batch.redaction import redacted, redacted_words
+from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
 from wire.errors import ConfigError
 
 _REMOTE = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2}", re.IGNORECASE)
@@ -46,6 +46,9 @@ class RemoteUrl:
                 raise ValueError
         except ValueError:
             raise ConfigError(f"{shown!r}: the host or the port cannot be read") from None
+        if missing := missing_headers(found.url.raw_query_string):
+            names = redacted_words(", ".join(missing), text)
+            raise ConfigError(f"{shown!r}: signed for headers that are not sent ({names}): sign it for host alone")
         return found
 
     def __str__(self) -> str:

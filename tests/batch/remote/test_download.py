@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,9 +23,8 @@ pytestmark = pytest.mark.anyio
 BODY = b'{"custom_id": "a"}\n' * 40
 SIGNED = "/bucket/in.jsonl?AWSAccessKeyId=SECRETID&Signature=SECRET%2bSECRET%3D&Expires=1715800091"
 EXPIRED = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message><Sig>SECRET+SECRET=</Sig></Error>"
-LIMITS = DownloadLimits(
-    max_bytes=1000, waits=Waits(connect_s=5, idle_s=5), retries=Retries(tries=3, first_delay_s=0.001, max_delay_s=0.01)
-)
+RETRIES = Retries(tries=3, first_delay_s=0.001, max_delay_s=0.01)
+LIMITS = DownloadLimits(max_bytes=1000, waits=Waits(connect_s=5, idle_s=5), retries=RETRIES)
 HASTY = replace(LIMITS, waits=Waits(connect_s=5, idle_s=0.1, floor_bytes_per_s=1000))
 
 
@@ -113,6 +113,17 @@ async def test_a_failure_that_may_pass_is_tried_again(tmp_path: Path, bad: bytes
     assert tries == 3
 
 
+async def test_no_log_line_has_the_secrets_of_a_url(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    bad = answer("503 Slow Down", EXPIRED)
+    async with raw_server(in_turn(bad, b"", ok(BODY)[:-1], ok(BODY))) as server:
+        url = server.url(SIGNED)
+        await download(url, tmp_path / "in", rules=LOOPBACK, limits=replace(LIMITS, retries=replace(RETRIES, tries=4)))
+
+    assert len([line for line in caplog.messages if line.startswith("transfer_tried_again")]) == 3
+    assert "SECRET" not in caplog.text
+
+
 async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with raw_server(in_turn(b"")) as server:
         url = server.url(SIGNED)
@@ -175,6 +186,11 @@ async def test_a_packed_file_is_not_unpacked(tmp_path: Path) -> None:
 
     assert words.endswith("the file is stored with Content-Encoding 'gzip'; store it as plain text")
     assert tries == 1
+
+
+async def test_a_file_that_only_says_it_was_sent_in_chunks_is_plain(tmp_path: Path) -> None:
+    async with raw_server(in_turn(ok(BODY, "Content-Encoding: aws-chunked"))) as server:
+        assert await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS) == len(BODY)
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "304 Not Modified", "501 Not Implemented"])

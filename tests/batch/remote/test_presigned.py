@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned
+from batch.remote.presigned import expires_at, is_bound_to_headers, is_presigned, missing_headers
 
 V2 = "AWSAccessKeyId=ABC&Signature=abc%3D&Expires=1715800091"
 V4 = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20261122T010203Z&X-Amz-Expires=3600&X-Amz-Signature=00"
@@ -45,3 +45,18 @@ def test_a_signature_of_version_2_forbids_headers_about_the_content(query: str, 
 )
 def test_the_end_of_a_signature_is_read_where_it_is_told(query: str, end: datetime | None) -> None:
     assert expires_at(query) == end
+
+
+@pytest.mark.parametrize(
+    ("query", "missing"),
+    [
+        ("", []),
+        (V2, []),
+        (f"{V4}&X-Amz-SignedHeaders=host", []),
+        (f"{V4}&X-Amz-SignedHeaders=content-length%3Bcontent-md5%3Bhost", []),
+        (f"{V4}&X-Amz-SignedHeaders=content-type%3Bhost%3BX-Amz-Meta-A", ["content-type", "x-amz-meta-a"]),
+        (f"{GOOGLE}&X-Goog-SignedHeaders=content-type;host", ["content-type"]),
+    ],
+)
+def test_headers_that_are_signed_and_not_sent_are_found(query: str, missing: list[str]) -> None:
+    assert missing_headers(query) == missing

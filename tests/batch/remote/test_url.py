@@ -1,6 +1,11 @@
 """How the URL of a remote file is read, and what is shown of it."""
 
+from urllib.parse import urlsplit
+
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batch.remote.url import RemoteUrl, is_remote
 from wire.errors import ConfigError
@@ -61,6 +66,35 @@ def test_an_address_in_another_form_than_the_full_one_is_refused(host: str) -> N
         RemoteUrl.parse(f"http://{host}/x")
 
 
+_TEXTS = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["http://", "https://", "HTTP://", "http:"]),
+    st.one_of(st.sampled_from(["ok.example", "127.0.0.1", "[::1]"]), st.text("ab.01:-_[]@%x\u3002", max_size=8)),
+    st.sampled_from(["", ":80", ":0", "/", "?", "/", "?", "/x", "\\", "#", "@", ":pw@", ".", "\r\n", "\t"]),
+    st.text("a/?@:%2.&=", max_size=6),
+)
+
+
+def _read(text: str) -> RemoteUrl | str:
+    try:
+        return RemoteUrl.parse(text)
+    except ConfigError as error:
+        return str(error)
+
+
+@given(_TEXTS)
+def test_other_readers_see_the_same_host_in_what_passes(text: str) -> None:
+    found = _read(text)
+    if isinstance(found, str):
+        assert found.isprintable()
+        return
+
+    one, two = urlsplit(text), httpx.URL(text)
+    port = one.port or {"http": 80, "https": 443}[one.scheme]
+    assert (found.host.lower(), found.port) == (one.hostname, port)
+    assert (found.host.lower(), found.port) == (two.host, two.port or port)
+
+
 @pytest.mark.parametrize(
     ("text", "host", "port", "sent"),
     [
@@ -87,6 +121,13 @@ def test_str_repr_and_format_hide_the_query() -> None:
     for shown in (str(found), repr(found), f"{found}", f"{found!r}", "%s" % found, repr([found])):  # noqa: UP031
         assert "https://s3.us-west-2.amazonaws.com/b/in.jsonl?(hidden)" in shown
         assert "secret" not in shown
+
+
+def test_a_url_signed_for_a_header_that_is_not_sent_is_refused_before_any_work() -> None:
+    with pytest.raises(ConfigError, match=r"not sent \(content-type\): sign it for host alone") as caught:
+        RemoteUrl.parse(SIGNED_4.replace("SignedHeaders=host", "SignedHeaders=content-type%3Bhost"))
+
+    assert "secret" not in str(caught.value)
 
 
 def test_a_url_above_the_limit_is_refused_with_the_limit() -> None:

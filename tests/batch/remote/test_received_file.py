@@ -1,4 +1,4 @@
-"""A file that stands at its path only when it is whole."""
+"""A received file stands at its path only when it is whole."""
 
 import errno
 import os
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from batch.remote.whole_file import WholeFile
+from batch.remote.received_file import ReceivedFile
 from wire.errors import ConfigError
 
 
 def test_a_kept_file_takes_the_place_of_another(tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"old")
-    with WholeFile(path) as file:
+    with ReceivedFile(path) as file:
         file.write(b"ne")
         file.write(b"w")
         assert path.read_bytes() == b"old"
@@ -25,7 +25,7 @@ def test_a_kept_file_takes_the_place_of_another(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
-    with WholeFile(tmp_path / "in") as file:
+    with ReceivedFile(tmp_path / "in") as file:
         file.write(b"half")
 
     assert list(tmp_path.iterdir()) == []
@@ -33,7 +33,7 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_part_left_by_a_killed_run_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "in.part").write_bytes(b"a longer part of then")
-    with WholeFile(tmp_path / "in") as file:
+    with ReceivedFile(tmp_path / "in") as file:
         file.write(b"new")
         file.keep()
 
@@ -45,7 +45,10 @@ def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path: Path) -> None
     victim.write_bytes(b"mine")
     (tmp_path / "in.part").symlink_to(victim)
 
-    with pytest.raises(ConfigError, match=r"in\.part: Too many levels of symbolic links"), WholeFile(tmp_path / "in"):
+    with (
+        pytest.raises(ConfigError, match=r"in\.part: Too many levels of symbolic links"),
+        ReceivedFile(tmp_path / "in"),
+    ):
         pass
 
     assert victim.read_bytes() == b"mine"
@@ -54,7 +57,7 @@ def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path: Path) -> None
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"none/in\.part: No such file or directory"),
-        WholeFile(tmp_path / "none" / "in"),
+        ReceivedFile(tmp_path / "none" / "in"),
     ):
         pass
 
@@ -65,7 +68,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "write", full)
 
-    with pytest.raises(ConfigError, match=r"in\.part: No space left on device"), WholeFile(tmp_path / "in") as file:
+    with pytest.raises(ConfigError, match=r"in\.part: No space left on device"), ReceivedFile(tmp_path / "in") as file:
         file.write(b"x")
 
     assert list(tmp_path.iterdir()) == []

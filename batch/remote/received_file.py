@@ -1,4 +1,4 @@
-"""A file that stands at its path only when it is whole."""
+"""A file that comes from afar: it stands at its path only when it is whole."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from wire.errors import ConfigError
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class WholeFile:
+class ReceivedFile:
     """Writes PATH.part, for its owner alone, and moves it to PATH by `keep`; without that nothing is left.
 
     Raises ConfigError with the path and the system's words where the disk refuses.
