@@ -16,7 +16,7 @@ import aiohttp
 from pdserve.bench.load.arrivals import arrival_times
 from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.client_cpu import ClientCpu, cpu_s
-from pdserve.bench.load.dialect import Chat, Completions, Dialect
+from pdserve.bench.load.dialect import Chat, Completions, Dialect, Embeddings
 from pdserve.bench.load.drive import drive
 from pdserve.bench.load.endpoint import Endpoint
 from pdserve.bench.load.live_line import LiveLine
@@ -101,13 +101,13 @@ class _Bench:
     def tell(self) -> Summary:
         """Print what was measured and write what was asked for. Raises ConfigError for what cannot be written."""
         options, record = self._options, self.record
-        summary = summarize(record, options.percentile_metrics, options.metric_percentiles, options.goals)
+        summary = summarize(record, options.metrics, options.metric_percentiles, options.goals)
         for line in report(record, summary, self._client, options.goals):
             print(line)
         now = datetime.now()
         if options.save_result:
             result = about(options, self._model, now)
-            result |= measured(record, summary, self._client, detailed=options.save_detailed)
+            result |= measured(record, summary, self._client, detailed=options.save_detailed, pooled=options.is_pooled)
             _write(
                 Path(options.result_dir) / file_name(options, self._model, now), (json.dumps(result) + "\n").encode()
             )
@@ -136,12 +136,14 @@ async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tup
 
 
 def _dialect(options: ServeOptions, model: str) -> Dialect:
+    where = {"path": options.endpoint} if options.endpoint else {}
+    if options.is_pooled:
+        return Embeddings(model, options.extra_fields, **where)
     fields: dict[str, Any] = {"temperature": options.temperature}
     if options.ignore_eos:
         fields["ignore_eos"] = True
     fields |= options.extra_fields
-    make = Chat if options.backend == "openai-chat" else Completions
-    return make(model, fields, options.endpoint) if options.endpoint else make(model, fields)
+    return (Chat if options.backend == "openai-chat" else Completions)(model, fields, **where)
 
 
 async def _warm_up(endpoint: Endpoint, asks: Sequence[Ask], count: int) -> None:

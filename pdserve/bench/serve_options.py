@@ -13,6 +13,9 @@ from pdserve.flags.parser import CommandParser
 from wire.errors import ConfigError
 from wire.options import add_flags, flag, from_namespace
 
+BACKENDS = ("openai", "vllm", "openai-chat", "openai-embeddings")
+_OF_VECTORS = {"e2el", "client_queue_time"}
+_METRICS, _POOLED_METRICS = ("ttft", "tpot", "itl", "e2el", "longest_gap"), ("e2el",)
 EPILOG = """\
 examples:
   pdserve bench serve --random-input-len 256 --random-output-len 64 --ignore-eos --num-prompts 100
@@ -42,7 +45,7 @@ def _percents(text: str) -> tuple[float, ...]:
 class ServeOptions:
     """Flags of `bench serve`."""
 
-    backend: str = flag("openai", "what to ask: completions, or chat", choices=("openai", "vllm", "openai-chat"))
+    backend: str = flag("openai", "what to ask: completions, chat or vectors", choices=BACKENDS)
     base_url: str = flag("", "the server (default: http://HOST:PORT)")
     host: str = flag("127.0.0.1", "without --base-url")
     port: int = flag(9000, "without --base-url", parse=int)
@@ -75,9 +78,8 @@ class ServeOptions:
     seed: int = flag(0, "of prompts, lengths and arrivals", parse=int)
     goodput: tuple[str, ...] = flag((), f"NAME:MS that a good request keeps, of {', '.join(GOALS)}", many=True)
     percentile_metrics: tuple[str, ...] = flag(
-        ("ttft", "tpot", "itl", "e2el", "longest_gap"), f"what is reported, of {', '.join(METRICS)} "
-        "(default: ttft,tpot,itl,e2el,longest_gap)", many=True,
-    )  # fmt: skip
+        (), f"what is reported, of {', '.join(METRICS)} (default: {','.join(_METRICS)}; of vectors e2el)", many=True
+    )
     metric_percentiles: tuple[float, ...] = flag((50.0, 90.0, 99.0), "(default: 50,90,99)", parse=_percents)
     label: str = flag("", "what the result calls the run (default: the backend)")
     save_result: bool = flag(False, "write the figures as JSON, under vLLM's keys")
@@ -94,6 +96,16 @@ class ServeOptions:
         """The server, without the /v1 that clients' base URLs end in."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (self.base_url or f"http://{host}:{self.port}").rstrip("/").removesuffix("/v1")
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether answers are vectors, which have an end and no tokens."""
+        return self.backend == "openai-embeddings"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is reported."""
+        return self.percentile_metrics or (_POOLED_METRICS if self.is_pooled else _METRICS)
 
     @property
     def goals(self) -> dict[str, float]:
@@ -146,9 +158,11 @@ def check(options: ServeOptions) -> ServeOptions:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: at least {least}")
     if not options.url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url {options.base_url}: it begins with http:// or https://")
-    unknown = [name for name in options.percentile_metrics if name not in METRICS]
-    if unknown:
-        raise ConfigError(f"--percentile-metrics {unknown[0]}: there are {', '.join(METRICS)}")
+    for name in options.metrics:
+        if name not in METRICS:
+            raise ConfigError(f"--percentile-metrics {name}: there are {', '.join(METRICS)}")
+    if options.is_pooled and (lacking := {*options.metrics, *options.goals} - _OF_VECTORS):
+        raise ConfigError(f"--backend {options.backend}: vectors have no {', '.join(sorted(lacking))}, only e2el")
     if (options.dataset_name == "random") == bool(options.dataset_path):
         words = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
         raise ConfigError(f"--dataset-name {options.dataset_name}: {words}")

@@ -88,6 +88,20 @@ def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> 
     assert saved(tmp_path / "sharegpt")["output_lens"] == [answer["count"]] * 3
 
 
+def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
+    done = bench(
+        cluster, "--backend", "openai-embeddings", "--num-prompts", "5", "--random-input-len", "9", "--save-result",
+        "--result-dir", str(tmp_path),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    result = saved(tmp_path)
+    assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (5, 45, 0)
+    assert result["input_sequence_throughput"] == result["request_throughput"] > 0
+    assert result["p99_e2el_ms"] > 0
+    assert "mean_ttft_ms" not in result
+
+
 def test_errors_are_counted_by_kind_and_all_of_them_is_a_failure(cluster: GuideCluster) -> None:
     done = bench(cluster, "--num-prompts", "3", "--random-input-len", "4000", "--disable-tqdm")
 

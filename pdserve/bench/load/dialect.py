@@ -1,4 +1,4 @@
-"""How a request is written for each of the two routes, and what an event of its answer says."""
+"""How a request is written for each route, and what its answer says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +27,11 @@ class Dialect(Protocol):
         """Where it is."""
         ...
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes in pieces."""
+        ...
+
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return what is posted."""
         ...
@@ -39,6 +44,11 @@ class Completions:
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/completions"
+
+    @property
+    def is_streamed(self) -> bool:
+        """It is."""
+        return True
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
@@ -54,6 +64,11 @@ class Chat:
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/chat/completions"
 
+    @property
+    def is_streamed(self) -> bool:
+        """It is."""
+        return True
+
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
         if not isinstance(ask.prompt, str):
@@ -61,6 +76,24 @@ class Chat:
         messages = [{"role": "user", "content": ask.prompt}]
         asked = {"model": self.model, "messages": messages, "max_completion_tokens": ask.max_tokens}
         return asked | _streamed() | dict(self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """/v1/embeddings, answered at once; `fields` go into every request and win."""
+
+    model: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "/v1/embeddings"
+
+    @property
+    def is_streamed(self) -> bool:
+        """It is not."""
+        return False
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Return a body with the prompt as text or as token ids."""
+        return {"model": self.model, "input": ask.prompt} | dict(self.fields)
 
 
 def _streamed() -> dict[str, Any]:
@@ -73,15 +106,26 @@ def read_piece(event: Any) -> Piece:
         raise ValueError(f"an event that is no object: {str(event)[:80]}")
     if event.get("error"):
         return Piece(error=error_words(event))
-    used = event.get("usage")
-    usage = None
-    if isinstance(used, dict):
-        usage = int(used.get("prompt_tokens") or 0), int(used.get("completion_tokens") or 0)
+    usage = _usage(event)
     choices = event.get("choices")
     if not choices:
         return Piece(usage=usage)
     text, others = _output(choices[0])
     return Piece(text, bool(text) or others, choices[0].get("finish_reason"), usage)
+
+
+def read_whole(answer: Any) -> Piece:
+    """Return what an answer says that is not streamed: its prompt tokens. Raises ValueError for one that is none."""
+    if not isinstance(answer, dict) or "data" not in answer:
+        raise ValueError(f"no list of vectors: {str(answer)[:80]}")
+    return Piece(finish="stop", usage=_usage(answer))
+
+
+def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
+    used = answer.get("usage")
+    if not isinstance(used, dict):
+        return None
+    return int(used.get("prompt_tokens") or 0), int(used.get("completion_tokens") or 0)
 
 
 def error_words(answer: Any) -> str:

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from pdserve.bench.load.ask import Ask
-from pdserve.bench.load.dialect import Dialect, error_words, read_piece
+from pdserve.bench.load.dialect import Dialect, error_words, read_piece, read_whole
 from pdserve.bench.load.sse import EventReader
 from pdserve.bench.load.timeline import Failure, Timeline
 
@@ -64,6 +64,9 @@ class Endpoint:
         async with self.http.post(self.base_url + self.dialect.path, data=body, headers=headers) as response:
             if response.status != 200:
                 raise _Failed(f"HTTP {response.status}", _words(await response.content.read(_MOST_WORDS)))
+            if not self.dialect.is_streamed:
+                answer.take_whole(await response.read())
+                return
             reader = EventReader()
             async for chunk in response.content.iter_any():
                 for data in reader.feed(chunk):
@@ -78,7 +81,7 @@ class _Answer:
         self._pieces_s: list[float] = []
         self._texts: list[str] = []
         self._end_s: float | None = None
-        self._silent_s: float | None = None
+        self._has_pieces = True
         self._usage: tuple[int, int] | None = None
         self._finished = self._done = False
 
@@ -99,24 +102,30 @@ class _Answer:
             self._texts.append(piece.text)
         if piece.is_output or piece.finish is not None:
             self._end_s = now
-        if self._silent_s is None and piece.finish is not None:
-            self._silent_s = now
         self._finished = self._finished or piece.finish is not None
+
+    def take_whole(self, data: bytes) -> None:
+        """Note an answer that is not streamed: it has an end and no pieces. Raises ValueError."""
+        piece = read_whole(orjson.loads(data))
+        self._usage, self._end_s, self._finished, self._has_pieces = piece.usage, self._clock(), True, False
 
     def lacking(self) -> Failure | None:
         """Return what the whole answer lacks."""
         if not self._finished:
             return Failure("broke off", "the stream ended without a finish_reason")
         if self._usage is None:
-            words = "the server counts no tokens in a stream (stream_options.include_usage)"
-            return Failure("no usage", words if self._done else "the stream ended before it")
+            words = "the server does not count tokens (stream_options.include_usage)"
+            is_whole = self._done or not self._has_pieces
+            return Failure("no usage", words if is_whole else "the stream ended before it")
         return None
 
     def timeline(self, due_s: float, sent_s: float) -> Timeline:
         """Return it with what came so far; an answer whose tokens are no text has its end as its only piece."""
-        pieces = tuple(self._pieces_s) or (() if self._silent_s is None else (self._silent_s,))
-        prompt, output = self._usage or (0, 0)
         end_s = sent_s if self._end_s is None else self._end_s
+        pieces = tuple(self._pieces_s)
+        if self._finished and self._has_pieces and not pieces:
+            pieces = (end_s,)
+        prompt, output = self._usage or (0, 0)
         return Timeline(due_s, sent_s, pieces, end_s, prompt, output, "".join(self._texts))
 
 

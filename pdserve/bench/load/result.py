@@ -12,8 +12,13 @@ DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generat
 """Keys with a value for each request, left out without --save-detailed, as there."""
 
 
-def measured(record: Record, summary: Summary, client: ClientCpu, *, detailed: bool) -> dict[str, Any]:
-    """Return the measured part of the result; times of single requests are in seconds, all others as named."""
+def measured(
+    record: Record, summary: Summary, client: ClientCpu, *, detailed: bool, pooled: bool = False
+) -> dict[str, Any]:
+    """Return the measured part of the result; times of single requests are in seconds, all others as named.
+
+    `pooled`: of vectors, which have two keys of their own, and one input a request.
+    """
     fields = _totals(summary) | _lists(record.in_order, record.began_s) | _spreads(summary)
     if not detailed:
         fields = {key: value for key, value in fields.items() if key not in DETAILS}
@@ -22,6 +27,9 @@ def measured(record: Record, summary: Summary, client: ClientCpu, *, detailed: b
         "unfinished": summary.unfinished,
         "client_cpu_share": client.share,
     }
+    if pooled:
+        ours["total_input_sequences"] = summary.completed
+        ours["input_sequence_throughput"] = summary.rate(summary.completed)
     return fields | ours
 
 

@@ -1,13 +1,14 @@
 """A request's timeline is what the server did, on a real socket and a clock that the server moves."""
 
 import asyncio
+import json
 import socket
 from collections.abc import Sequence
 
 import pytest
 
 from pdserve.bench.load.ask import Ask
-from pdserve.bench.load.dialect import Chat, Completions
+from pdserve.bench.load.dialect import Chat, Completions, Embeddings
 from pdserve.bench.load.endpoint import Endpoint
 from pdserve.bench.load.session import open_session
 from pdserve.bench.load.timeline import Timeline
@@ -24,15 +25,16 @@ from tests.pdserve.bench.sse_server import (
 )
 
 
-def ask(answer: Answer, *, chat: bool = False) -> tuple[Timeline, Asked]:
+def ask(
+    answer: Answer, make: type[Chat] | type[Completions] | type[Embeddings] = Completions
+) -> tuple[Timeline, Asked]:
     """Send one request to a server that answers so."""
 
     async def run() -> tuple[Timeline, Asked]:
         clock = SteppedClock()
         async with serving(lambda path: answer, clock) as (url, asked), open_session({"X-A": "b"}, 20.0, {}) as http:
-            dialect = Chat("m", {"ignore_eos": True}) if chat else Completions("m", {"ignore_eos": True})
-            prompt = "hello" if chat else (5, 6, 7)
-            return await Endpoint(http, url, dialect, clock).send(Ask(prompt, 9)), asked
+            prompt = "hello" if make is Chat else (5, 6, 7)
+            return await Endpoint(http, url, make("m", {"ignore_eos": True}), clock).send(Ask(prompt, 9)), asked
 
     return asyncio.run(run())
 
@@ -66,7 +68,7 @@ def test_a_chats_role_is_no_token_and_thoughts_are() -> None:
         Sent(1.0, delta({}, "stop") + usage(3, 4)),
     ]
 
-    line, asked = ask(Answer(pieces), chat=True)
+    line, asked = ask(Answer(pieces), Chat)
 
     assert line.failure is None
     assert (line.ttft_s, line.itls_s, line.e2el_s) == (2.0, (1.0,), 4.0)
@@ -97,6 +99,31 @@ def test_tokens_without_text_have_the_end_as_their_piece() -> None:
     assert (line.ttft_s, line.e2el_s, line.output_len) == (3.0, 3.0, 2)
 
 
+def test_vectors_have_an_end_and_no_tokens() -> None:
+    whole = json.dumps({"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}}).encode()
+
+    line, asked = ask(Answer([Sent(1.5, whole)]), Embeddings)
+
+    assert line.failure is None
+    assert (line.e2el_s, line.pieces_s, line.input_len, line.output_len) == (1.5, (), 3, 0)
+    assert asked.paths == ["/v1/embeddings"]
+    assert asked.bodies == [{"model": "m", "input": [5, 6, 7], "ignore_eos": True}]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"object": "list"}', "no event: no list of vectors"),
+        (b"{", "no event: "),
+        (b'{"data": []}', "no usage: the server does not count tokens"),
+    ],
+)
+def test_what_is_no_vector_is_a_failure(body: bytes, words: str) -> None:
+    line, _ = ask(Answer([Sent(1.0, body)]), Embeddings)
+
+    assert str(line.failure).startswith(words)
+
+
 @pytest.mark.parametrize(
     ("pieces", "status", "words"),
     [
@@ -105,7 +132,7 @@ def test_tokens_without_text_have_the_end_as_their_piece() -> None:
         ([Sent(0, b"<html>down</html>")], 502, "HTTP 502: <html>down</html>"),
         ([Sent(1, completion("a")), Sent(0, event({"error": {"message": "lost"}}))], 200, "error in the stream: lost"),
         ([Sent(1, completion("a"))], 200, "broke off: the stream ended without a finish_reason"),
-        ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server counts no tokens"),
+        ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server does not count tokens"),
         ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before it"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
         ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event that is no object: 7"),

@@ -16,6 +16,8 @@ def test_the_defaults_are_a_cluster_of_ours_and_vllms_load() -> None:
     assert (options.num_prompts, options.random_input_len, options.random_output_len) == (1000, 1024, 128)
     assert options.request_rate == math.inf
     assert options.metric_percentiles == (50.0, 90.0, 99.0)
+    assert options.metrics == ("ttft", "tpot", "itl", "e2el", "longest_gap")
+    assert parse(["--backend", "openai-embeddings"]).metrics == ("e2el",)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,8 @@ def test_a_command_line_of_vllm_is_taken() -> None:
         (["--dataset-path", "f"], "random prompts need no --dataset-path"),
         (["--plot", "f.jpg"], "--plot f.jpg: name a file that ends in .svg or .png"),
         (["--base-url", "localhost:9000"], "--base-url localhost:9000: it begins with http"),
+        (["--backend", "openai-embeddings", "--goodput", "ttft:9"], "vectors have no ttft, only e2el"),
+        (["--backend", "openai-embeddings", "--percentile-metrics", "itl,e2el"], "vectors have no itl, only e2el"),
         (["--extra-body", "{"], "--extra-body {: no JSON"),
         (["--extra-body", "[1]"], "no JSON object"),
         (["--header", "x"], "--header takes KEY=VALUE"),
