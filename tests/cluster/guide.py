@@ -203,7 +203,7 @@ class GuideCluster:
             except AssertionError:
                 self.processes[name].send(signal.SIGKILL)
                 statuses[name] = self.processes[name].wait()
-        _, left = psutil.wait_procs(below, timeout=5)
+        _, left = psutil.wait_procs(below, timeout=STOP_TIMEOUT_S)
         for process in left:
             process.kill()
         self.processes.clear()

@@ -213,7 +213,7 @@ def _tokens(prompt: Sequence[int], salts: Sequence[int], *, count: int) -> tuple
 
 
 def _instance_metrics(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=START_S) as answer:
         return {sample.name: sample.value for sample in parse_metrics(answer.read().decode())}
 
 

@@ -41,7 +41,8 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
         fault_at = await _fault(cluster, case, streams)
         woken_ms = None
         if case.action == "stop":
-            await until(lambda: cluster.is_stopped(case.victim), fault_at + 1, f"{case.victim} does not stand still")
+            still = f"{case.victim} does not stand still"
+            await until(lambda: cluster.is_stopped(case.victim), fault_at + FAULT_S, still)
             if case.victim == "scheduler":
                 pools_at = await _pools_zero(cluster, case, fault_at)
                 woken_ms = await _wake(cluster, case)
@@ -92,7 +93,7 @@ async def check_ledger(cluster: FaultCluster, before: dict[str, float], seen: li
         now.update(cluster.ledger())
         return now["inflight"] == 0
 
-    await until(settled, time.time() + 5, f"requests are in flight for ever: {now}")
+    await until(settled, time.time() + END_S, f"requests are in flight for ever: {now}")
     ended = {name: now[name] - before[name] for name in ("received", "completed", "failed", "cancelled", "rejected")}
     failed = sum(one.ending == ERROR for one in seen)
     assert ended == {
@@ -148,7 +149,7 @@ async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: C
     others = [name for name in cluster.guide.names if name != case.victim]
     admitted = _admissions(cluster, others)
     await asyncio.to_thread(cluster.wait_living, cluster.guide.names)
-    await until(cluster.is_seen_idle, time.time() + 5, "the scheduler never hears that all is idle")
+    await until(cluster.is_seen_idle, time.time() + END_S, "the scheduler never hears that all is idle")
     before = cluster.ledger()
     prompt = [11 + i for i in range(PROMPT_TOKENS)]
     seen = await ask(client, prompt, 8)
