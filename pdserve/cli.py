@@ -18,7 +18,7 @@ COMMANDS = {
     "serve": "serve one model from one process (the combined instance)",
     "run-batch": "answer a file of requests in OpenAI's batch format, and go on where it was stopped",
     "verify": "prove that P/D, combined and transformers give the same tokens",
-    "bench": "measure one engine: rates beside the machine's floors, and beside vLLM",
+    "bench": "measure a server under load, P/D beside colocated instances, or one engine beside its machine",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",
     "model": "print the folder of a model, fetching or making it if need be",
 }
