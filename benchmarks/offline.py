@@ -171,6 +171,7 @@ def main() -> None:
     flags.add_argument("--engine", default="torch", choices=("torch", "fake"), help="of ours")
     flags.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="run vLLM too")
     told = flags.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is paused is ended
     requests = workload(told.requests, told.seed, told.last_id)
     sides: list[Contestant] = [Vllm(told.model, told.dtype)] if told.peer else []
     try:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance.md"
 LINES = CHECKLIST | {"a11": READINGS} | SURFACES
 _NUMBERED = re.compile(r"(?<=_)(a\d+|b_[a-z]+)((?:_\d+)+)(?=_)")
-_BOTH = frozenset(("served", "client", "way"))
+_BOTH = frozenset(("served", "client", "way", "answered"))
 _PAIR = frozenset(("pair", "cluster", "http", "printed", "GuideCluster"))
 _HEAD = """\
 # Conformance
@@ -30,7 +30,7 @@ over a prefill and a decode instance, and must find the same. `P/D` tests run ov
 tests run the HTTP surface over a scripted cluster. `combined` tests run one instance, other words name the package that
 is tested alone.
 
-A2 to A9 are the lines of the guides, A11 the readings where they contradict each other, and the parts from B on what
+A1 to A9 are the lines of the guides, A11 the readings where they contradict each other, and the parts from B on what
 users of today's vLLM rely on, surface by surface.
 """
 
