@@ -5,7 +5,8 @@ LINES: dict[str, dict[int, str]] = {
         1: "one request a line; blank lines are none", 2: "run-batch -i IN -o OUT --model M", 3: "both module forms",
         4: "a wrong command line is 2; a missing input is said before the model loads",
         5: "max_completion_tokens and max_tokens", 6: "the envelope of a line", 7: "the body of a chat",
-        8: "url /v1/chat/completions", 9: "url /v1/embeddings", 10: "url /v1/score", 11: "chats, vectors and scores mixed",
+        8: "url /v1/chat/completions", 9: "url /v1/embeddings", 10: "url /v1/score",
+        11: "chats, vectors and scores mixed",
         12: "a line to another model is 404, on that line alone", 13: "an input at a URL", 14: "an output at a URL",
         15: "presigned URLs", 16: "the guides' script that signs them", 17: "--model --model X",
         18: "a gated model and a token", 19: "__version__", 20: "not the Batch REST API",
@@ -39,7 +40,8 @@ LINES: dict[str, dict[int, str]] = {
     },
     "a6": {
         77: "from pdserve import LLM, SamplingParams; LLM(model=HF id or folder)", 78: "SamplingParams",
-        79: "LLM.generate: the outputs in the order of the prompts", 80: "output.prompt, output.outputs[0].text and token_ids",
+        79: "LLM.generate: the outputs in the order of the prompts",
+        80: "output.prompt, output.outputs[0].text and token_ids",
     },
     "a8": {105: "USE_OPENAI=0: /generate", 106: "USE_OPENAI=0: /v1 is 404", 116: "combined and P/D say the same"},
     "a9": {
