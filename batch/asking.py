@@ -13,7 +13,7 @@ from telemetry.capped import CappedLog
 from wire.errors import Unavailable
 
 _BUSY = 429
-_PASSING = frozenset({_BUSY, 502, 503, 504})
+_PASSING = frozenset({_BUSY, 408, 502, 503, 504})
 """Answers that say nothing of the line: it is asked again."""
 _PROBES = ("/health", "/ready")
 

@@ -1,6 +1,7 @@
 """A run answers every line once, in order; it waits out what passes, and what ends it early loses no answer."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batch.answering import Answer
 from batch.job import BatchJob, BatchStopped
@@ -22,6 +25,12 @@ from wire.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
 NUM_LINES = 30
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where many examples run, one after the other."""
+    return tmp_path_factory.mktemp("examples")
 
 
 @pytest.fixture
@@ -152,7 +161,8 @@ async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None
 
 
 @pytest.mark.parametrize(
-    "passing", [says({}, 429), says({}, 502), says({}, 503), says({}, 504), Unavailable("the connection was lost")]
+    "passing",
+    [says({}, 429), says({}, 408), says({}, 502), says({}, 503), says({}, 504), Unavailable("the connection was lost")],
 )
 async def test_what_passes_is_asked_again(job: BatchJob, passing: Answer | Exception) -> None:
     answerer = Scripted(lambda n, times: passing if n == 7 and times < 3 else echo(n))
@@ -350,3 +360,44 @@ async def test_what_a_callback_raises_ends_the_run_resumable(job: BatchJob) -> N
 
     assert (await _run(job, Scripted())).resumed >= 5
     assert json.loads(job.output_path.read_text().splitlines()[0])["custom_id"] == "request-0"
+
+
+# Whatever comes
+
+
+STATUSES = st.sampled_from([200, 200, 200, 201, 400, 404, 408, 429, 500, 502, 503, 504, 0])
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(STATUSES, st.integers(1, 4), st.booleans()), max_size=12), st.integers(1, 5), st.data())
+def test_l4_every_line_is_answered_once_in_order_whatever_is_answered_and_whenever_it_is_stopped(
+    place: Path, plan: list[tuple[int, int, bool]], inflight: int, data: st.DataObject
+) -> None:  # fmt: skip
+    """`plan`: of each line the status (0: nobody answers) of its first tries, how many, and whether it can be asked."""
+    lines = [line(n) if can_be_asked else line(n, url="/nowhere") for n, (_, _, can_be_asked) in enumerate(plan)]
+    job = BatchJob(
+        write_lines(place / "in", lines), place / "out", place / "err", max_inflight=inflight, retries=AT_ONCE
+    )
+    stops_at = data.draw(st.none() | st.integers(0, len(plan)))
+
+    def script(n: int, times: int) -> Answer | Exception:
+        status, tries, _ = plan[n]
+        bad: Answer | Exception = says({"error": {"message": "m"}}, status) if status else Unavailable("lost")
+        return bad if times <= tries and status not in (200, 201) else echo(n)
+
+    def stop(progress: Progress) -> None:
+        if progress.done == stops_at:
+            raise ZeroDivisionError
+
+    for callback in (stop, ignore):
+        with contextlib.suppress(ZeroDivisionError), prepare(job) as prepared:
+            asyncio.run(run_batch(prepared, Scripted(script), on_progress=callback))
+
+    found = read_lines(job.output_path)
+    assert [one["custom_id"] for one in found] == [f"request-{n}" for n in range(len(plan))]
+    assert read_lines(place / "err") == [one for one in found if one["error"] is not None]
+    for one, (status, tries, can_be_asked) in zip(found, plan, strict=True):
+        passes = status in (200, 201) or (status in (0, 408, 502, 503, 504) and tries < AT_ONCE.attempts)
+        is_good = can_be_asked and (passes or (status == 429 and tries < AT_ONCE.busy_attempts))
+        assert (one["error"] is None) == is_good, (one, status, tries)
+    assert sorted(os.listdir(place)) == ["err", "in", "out"]
