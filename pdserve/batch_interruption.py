@@ -14,6 +14,7 @@ from scheduler.loop import run as run_loop
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAID = b"\nstopping; a second signal ends it at once\n"
 
 
 class Interruption:
@@ -64,6 +65,7 @@ class Interruption:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
+        os.write(2, _SAID)
         if self._work is None:
             raise KeyboardInterrupt
         loop, task = self._work

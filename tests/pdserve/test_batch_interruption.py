@@ -40,7 +40,9 @@ with Interruption() as interruption:
 
 
 def start(code: str) -> "subprocess.Popen[str]":
-    child = subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "under way\n"
     return child
@@ -53,7 +55,9 @@ def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, st
 
     child.send_signal(number)
 
-    assert (child.communicate(timeout=60)[0], child.returncode) == ("cancelled\n", status)
+    said = child.communicate(timeout=60)
+    assert said == ("cancelled\n", "\nstopping; a second signal ends it at once\n")
+    assert child.returncode == status
 
 
 def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
@@ -64,5 +68,6 @@ def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
     said = [child.stdout.readline() for _ in range(2)]
     child.send_signal(signal.SIGTERM)
 
-    assert (said, child.wait(60)) == (["cancelled\n", "under way\n"], 143)
-    child.stdout.close()
+    assert said == ["cancelled\n", "under way\n"]
+    assert child.communicate(timeout=60)[0] == ""
+    assert child.returncode == 143
