@@ -33,6 +33,8 @@ def started(contestant: Contestant, folder: Path, timeout_s: float, say: Callabl
         yield
     finally:
         stop([child.record for child in children], _GRACE_S)
+        for child in children:
+            child.ended()  # which reaps it
         children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
 
 

@@ -1,0 +1,68 @@
+"""A contestant that does not start is named with its log, and nothing of it stays."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pdserve.bench.pd.contestants import Contestant, our_colocated, vllm
+from pdserve.bench.pd.start import started
+from pdserve.process_plan import ProcessPlan
+from wire.errors import DeadlineExceeded, Unavailable
+
+
+def contestant(*scripts: str) -> Contestant:
+    plans = tuple(
+        ProcessPlan(f"one-{i}", "one", "127.0.0.1:1", (sys.executable, "-c", script), {})
+        for i, script in enumerate(scripts)
+    )
+    return Contestant("X", plans, ("http://127.0.0.1:1",))
+
+
+def test_a_process_that_ends_is_named_with_its_last_line_and_log(tmp_path: Path) -> None:
+    sleeps = "import time; time.sleep(600)"
+    said: list[str] = []
+
+    with (
+        pytest.raises(Unavailable, match=r"one-1 ended with exit status 3: no memory \(log: .*one-1.log\)"),
+        started(contestant(sleeps, "print('no memory'); exit(3)"), tmp_path, 60.0, said.append),
+    ):
+        pass
+
+    assert said == ["X: starting one-0, one-1"]
+    assert not [child for child in psutil.Process().children() if sleeps in child.cmdline()]
+
+
+def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
+    sleeps = "import time; time.sleep(601)"
+
+    with (
+        pytest.raises(DeadlineExceeded, match=r"X is not ready after 0.1 s: it does not answer \(logs: .*one-0.log\)"),
+        started(contestant(sleeps), tmp_path, 0.1, lambda line: None),
+    ):
+        pass
+
+    assert not [child for child in psutil.Process().children() if sleeps in child.cmdline()]
+
+
+def test_colocated_instances_have_halves_of_the_cores_and_one_door() -> None:
+    found = our_colocated(("--model", "m"), [0, 1, 2, 3])
+
+    first, second, door = found.plans
+    assert [plan.command[4] for plan in (first, second)] == ["0,1", "2,3"]
+    assert door.command[4] == f"{first.address},{second.address}"
+    assert found.urls == (f"http://{door.address}",)
+    assert all(plan.command[-2:] == ("--model", "m") for plan in found.plans)
+
+
+@pytest.mark.parametrize(("binary", "start"), [("/x/python3", ["-m", "vllm.entrypoints.cli.main"]), ("/x/vllm", [])])
+def test_vllms_servers_are_bound_to_halves_and_joined_when_a_pair(binary: str, start: list[str]) -> None:
+    pair = vllm(binary, Path("m"), "bfloat16", 2048, [0, 1], pair=True)
+    replicas = vllm(binary, Path("m"), "bfloat16", 2048, [0, 1], pair=False)
+
+    assert [plan.env["VLLM_CPU_OMP_THREADS_BIND"] for plan in pair.plans] == ["0", "1"]
+    assert len({plan.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for plan in pair.plans}) == 2
+    assert list(pair.plans[0].command[5:])[: len(start) + 3] == [binary, *start, "serve", "m"]
+    assert [pair.hands_off, replicas.hands_off] == [True, False]
+    assert ["--kv-transfer-config" in one.plans[0].command for one in (pair, replicas)] == [True, False]
