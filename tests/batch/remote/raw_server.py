@@ -34,7 +34,9 @@ class Asked:
         return self.body
 
     async def say(self, answer: bytes) -> None:
-        """Send these bytes."""
+        """Send these bytes; raise ConnectionError where nobody takes them."""
+        if self.writer.is_closing():
+            raise ConnectionResetError
         self.writer.write(answer)
         await self.writer.drain()
 
@@ -63,7 +65,8 @@ async def raw_server(handler: Handler, tls: ssl.SSLContext | None = None) -> Asy
         task = asyncio.current_task()
         assert task is not None
         running.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends), contextlib.closing(writer):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(":") for line in head[1:] if line)
             asked = Asked(head[0], {name.lower(): value.strip() for name, _, value in pairs}, reader, writer)

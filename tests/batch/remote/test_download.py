@@ -144,7 +144,7 @@ async def test_a_body_without_end_is_refused_at_the_limit(tmp_path: Path) -> Non
     async def flood(asked: Asked) -> None:
         await asked.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
-            await asked.say(b"64\r\n" + b"x" * 100 + b"\r\n")
+            await asked.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
     words, tries = await _refusal(flood, tmp_path / "in")
 
@@ -158,7 +158,7 @@ async def test_an_error_without_end_is_read_in_part(tmp_path: Path, status: str)
     async def flood(asked: Asked) -> None:
         await asked.say(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         while True:
-            await asked.say(b"64\r\n" + b"x" * 100 + b"\r\n")
+            await asked.say(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
     words, _ = await _refusal(flood, tmp_path / "in")
 

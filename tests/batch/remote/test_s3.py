@@ -84,7 +84,7 @@ class Bucket:
         return bytes(self.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bucket() -> Iterator[Bucket]:
     """Run moto's S3 with one bucket."""
     pytest.importorskip("boto3", reason=f"{MISSING}: boto3, of the extra `clients`")

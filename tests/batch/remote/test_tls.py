@@ -31,6 +31,12 @@ except PdserveError as error:
 """
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The server's loop; the downloads have one of their own."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a certificate for 127.0.0.1 that signs itself, with its key."""
