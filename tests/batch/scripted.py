@@ -26,7 +26,8 @@ def line(n: Any, **changes: Any) -> dict[str, Any]:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
     """Write an input."""
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    with path.open("w") as file:
+        file.writelines(json.dumps(one) + "\n" for one in lines)
     return path
 
 
