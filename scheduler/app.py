@@ -38,15 +38,18 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "The card of one name"),
     Route(
         "POST", "/v1/completions", create_completion, "text", "Continue one or several prompts",
-        CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",),
+        CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",), queues=True,
     ),
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
-        ChatBody, TEXT, media_types=_STREAMED, required=("messages",),
+        ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
     ),
-    Route("POST", "/v1/embeddings", create_embedding, "vectors", "A vector for each text", EmbeddingBody, VECTORS),
-    Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody),
-    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody),
+    Route(
+        "POST", "/v1/embeddings", create_embedding, "vectors", "A vector for each text", EmbeddingBody, VECTORS,
+        queues=True,
+    ),
+    Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody, queues=True),
+    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, queues=True),
     Route("POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "tokenizer", "The text of token ids", DetokenizeBody),
     Route(
@@ -58,6 +61,7 @@ OLD_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/generate", generate, "text", "Continue a prompt",
         GenerateBody, TEXT, media_types=("application/json", "text/plain"), required=("prompt",),
+        queues=True,
     ),
 )  # fmt: skip
 OPS_ROUTES: tuple[Route, ...] = (
@@ -117,6 +121,8 @@ def _bound(route: Route, front: Front) -> Callable[[Request], Awaitable[Response
 
     async def serve(request: Request) -> Response:
         route.check_model(front.tokens.files.kind)
+        if route.queues:
+            front.dispatcher.check_room(str(request.scope["state"].get("tenant", "")))
         return cast("Response", await route.endpoint(front, request))
 
     return serve

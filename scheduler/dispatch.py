@@ -50,6 +50,14 @@ class Dispatch:
         self._draining = False
         registry.on_change(self.admission.changed)
 
+    def check_room(self, tenant: str) -> None:
+        """Raise Overloaded where not even one prompt of one token more may wait."""
+        try:
+            self.admission.check_room(1, 1, tenant)
+        except Overloaded:
+            self.ledger.rejected += 1
+            raise
+
     def start(self, request: GenerationRequest) -> Running:
         """Take a request.
 

@@ -14,7 +14,7 @@ from scheduler.request import (
     RunningRequest,
     Vector,
 )
-from wire.errors import PdserveError
+from wire.errors import Overloaded, PdserveError
 from wire.fake_prompt import fake_vector
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 
@@ -56,6 +56,11 @@ class ScriptedDispatcher:
     held: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def check_room(self, tenant: str) -> None:
+        """Raise what requests are refused with for want of room."""
+        if isinstance(self.refuse_with, Overloaded):
+            raise self.refuse_with
 
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Take a request."""

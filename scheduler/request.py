@@ -124,6 +124,10 @@ class RunningRequest(Protocol):
 class Dispatcher(Protocol):
     """Runs requests. `scheduler/dispatch.py` is the implementation."""
 
+    def check_room(self, tenant: str) -> None:
+        """Raise Overloaded where not even one prompt of one token more may wait: asked before a request is read."""
+        ...
+
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Take a request. Raises Overloaded when the queue is full and Unavailable when no path exists."""
         ...

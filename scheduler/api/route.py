@@ -25,7 +25,7 @@ class Route:
 
     `flag` is the option that opens it, empty where it is open; `media_types` are what a good answer may be; one that
     `says_no` answers 503 with the same body where the answer is no. `required` are fields that the body's endpoint
-    asks for by hand.
+    asks for by hand. One that `queues` makes prompts that wait for instances: a full queue refuses it unread.
     """
 
     methods: str
@@ -39,6 +39,7 @@ class Route:
     media_types: tuple[str, ...] = ("application/json",)
     says_no: bool = False
     required: tuple[str, ...] = ()
+    queues: bool = False
 
     def is_open(self, options: SchedulerOptions) -> bool:
         """Whether the operator opened it."""

@@ -48,6 +48,24 @@ async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> Non
 
 
 @virtual
+async def test_whether_the_queue_has_room_is_told_before_there_is_a_request() -> None:
+    async with FakeCluster("PD", limits=ControlLimits(max_queued_requests=2)).serving() as cluster:
+        cluster.instances[0].get_stuck()
+        dispatch = cluster.control.dispatch
+        readers = []
+        for _ in range(3):  # the first is on its way to the instance, two wait
+            dispatch.check_room("")
+            readers.append(asyncio.create_task(collect(dispatch.start(request(LONG)))))
+        await asyncio.sleep(0)
+
+        with pytest.raises(Overloaded, match="limit 2"):
+            dispatch.check_room("")
+        assert (dispatch.ledger.received, dispatch.ledger.rejected) == (3, 1)
+        for reader in readers:
+            reader.cancel()
+
+
+@virtual
 async def test_what_a_client_did_wrong_is_no_warning_and_its_grammar_not_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

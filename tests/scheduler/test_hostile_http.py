@@ -16,6 +16,7 @@ from scheduler.app import build_app, open_routes
 from scheduler.server import listen
 from scheduler.server import serve as serve_app
 from tests.scheduler.conftest import Serve, Served
+from wire.errors import Overloaded
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 20.0
@@ -193,3 +194,34 @@ async def test_a_stream_whose_client_reads_nothing_ends_and_others_stream_on(ser
         assert await door.is_well()
         writer.transport.abort()
         assert await door.served.front.drain.wait_idle(DEADLINE_S)
+
+
+async def test_a_full_queue_refuses_before_it_reads_and_harms_nobody_after_it(
+    serve: Serve,
+) -> None:
+    async with _door(serve) as door:
+        door.served.dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=3)
+        unread = b'{"model": "unknown", "prompt": "' + b"x" * 300_000 + b'"'  # no JSON, no model of ours
+        reader, writer = await door.connect()
+        async with asyncio.timeout(DEADLINE_S):
+            writer.write(_post("/v1/completions", unread))
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+        assert head.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 3" in head.lower()
+        assert not door.served.dispatcher.requests
+
+        door.served.dispatcher.refuse_with = None
+        assert await door.is_well()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score"])
+async def test_every_route_whose_prompts_wait_is_refused_by_a_full_queue_before_its_body_is_read(
+    serve: Serve, path: str
+) -> None:
+    async with _door(serve) as door:
+        door.served.dispatcher.refuse_with = Overloaded("the queue is full")
+
+        assert (await door.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 429")
+        assert (await door.answer(_post("/tokenize", b"no JSON"))).startswith(b"HTTP/1.1 400")

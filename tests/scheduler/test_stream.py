@@ -36,6 +36,9 @@ class Scripted:
         self.stopped: list[tuple[int, int]] = []
         self._events = events
 
+    def check_room(self, tenant: str) -> None:
+        """Have room."""
+
     def start(self, request: GenerationRequest) -> "Scripted":
         self.started.append(request)
         return self
