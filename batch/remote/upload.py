@@ -62,7 +62,7 @@ class _Sending:
         on_bytes: Progress | None,
     ) -> None:  # fmt: skip
         self._file = file
-        self._size = os.fstat(file.fileno()).st_size
+        self._size, self._changed_at = self._state()
         self._headers = {**headers, "Content-Length": str(self._size)}
         self._peers = peers
         self._limits = limits
@@ -82,7 +82,7 @@ class _Sending:
         return await self.attempt(target)
 
     async def _put(self, target: RemoteUrl, patience: Patience) -> int:
-        if os.fstat(self._file.fileno()).st_size != self._size:
+        if self._state() != (self._size, self._changed_at):
             raise ConfigError(f"{self._file.name}: the file changed while it was sent; its {self._size} bytes are gone")
         self._sent = 0
         async with self._peers.exchange(
@@ -106,12 +106,16 @@ class _Sending:
         else:
             patience.expect("answer", self._limits.waits.idle_s)
 
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
+
     async def _pieces(self, patience: Patience) -> AsyncIterator[bytes]:
         """Yield the file; the next piece is asked for when the connection has taken the last."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
             patience.expect(f"taking of the next {len(piece)} bytes", self._limits.waits.idle_s)
+            self._sent += len(piece)  # now: an answer may come before this is asked for more
             yield piece
-            self._sent += len(piece)
             if self._on_bytes is not None:
                 self._on_bytes(self._sent, self._size)
         patience.expect("answer", self._limits.waits.idle_s)

@@ -1,6 +1,8 @@
 """What may be printed of URLs and of what servers say about them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batch.redaction import redacted, redacted_words
 
@@ -35,6 +37,11 @@ V2 = "https://s3.us-west-2.amazonaws.com/bucket/in.jsonl?AWSAccessKeyId=ABCDEFGH
 )
 def test_a_url_is_shown_without_query_fragment_user_and_password(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+@given(st.text("ab.:/\\@[]%\n ", max_size=12), st.text("?#", min_size=1, max_size=2), st.text("a?#/@&=", max_size=5))
+def test_nothing_behind_a_question_mark_is_shown_of_any_url(text: str, mark: str, more: str) -> None:
+    assert "SECRET" not in redacted(f"https://{text}{mark}{more}SECRET")
 
 
 @pytest.mark.parametrize(

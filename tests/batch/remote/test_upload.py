@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import os
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -237,10 +238,13 @@ async def test_a_file_that_is_not_there_is_named_before_any_connection(tmp_path:
         await upload(tmp_path / "none.jsonl", "http://127.0.0.1:1/out", rules=LOOPBACK)
 
 
-async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path) -> None:
+@pytest.mark.parametrize("content", [b"other\n", BODY.upper()], ids=["shorter", "as long"])
+async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path, content: bytes) -> None:
+    os.utime(small, (0, 0))  # long before: a clock of files may tick slowly
+
     async def change(asked: Asked) -> None:
         await asked.read_body()
-        small.write_bytes(b"other\n")  # noqa: ASYNC240 - a test may wait
+        small.write_bytes(content)  # noqa: ASYNC240 - a test may wait
 
     async with raw_server(change) as server:
         with pytest.raises(ConfigError, match=f"the file changed while it was sent; its {len(BODY)} bytes are gone"):
