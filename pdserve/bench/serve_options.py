@@ -1,11 +1,13 @@
 """The flags of `pdserve bench serve`; vLLM's names where it has them."""
 
 import argparse
+import base64
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from pdserve.bench.load.png import require_png
 from pdserve.bench.load.summary import GOALS, METRICS
@@ -93,9 +95,9 @@ class ServeOptions:
 
     @property
     def url(self) -> str:
-        """The server, without the /v1 that clients' base URLs end in."""
+        """The server, without the /v1 that clients' base URLs end in, and without user and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return (self.base_url or f"http://{host}:{self.port}").rstrip("/").removesuffix("/v1")
+        return _parted(self.base_url or f"http://{host}:{self.port}")[0].rstrip("/").removesuffix("/v1")
 
     @property
     def is_pooled(self) -> bool:
@@ -114,8 +116,11 @@ class ServeOptions:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What --header says. Raises ConfigError."""
-        return _pairs("--header", self.header)
+        """What --header says, and the user and password of --base-url. Raises ConfigError."""
+        given, user = _pairs("--header", self.header), _parted(self.base_url)[1]
+        if not user or any(name.lower() == "authorization" for name in given):
+            return given
+        return {**given, "Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -157,7 +162,9 @@ def check(options: ServeOptions) -> ServeOptions:
         if value is not None and not value >= least:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: at least {least}")
     if not options.url.startswith(("http://", "https://")):
-        raise ConfigError(f"--base-url {options.base_url}: it begins with http:// or https://")
+        raise ConfigError(f"--base-url {options.url}: it begins with http:// or https://")
+    if "?" in options.url or "#" in options.url:
+        raise ConfigError("--base-url has a query: name the server alone, and --header for a key")
     for name in options.metrics:
         if name not in METRICS:
             raise ConfigError(f"--percentile-metrics {name}: there are {', '.join(METRICS)}")
@@ -172,6 +179,14 @@ def check(options: ServeOptions) -> ServeOptions:
         require_png()
     _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)
     return options
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Return a URL without the user and password before its host, and those."""
+    scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
+    authority, slash, path = rest.partition("/")
+    user, _, host = authority.rpartition("@")
+    return f"{scheme}{mark}{host}{slash}{path}", unquote(user)
 
 
 def _goal(text: str) -> tuple[str, float]:

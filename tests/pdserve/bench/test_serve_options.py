@@ -32,6 +32,20 @@ def test_base_urls_are_taken_as_clients_write_them(argv: list[str], url: str) ->
     assert parse(argv).url == url
 
 
+def test_a_password_in_the_url_becomes_a_header_and_is_shown_nowhere() -> None:
+    options = parse(["--base-url", "https://me:p%40ss@a:1/v1"])
+
+    assert options.url == "https://a:1"
+    assert options.headers == {"Authorization": "Basic bWU6cEBzcw=="}
+    assert parse(["--base-url", "http://me:p@a", "--header", "authorization=Bearer x"]).headers == {
+        "authorization": "Bearer x"
+    }
+    with pytest.raises(ConfigError, match=r"^--base-url a:1: it begins with http"):
+        parse(["--base-url", "me:pass@a:1"])
+    with pytest.raises(ConfigError, match="--base-url has a query"):
+        parse(["--base-url", "http://a:1?key=pass"])
+
+
 def test_a_command_line_of_vllm_is_taken() -> None:
     line = (
         "--backend vllm --model m --tokenizer t --dataset-name random --input-len 8 --output-len 4 --num-prompts 5 "
