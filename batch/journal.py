@@ -89,8 +89,9 @@ class Journal:
         return record.outcome.line, record.outcome.failed
 
     def remove(self) -> None:
-        """Remove the file: the output stands."""
-        self.path.unlink()
+        """Remove the file, unless it is another run's by now: the output stands, or nothing was answered."""
+        if _is_at(self.path, self._descriptor):
+            self.path.unlink()
 
     def close(self) -> None:
         """Close the file and leave the lock."""

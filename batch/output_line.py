@@ -61,12 +61,13 @@ def failed(custom_id: str, request_id: str, status: int, message: str, param: st
 
 
 def words_of(answer: Answer) -> str:
-    """Return the message of an answer that is an error."""
+    """Return the message of an answer that is an error, fit for a terminal."""
     try:
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         body = None
-    return str(_told_error("", answer, body)["message"])
+    message = str(_told_error("", answer, body)["message"])[:_SHOWN_CHARS]
+    return "".join(char if char.isprintable() else " " for char in message)
 
 
 def _told_error(path: str, answer: Answer, body: Any) -> dict[str, Any]:

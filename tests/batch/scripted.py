@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from batch.answering import NO_HEADERS, Answer
-from batch.job import RetryPolicy
-from batch.runner import Progress
+from batch.job import BatchJob, RetryPolicy
+from batch.prepared import prepare
+from batch.runner import Progress, run_batch
 
+NUM_LINES = 30
 CHAT = "/v1/chat/completions"
 AT_ONCE = RetryPolicy(attempts=3, busy_attempts=5, first_delay_s=0.0, max_delay_s=0.0, max_retry_after_s=0.0)
 
@@ -102,3 +104,9 @@ class Scripted:
         await asyncio.sleep(0)
         if self.hold is not None:
             await self.hold.wait()
+
+
+async def run_job(job: BatchJob, answerer: Scripted) -> Progress:
+    """Run a job to its end."""
+    with prepare(job) as prepared:
+        return await run_batch(prepared, answerer, on_progress=ignore)

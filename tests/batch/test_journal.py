@@ -185,6 +185,19 @@ def test_a_second_run_is_refused_while_the_first_has_the_journal(path: Path) -> 
     _open(path).close()
 
 
+def test_a_run_that_has_ended_leaves_the_journal_of_the_next_one_alone(path: Path) -> None:
+    first = _open(path)
+    first.remove()
+    second = _open(path)
+    first.remove()
+    first.close()
+
+    assert path.exists()
+    second.remove()
+    second.close()
+    assert not path.exists()
+
+
 def test_a_link_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"")
     (tmp_path / "link").symlink_to("real")

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from batch.answering import Answer
-from batch.output_line import Outcome, answered, failed
+from batch.output_line import Outcome, answered, failed, words_of
 from tests.batch.scripted import says
 
 ERROR = {
@@ -102,6 +102,11 @@ def test_an_error_of_the_server_is_the_lines_own() -> None:
 )
 def test_errors_of_other_forms_are_brought_into_ours(answer: Answer, message: str) -> None:
     assert _answered(answer)["error"]["message"] == message
+
+
+def test_the_words_of_an_error_do_nothing_to_a_terminal() -> None:
+    assert words_of(says({"error": {"message": "a\x1b[2J\nb" + "x" * 9999}}, 503)) == "a [2J b" + "x" * 505
+    assert words_of(Answer(503, {}, b"")) == "the server answers 503"
 
 
 def test_a_long_text_is_cut() -> None:

@@ -1,0 +1,60 @@
+"""What passes is waited out; what does not becomes the line's error while the server is well, and else ends the run."""
+
+import pytest
+
+from batch.answering import Answer
+from batch.job import BatchJob, BatchStopped
+from tests.batch.scripted import AT_ONCE, NUM_LINES, Scripted, echo, read_lines, run_job, says
+from wire.errors import Unavailable
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [says({}, 429), says({}, 408), says({}, 502), says({}, 503), says({}, 504), Unavailable("the connection was lost")],
+)
+async def test_what_passes_is_asked_again(job: BatchJob, passing: Answer | Exception) -> None:
+    answerer = Scripted(lambda n, times: passing if n == 7 and times < 3 else echo(n))
+
+    progress = await run_job(job, answerer)
+
+    assert answerer.asked[7] == 3
+    assert progress.errors == 0
+
+
+async def test_a_line_that_never_gets_an_answer_of_a_well_server_is_its_own_error(job: BatchJob) -> None:
+    answerer = Scripted(lambda n, times: Unavailable("the connection was lost") if n == 7 else echo(n))
+
+    await run_job(job, answerer)
+
+    bad = read_lines(job.output_path)[7]
+    assert bad["response"]["status_code"] == 503
+    assert bad["error"]["message"] == "the connection was lost"
+    assert answerer.asked[7] == AT_ONCE.attempts
+
+
+async def test_the_last_answer_of_a_line_that_is_always_refused_is_its_error(job: BatchJob) -> None:
+    full = says(
+        {"error": {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": 429}}, 429
+    )
+    answerer = Scripted(lambda n, times: full if n == 7 else echo(n), probe=404)
+
+    await run_job(job, answerer)
+
+    bad = read_lines(job.output_path)[7]
+    assert (bad["response"]["status_code"], bad["error"]["message"]) == (429, "the queue is full")
+    assert answerer.asked[7] == AT_ONCE.busy_attempts
+
+
+@pytest.mark.parametrize("probe", [503, 500, Unavailable("nobody")])
+async def test_a_server_that_is_gone_ends_the_run_and_not_its_lines(job: BatchJob, probe: int | Exception) -> None:
+    answerer = Scripted(lambda n, times: echo(n) if n < 10 else Unavailable("no connection"), probe=probe)
+
+    with pytest.raises(BatchStopped, match=r"no connection, and .* 10 of 30 lines are answered and kept in .*journal"):
+        await run_job(job, answerer)
+
+    assert not job.output_path.exists()
+    again = Scripted()
+    assert (await run_job(job, again)).resumed == 10
+    assert set(again.asked) == set(range(10, NUM_LINES))
