@@ -60,6 +60,9 @@ class BatchJob:
         """Raises ConfigError."""
         if self.max_inflight < 1:
             raise ConfigError(f"{self.max_inflight} lines at once are below 1")
+        for path, what in ((self.output_path, "the output"), (self.error_path, "the error file")):
+            if path is not None and not path.name:
+                raise ConfigError(f"{what} {path} is a folder: name a file")
 
     @property
     def journal_path(self) -> Path:

@@ -99,6 +99,14 @@ def test_a_name_that_is_too_long_for_the_journal_is_refused(job: BatchJob) -> No
     assert "File name too long" in _refused(replace(job, output_path=job.output_path.with_name("x" * 250)))
 
 
+@pytest.mark.parametrize("name", ["", ".", "/", ".."])
+def test_an_output_without_a_name_is_refused(job: BatchJob, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"the output .* is a folder"):
+        prepare(replace(job, output_path=Path(name)))
+    with pytest.raises(ConfigError, match=r"the error file .* is a folder"):
+        prepare(replace(job, error_path=Path(name)))
+
+
 @pytest.mark.parametrize("inflight", [0, -1])
 def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) -> None:
     with pytest.raises(ConfigError, match=f"{inflight} lines at once are below 1"):
