@@ -23,7 +23,7 @@ async def room_for(surface: Surface, index: int, prompt: Prompt, params: Samplin
             return asked
     elif len(prompt.token_ids) + (asked or most) <= most:
         return asked
-    return _left(index, await count(surface, index, prompt), params, most)
+    return _left(index, await _count(surface, index, prompt, params), params, most)
 
 
 async def room_behind_chat(
@@ -35,19 +35,24 @@ async def room_behind_chat(
     return None if params.max_tokens is None else left
 
 
-async def count(surface: Surface, index: int, prompt: Prompt) -> int:
-    """Return how many tokens a prompt has."""
-    if prompt.token_ids is not None:
-        return len(prompt.token_ids)
-    return int((await _tokenize(surface, index, {"prompt": prompt.text}))["count"])
-
-
 async def token_ids(surface: Surface, index: int, prompt: Prompt) -> list[int]:
     """Return a prompt's token ids. Raises ValueError where the text cannot be tokenised."""
     if prompt.token_ids is not None:
         return list(prompt.token_ids)
     ids: list[int] = (await _tokenize(surface, index, {"prompt": prompt.text}))["tokens"]
     return ids
+
+
+async def _count(surface: Surface, index: int, prompt: Prompt, params: SamplingParams) -> int:
+    """Return how many tokens a prompt has; of a text that is to be cut and too long to be tokenised, the most."""
+    if prompt.token_ids is not None:
+        return len(prompt.token_ids)
+    try:
+        return int((await _tokenize(surface, index, {"prompt": prompt.text}))["count"])
+    except ValueError:
+        if params.bound_prompt:
+            raise
+        return surface.max_model_len
 
 
 async def _tokenize(surface: Surface, index: int, body: Mapping[str, Any]) -> Any:

@@ -86,12 +86,15 @@ class LLM:
 
     def chat(
         self, messages: Sequence[Any], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
-        chat_template: str | None = None, add_generation_prompt: bool = True, continue_final_message: bool = False,
+        chat_template: str | None = None, chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True, continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None, tools: None = None, lora_request: None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer a conversation, or each of several, as a server's /v1/chat/completions does."""
         _refuse_adapter(lora_request)
+        if chat_template_content_format != "auto":
+            raise NotImplementedError("chat_template_content_format is for all chats: give it to LLM(...)")
         if tools:
             raise NotImplementedError("tools are not supported: leave them out")
         told = {
@@ -179,6 +182,8 @@ class LLM:
         self, prompts: Sequence[Any], params: Params, priority: int | Sequence[int] | None, use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         own = one_each(params, len(prompts), self.get_default_sampling_params(), "sets of parameters")
+        for one in own:
+            _check_params(one)
         order = one_each(priority, len(prompts), 0, "priorities")
         first = self._numbers.take(len(prompts))
         jobs = [
@@ -207,6 +212,13 @@ class _Numbers:
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_params(params: Any) -> None:
+    """Before anything is computed: they may have been changed since they were made."""
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params holds a {type(params).__name__}, must be SamplingParams")
+    params.check()
 
 
 def _refuse_adapter(lora_request: None) -> None:

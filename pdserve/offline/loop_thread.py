@@ -63,7 +63,8 @@ class LoopThread(Generic[T]):
     def close(self) -> None:
         """Cancel what runs, close what is open and end the thread. More than once does no harm."""
         self._tell(self._end)
-        self._thread.join(self._close_s)
+        if threading.current_thread() is not self._thread:  # which may be the one that collects garbage
+            self._thread.join(self._close_s)
 
     def _tell(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be told

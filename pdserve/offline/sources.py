@@ -32,6 +32,9 @@ _HOST = "127.0.0.1"
 _LAST_LINES = 8
 _WRONG_INPUT = 2
 _STOP_S = 45.0
+_CLUSTER_ANSWER_S = 3600.0
+_OWN_ANSWER_S = 86_400.0
+_MOST_CONNECTIONS = 512  # to a pair of our own: a process may open about a thousand files
 _LOCAL_RETRY_S = 600.0
 
 
@@ -47,12 +50,18 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float
+    url: str,
+    model: str,
+    api_key: str | None,
+    *,
+    connections: int,
+    retry_for_s: float,
+    timeout_s: float = _CLUSTER_ANSWER_S,
 ) -> AsyncIterator[Surface]:
     """Ask a running server. Raises ConfigError where the model is not there, Unavailable where the server is not."""
     from batch.url_answerer import UrlAnswerer
 
-    async with UrlAnswerer(url, api_key, connections=connections) as answerer:
+    async with UrlAnswerer(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
         yield await _surface(answerer, model, retry_for_s)
 
 
@@ -72,7 +81,10 @@ async def open_pair(
         child = Child(plan, folder / "cluster.log", os.environ)
         try:
             await _until_ready(child, Client(url), startup_timeout_s)
-            async with open_cluster(url, "", key, connections=connections, retry_for_s=_LOCAL_RETRY_S) as surface:
+            async with open_cluster(
+                url, "", key, connections=min(connections, _MOST_CONNECTIONS), retry_for_s=_LOCAL_RETRY_S,
+                timeout_s=_OWN_ANSWER_S,
+            ) as surface:  # fmt: skip
                 yield surface
         finally:
             _end(child)  # on this thread: nothing else runs on it any more

@@ -21,7 +21,7 @@ from wire.errors import (
 )
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
-_BUSY = frozenset((429, 503, 504))  # 504: it waited too long in the queue
+_PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # the last: it waited too long in the queue
 _ERRORS: Mapping[int, type[PdserveError]] = {
     401: ConfigError, 403: ConfigError, 404: UnknownModel, 429: Overloaded, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
@@ -33,7 +33,7 @@ class Surface:
     def __init__(
         self, answerer: Answerer, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        """`retry_for_s`: how long a server that is busy, or cannot be reached, is asked again."""
+        """`retry_for_s`: how long a server that has become busy, or cannot be reached, is asked again."""
         self._answerer = answerer
         self._retry_for_s = retry_for_s
         self._sleep = sleep
@@ -67,21 +67,19 @@ class Surface:
         return orjson.loads((await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))).body)
 
     async def _ask(self, method: str, path: str, body: bytes) -> Answer:
-        clock = asyncio.get_running_loop().time
-        deadline, wait_s = clock() + self._retry_for_s, _FIRST_WAIT_S
+        clock, failed_s, wait_s = asyncio.get_running_loop().time, None, _FIRST_WAIT_S
         while True:
             asked_s = 0.0
             try:
                 answer = await self._answerer.ask(method, path, body)
-            except Unavailable:
-                if clock() + wait_s > deadline:
-                    raise
-            else:
                 if answer.status == 200:
                     return answer
-                if answer.status not in _BUSY or clock() + wait_s > deadline:
-                    raise error_of(answer)
-                asked_s = _retry_after(answer)
+                asked_s, error = _retry_after(answer), error_of(answer)
+            except Unavailable as gone:
+                error = gone
+            failed_s = clock() if failed_s is None else failed_s
+            if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self._retry_for_s:
+                raise error
             await self._sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

@@ -27,12 +27,17 @@ async def embed(
     """
 
     async def read(indexed: tuple[int, Prompt]) -> list[int]:
-        return await token_ids(surface, *indexed)
+        try:
+            return await token_ids(surface, *indexed)
+        except ValueError:
+            if "truncate_prompt_tokens" not in options:
+                raise
+            return []  # too long to be tokenised whole: the server cuts the text
 
     async def work(indexed: tuple[int, list[int]]) -> EmbeddingRequestOutput:
         index, ids = indexed
         try:
-            body = {"input": [ids], "encoding_format": "base64", **options}
+            body = {"input": [ids or prompts[index].text], "encoding_format": "base64", **options}
             answer = await surface.post("/v1/embeddings", body)
         except InvalidRequest as error:
             raise ValueError(f"prompt {index}: {error}") from error

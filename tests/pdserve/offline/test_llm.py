@@ -1,5 +1,6 @@
 """LLM with an engine in this process; transformers says what is right."""
 
+import gc
 import itertools
 import math
 from pathlib import Path
@@ -117,6 +118,30 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_computed(local: L
     assert len(local.generate([prompt], SamplingParams(truncate_prompt_tokens=8))[0].prompt_token_ids) == 8
 
 
+def test_a_text_too_long_to_be_tokenised_is_cut_where_that_is_asked(local: LLM) -> None:
+    huge = "the quick brown fox " * 10_000
+    cut = SamplingParams(truncate_prompt_tokens=8, temperature=0, max_tokens=600, ignore_eos=True)
+    (output,) = local.generate(huge, cut)
+    (longest,) = local.generate(huge, SamplingParams(truncate_prompt_tokens=-1, temperature=0, max_tokens=5))
+
+    assert len(output.prompt_token_ids) == 8
+    assert len(ids(output)) <= 512 - 8
+    assert len(longest.prompt_token_ids) == 512 - 5
+    assert local.embed(huge, truncate_prompt_tokens=4)[0].outputs.hidden_size == 64
+    for refused in (lambda: local.embed(huge), lambda: local.generate(["a", huge])):
+        with pytest.raises(ValueError, match=r"prompt [01]: .*maximum context length is 512"):
+            refused()
+
+
+def test_parameters_changed_since_they_were_made_are_checked_before_anything_is_computed(local: LLM) -> None:
+    params = SamplingParams()
+    params.top_p = 2.0
+    with pytest.raises(ValueError, match=r"top_p is 2\.0"):
+        local.generate(["a", "b"], [SamplingParams(), params])
+    with pytest.raises(TypeError, match="sampling_params holds a dict, must be SamplingParams"):
+        local.generate("a", {"top_p": 0.5})  # type: ignore[arg-type]
+
+
 def test_what_the_server_refuses_names_the_prompt(local: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 1: prompt: token id 320 is out of vocabulary: ids are 0\.\.319"):
         local.generate([[5], [320]])
@@ -186,6 +211,7 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
 def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
     for call, words in (
         (lambda: local.classify("a"), "classify is not supported"),
+        (lambda: local.chat(CHAT, chat_template_content_format="openai"), "is for all chats"),
         (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
         (local.reset_prefix_cache, "enable_prefix_caching=False"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
@@ -206,6 +232,17 @@ def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:
 def generated(llm: LLM) -> float:
     """How many tokens an LLM has made."""
     return sum(getattr(one, "value", 0) for one in llm.get_metrics() if one.name == "vllm:generation_tokens_total")
+
+
+def test_an_llm_that_nobody_holds_any_more_ends_its_thread(model: Path) -> None:
+    llm = LLM(str(model), engine="fake")
+    thread = llm._thread._thread
+    assert thread.is_alive()
+    del llm
+    gc.collect()
+    thread.join(60)
+
+    assert not thread.is_alive()
 
 
 def test_an_llms_own_seed_repeats_a_script_and_differs_from_prompt_to_prompt(model: Path) -> None:

@@ -6,12 +6,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pdserve.processes import POLL_S
 from pdserve.run_folder import ProcessRecord, RunFolder
 from tests.cluster.conftest import fake_model, slow_fake_model  # noqa: F401 - fixtures
 from tests.engine.tiny_models import make_tiny_model
@@ -113,13 +115,13 @@ def _line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def _processes(folder: Path) -> list[ProcessRecord]:
+def _processes(folder: Path, *, whole: bool = True) -> list[ProcessRecord]:
     """The processes of a pair whose folder lies in `folder`."""
     (place,) = folder.glob("pdserve-llm-*")
     state = RunFolder(place).read()
     assert state is not None
     assert state.supervisor is not None
-    assert [process.role for process in state.processes] == ["prefill", "decode", "scheduler"]
+    assert not whole or [process.role for process in state.processes] == ["prefill", "decode", "scheduler"]
     return [state.supervisor, *state.processes]
 
 
@@ -147,6 +149,28 @@ def test_a_script_that_is_killed_takes_its_pair_with_it(tmp_path: Path, fake_mod
         process.kill()
 
     _all_end(lives)
+
+
+def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
+    (tmp_path / "work").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, str(fake_model), "{'prefill': 1}"], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment(tmp_path / "work"),
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + WAIT_S
+        while not list((tmp_path / "work").glob("pdserve-llm-*/state.json")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(POLL_S)
+        lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path / "work", whole=False)]
+        os.killpg(process.pid, signal.SIGINT)
+        said, noise = process.communicate(timeout=WAIT_S)
+
+    assert "ready" not in said
+    assert noise.endswith("KeyboardInterrupt\n")
+    _all_end(lives)
+    assert list((tmp_path / "work").glob("pdserve-llm-*")) == []
 
 
 def _all_end(lives: list[int]) -> None:

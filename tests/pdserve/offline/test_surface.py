@@ -1,5 +1,6 @@
 """Asking a server: a busy one again, a refusal as an error of ours, the model by its name."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,23 @@ async def test_a_server_that_is_busy_or_gone_is_asked_again_after_as_long_as_it_
     assert script.asked == [("POST", "/x", {"model": "", "a": 1})] * 4
     assert [seconds >= 3 for seconds in sleeps.slept] == [True, False, False]
     assert 0.25 <= sleeps.slept[1] <= 0.5
+
+
+async def test_the_time_to_ask_again_counts_from_the_first_failure_not_from_the_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    class Slow(Script):
+        async def ask(self, *asked: Any, **more: Any) -> Answer:
+            nonlocal now
+            now += 1000.0
+            return await super().ask(*asked, **more)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
+    surface = Surface(Slow(BUSY, GOOD), retry_for_s=60, sleep=Sleeps())
+
+    assert await surface.get_json("/x") == {"ok": True}
 
 
 @pytest.mark.parametrize("last", [BUSY, Unavailable("nobody")])
