@@ -2,17 +2,19 @@
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pdserve.bench.pd.contestants import Contestant
 from pdserve.client import Client
-from pdserve.processes import POLL_S, Child, stop
+from pdserve.processes import POLL_S, Child, stop, tell, wait
 from pdserve.readiness import ask
+from pdserve.run_folder import ProcessRecord
 from wire.errors import DeadlineExceeded, Unavailable
 
-_GRACE_S = 10.0
+_GRACE_S, _PEER_GRACE_S = 10.0, 60.0  # vLLM killed leaves its shared memory behind
 
 
 @contextlib.contextmanager
@@ -32,10 +34,21 @@ def started(contestant: Contestant, folder: Path, timeout_s: float, say: Callabl
         say(f"{contestant.name}: ready after {time.monotonic() - began_s:.0f} s")
         yield
     finally:
-        stop([child.record for child in children], _GRACE_S)
+        for process in _stop(children, contestant):
+            say(f"{process.name} did not stop in time and was killed (log: {process.log})")
         for child in children:
             child.ended()  # which reaps it
         children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
+
+
+def _stop(children: Sequence[Child], contestant: Contestant) -> Sequence[ProcessRecord]:
+    records = [child.record for child in children]
+    if contestant.is_ours:
+        return stop(records, _GRACE_S)
+    for record in records:
+        tell(record, signal.SIGTERM)
+    wait(records, _PEER_GRACE_S)
+    return stop(records)
 
 
 def _wait(contestant: Contestant, children: Sequence[Child], timeout_s: float) -> None:
