@@ -104,6 +104,8 @@ def command_parser() -> CommandParser:
     for action in parser._actions:
         if action.dest in (*_TABLES, *_SERVERS[2:]):
             action.help = argparse.SUPPRESS  # known all the same, so that what is said of them says why
+        elif action.dest in ("host", "port"):
+            action.help = f"{action.dest} of the figures, with --enable-metrics or --metrics-port"
     return parser
 
 

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from batch.job import BatchJob, InputLimits
+from batch.job import BatchJob, BatchStopped, InputLimits
 from batch.prepared import Prepared, prepare
 from batch.runner import Progress, run_batch
 from pdserve.batch_answerer import ModelHere, Nobody, Server, model_here, server
@@ -18,6 +18,7 @@ from pdserve.batch_words import command_again, counted
 from pdserve.engine_flags import check_engine_flags
 from pdserve.ports import require_free
 from telemetry import logs
+from wire.errors import ConfigError, PdserveError
 
 _QUIET = "WARNING"  # unless --log-level asks for more: stderr has the bar
 
@@ -56,7 +57,8 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             return
         with prepare(_job(request, files)) as prepared:
             source = (answers or model_here(request)) if prepared.left else None
-            ended = interruption.run(_answer(request, prepared, source, view))
+            with _going_on(prepared):
+                ended = interruption.run(_answer(request, prepared, source, view))
         if files.target is not None:
             send(request, files, interruption)
         print(f"{_said(view, ended)}: {files.target or files.output}", flush=True)
@@ -73,6 +75,18 @@ async def _answer(
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))
         await stack.enter_async_context(view.kept())
         return await run_batch(prepared, answerer, on_progress=view.take)
+
+
+@contextlib.contextmanager
+def _going_on(prepared: Prepared) -> Iterator[None]:
+    """Say how a batch goes on when who answers is lost on the way."""
+    try:
+        yield
+    except (BatchStopped, ConfigError):
+        raise
+    except PdserveError as error:
+        done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept"
+        raise BatchStopped(f"{error}; {done}: the same command goes on from there") from error
 
 
 def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:

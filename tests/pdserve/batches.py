@@ -69,3 +69,19 @@ def run(folder: Path, *words: str | Path, env: Mapping[str, str] | None = None) 
         stdin=subprocess.DEVNULL, env=plain | dict(env or {}),
     )  # fmt: skip
     return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+COMMAND = ("-P", "-m", "pdserve", "run-batch")
+LOOPBACK = ("--allow-private-urls", "127.0.0.1/32")
+NO_MODEL = ("--model", "/no/such/model")
+WORDS = ("one", "two", "three", "four")
+BATCH = [request(f"id-{word}", "/v1/completions", prompt=word) for word in WORDS]
+CONTENT = "".join(json.dumps(line) + "\n" for line in BATCH).encode()
+SAID = [f"said {word}" for word in WORDS]
+"""What the model of `loopback.py` answers to BATCH."""
+
+
+def texts(output: bytes | str) -> list[str]:
+    """Return what the model said, line by line."""
+    lines = [json.loads(line) for line in output.splitlines()]
+    return [line["response"]["body"]["choices"][0]["text"] for line in lines]

@@ -1,47 +1,51 @@
 """A1 around the answers: where files come from and go to, what ends a run, and how it goes on."""
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.job import BatchStopped
+from pdserve import run_batch
 from pdserve.client import Client
 from pdserve.ports import free_ports
+from telemetry import logs
 from tests.cluster.guide import CLONE
-from tests.pdserve.batches import Ended, read, request, run, write
+from tests.pdserve.batches import (
+    BATCH,
+    COMMAND,
+    CONTENT,
+    LOOPBACK,
+    NO_MODEL,
+    SAID,
+    Ended,
+    read,
+    request,
+    run,
+    texts,
+    write,
+)
 from tests.pdserve.loopback import Loopback
+from wire.errors import InstanceLost
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-COMMAND = ("-P", "-m", "pdserve", "run-batch")
-LOOPBACK = ("--allow-private-urls", "127.0.0.1/32")
-NO_MODEL = ("--model", "/no/such/model")
 DEADLINE_S = 60.0
-SIGNATURE = "?X-Amz-Signature=5ec3e7&X-Amz-Expires=3600"
-WORDS = ("one", "two", "three", "four")
-BATCH = [request(f"id-{word}", "/v1/completions", prompt=word) for word in WORDS]
-CONTENT = "".join(json.dumps(line) + "\n" for line in BATCH).encode()
 
 
 @pytest.fixture
 def loopback() -> Iterator[Loopback]:
     with Loopback({"/in.jsonl": CONTENT}) as server:
         yield server
-
-
-def texts(output: bytes | str) -> list[str]:
-    """Return what the model said, line by line."""
-    lines = [json.loads(line) for line in output.splitlines()]
-    return [line["response"]["body"]["choices"][0]["text"] for line in lines]
-
-
-SAID = [f"said {word}" for word in WORDS]
 
 
 @pytest.mark.parametrize(
@@ -93,81 +97,6 @@ def test_a1_24_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Pa
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
-
-
-def test_a1_13_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> None:
-    source = f"{loopback.url}/in.jsonl{SIGNATURE}"
-
-    ended = run(tmp_path, *COMMAND, "-i", source, "-o", "out.jsonl", "--base-url", loopback.url, *LOOPBACK)
-
-    assert ended.status == 0, ended.err
-    assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
-
-
-def test_a1_13_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(
-    tmp_path: Path, loopback: Loopback
-) -> None:
-    ended = run(tmp_path, *COMMAND, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
-
-    assert ended.status != 0
-    assert "404" in ended.err
-    assert "5ec3e7" not in ended.err
-    assert "/no/such/model" not in ended.err
-
-
-def test_a1_13_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_path: Path, loopback: Loopback) -> None:
-    here, there = f"{loopback.url}/in.jsonl", str(write(tmp_path / "in.jsonl", BATCH))
-    fetched = run(tmp_path, *COMMAND, "-i", here, "-o", "out.jsonl", *NO_MODEL)
-    sent = run(tmp_path, *COMMAND, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)
-
-    for ended in (fetched, sent):
-        assert ended.status == 2
-        assert "127.0.0.1" in ended.err
-        assert "not a public address" in ended.err
-    assert loopback.puts == []
-
-
-@pytest.mark.parametrize("statuses", [[], [503]], ids=["taken", "503 first"])
-def test_a1_14_an_output_is_sent_to_a_url_whole_and_once(
-    tmp_path: Path, loopback: Loopback, statuses: list[int]
-) -> None:
-    loopback.statuses = list(statuses)
-    target, waiting = f"{loopback.url}/out{SIGNATURE}", tmp_path / "waiting"
-
-    ended = run(
-        tmp_path, *COMMAND, "-i", write(tmp_path / "in.jsonl", BATCH), "-o", target, "--base-url", loopback.url,
-        *LOOPBACK, "--output-tmp-dir", waiting,
-    )  # fmt: skip
-
-    assert ended.status == 0, ended.err
-    assert len(loopback.puts) == len(statuses) + 1
-    path, sent = loopback.puts[-1]
-    assert (path, texts(sent)) == (f"/out{SIGNATURE}", SAID)
-    assert {content for _, content in loopback.puts} == {sent}
-    assert not any("Authorization" in headers for headers in loopback.headers)
-    assert [*waiting.iterdir()] == []
-    assert "5ec3e7" not in ended.out + ended.err
-
-
-def test_a1_14_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent_later(
-    tmp_path: Path, loopback: Loopback
-) -> None:
-    loopback.statuses, waiting = [403], tmp_path / "waiting"
-    source = write(tmp_path / "in.jsonl", BATCH)
-    words = (*COMMAND, "-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
-
-    refused = run(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
-    asked = dict(loopback.asked)
-    (kept,) = (path for path in waiting.iterdir() if path.suffix == ".jsonl")
-    again = run(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
-
-    assert refused.status != 0
-    assert "AccessDenied: the bucket says no" in refused.err
-    assert str(kept) in refused.err
-    assert "5ec3e7" not in refused.err
-    assert again.status == 0, again.err
-    assert loopback.asked == asked, "no line is asked a second time"
-    assert texts(loopback.puts[-1][1]) == SAID
 
 
 def test_a1_19_the_version_is_one_of_python(tmp_path: Path) -> None:
@@ -284,14 +213,48 @@ def test_no_torch_is_loaded_to_ask_a_server(tmp_path: Path, loopback: Loopback) 
     assert ended.status == 0, ended.err
 
 
-def test_an_output_whose_url_has_expired_is_refused_before_the_model_is_looked_for(
-    tmp_path: Path, loopback: Loopback
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_model_that_is_lost_on_the_way_leaves_a_batch_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    write(tmp_path / "in.jsonl", BATCH)
-    target = f"{loopback.url}/out?AWSAccessKeyId=A&Signature=5ec3e7&Expires=1715800091"
+    source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
+    monkeypatch.setattr(run_batch, "model_here", lambda request: Dying(number))
+    monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
+    typed = ["-i", str(source), "-o", str(output), "--max-inflight", "1"]
 
-    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", target, *NO_MODEL, *LOOPBACK)
+    with pytest.raises(BatchStopped, match=f"^the engine is lost; {number} of 4 lines are answered and kept: the same"):
+        run_batch.main(typed)
+    before = output.exists()
+    monkeypatch.setattr(run_batch, "model_here", lambda request: Dying(100))
+    status = run_batch.main(typed)
 
-    assert ended.status == 2
-    assert "has expired at 2024-05-15 19:08:11 UTC" in ended.err
-    assert "5ec3e7" not in ended.err
+    assert (before, status) == (False, 0)
+    assert texts(output.read_bytes()) == SAID
+
+
+class Dying:
+    """A model in this process that is lost after a number of answers, as inner_app says it."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Answerer]:
+        self._owner = asyncio.current_task()
+        try:
+            yield self
+        except asyncio.CancelledError:
+            assert self._owner is not None
+            self._owner.uncancel()
+            raise InstanceLost("the engine is lost") from None
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        if self._left == 0:
+            assert self._owner is not None
+            self._owner.cancel()
+            await asyncio.sleep(60)
+        self._left -= 1
+        choice = {"text": f"said {json.loads(body)['prompt']}"}
+        return Answer(200, {}, json.dumps({"choices": [choice]}).encode())

@@ -1,0 +1,107 @@
+"""A1: files of a batch at URLs, fetched and sent by the command."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pdserve.batches import BATCH, COMMAND, CONTENT, LOOPBACK, NO_MODEL, SAID, run, texts, write
+from tests.pdserve.loopback import Loopback
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+SIGNATURE = "?X-Amz-Signature=5ec3e7&X-Amz-Expires=3600"
+
+
+@pytest.fixture
+def loopback() -> Iterator[Loopback]:
+    with Loopback({"/in.jsonl": CONTENT}) as server:
+        yield server
+
+
+def test_a1_13_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> None:
+    source = f"{loopback.url}/in.jsonl{SIGNATURE}"
+
+    ended = run(tmp_path, *COMMAND, "-i", source, "-o", "out.jsonl", "--base-url", loopback.url, *LOOPBACK)
+
+    assert ended.status == 0, ended.err
+    assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
+
+
+def test_a1_13_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(
+    tmp_path: Path, loopback: Loopback
+) -> None:
+    ended = run(tmp_path, *COMMAND, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
+
+    assert ended.status != 0
+    assert "404" in ended.err
+    assert "5ec3e7" not in ended.err
+    assert "/no/such/model" not in ended.err
+
+
+def test_a1_13_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_path: Path, loopback: Loopback) -> None:
+    here, there = f"{loopback.url}/in.jsonl", str(write(tmp_path / "in.jsonl", BATCH))
+    fetched = run(tmp_path, *COMMAND, "-i", here, "-o", "out.jsonl", *NO_MODEL)
+    sent = run(tmp_path, *COMMAND, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)
+
+    for ended in (fetched, sent):
+        assert ended.status == 2
+        assert "127.0.0.1" in ended.err
+        assert "not a public address" in ended.err
+    assert loopback.puts == []
+
+
+@pytest.mark.parametrize("statuses", [[], [503]], ids=["taken", "503 first"])
+def test_a1_14_an_output_is_sent_to_a_url_whole_and_once(
+    tmp_path: Path, loopback: Loopback, statuses: list[int]
+) -> None:
+    loopback.statuses = list(statuses)
+    target, waiting = f"{loopback.url}/out{SIGNATURE}", tmp_path / "waiting"
+
+    ended = run(
+        tmp_path, *COMMAND, "-i", write(tmp_path / "in.jsonl", BATCH), "-o", target, "--base-url", loopback.url,
+        *LOOPBACK, "--output-tmp-dir", waiting,
+    )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    assert len(loopback.puts) == len(statuses) + 1
+    path, sent = loopback.puts[-1]
+    assert (path, texts(sent)) == (f"/out{SIGNATURE}", SAID)
+    assert {content for _, content in loopback.puts} == {sent}
+    assert not any("Authorization" in headers for headers in loopback.headers)
+    assert [*waiting.iterdir()] == []
+    assert "5ec3e7" not in ended.out + ended.err
+
+
+def test_a1_14_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent_later(
+    tmp_path: Path, loopback: Loopback
+) -> None:
+    loopback.statuses, waiting = [403], tmp_path / "waiting"
+    source = write(tmp_path / "in.jsonl", BATCH)
+    words = (*COMMAND, "-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
+
+    refused = run(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
+    asked = dict(loopback.asked)
+    (kept,) = (path for path in waiting.iterdir() if path.suffix == ".jsonl")
+    again = run(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
+
+    assert refused.status != 0
+    assert "AccessDenied: the bucket says no" in refused.err
+    assert str(kept) in refused.err
+    assert "5ec3e7" not in refused.err
+    assert again.status == 0, again.err
+    assert loopback.asked == asked, "no line is asked a second time"
+    assert texts(loopback.puts[-1][1]) == SAID
+
+
+def test_an_output_whose_url_has_expired_is_refused_before_the_model_is_looked_for(
+    tmp_path: Path, loopback: Loopback
+) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+    target = f"{loopback.url}/out?AWSAccessKeyId=A&Signature=5ec3e7&Expires=1715800091"
+
+    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", target, *NO_MODEL, *LOOPBACK)
+
+    assert ended.status == 2
+    assert "has expired at 2024-05-15 19:08:11 UTC" in ended.err
+    assert "5ec3e7" not in ended.err
