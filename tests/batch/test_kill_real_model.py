@@ -1,7 +1,4 @@
-"""The command over a real model, killed at 20 moments by chance, ends with the file of a run that nothing befell.
-
-Texts are equal; vectors and scores, whose last bits depend on what is computed beside them, within 1e-5.
-"""
+"""The command over a real model, killed at 20 moments by chance, ends with the file of a run that nothing befell."""
 
 import os
 import random
@@ -61,16 +58,13 @@ def _filled(folder: Path) -> Path:
     return folder
 
 
-def _compared(folder: Path) -> list[tuple[dict[str, Any], Any]]:
-    """Return each line without what differs from run to run, its numbers apart."""
-    found = []
-    for line in plain(folder / "out.jsonl"):
-        body = line["response"]["body"]
+def _compared(folder: Path) -> list[dict[str, Any]]:
+    """Return each line without what differs from run to run: ids and times."""
+    lines = plain(folder / "out.jsonl")
+    for line in lines:
         for name in ("id", "created"):
-            body.pop(name, None)
-        data = body.pop("data", [])
-        found.append((line, [one.get("embedding", one.get("score")) for one in data]))
-    return found
+            line["response"]["body"].pop(name, None)
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +72,7 @@ def unkilled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that nothing befell."""
     folder = _filled(tmp_path_factory.mktemp("unkilled"))
     assert _run(folder, model) == 0
-    assert sum(line["error"] is None for line, _ in _compared(folder)) == NUM_LINES * 4 // 5
+    assert sum(line["error"] is None for line in _compared(folder)) == NUM_LINES * 4 // 5
     return folder
 
 
@@ -103,8 +97,5 @@ def test_a_run_killed_20_times_and_given_again_ends_with_the_file_of_an_unkilled
 
     assert _run(folder, model) == 0
 
-    for (line, numbers), (expected, expected_numbers) in zip(_compared(folder), _compared(unkilled), strict=True):
-        assert line == expected
-        for number, expected_number in zip(numbers, expected_numbers, strict=True):
-            assert number == pytest.approx(expected_number, abs=1e-5)
+    assert _compared(folder) == _compared(unkilled)
     assert sorted(os.listdir(folder)) == ["in.jsonl", "out.jsonl"]
