@@ -107,3 +107,32 @@ def test_a_cluster_is_asked_with_a_key_for_a_model_it_serves(cluster: str) -> No
 def test_a_pair_that_cannot_start_says_why_in_its_last_lines(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"its last lines:\n[\s\S]*--max-model-len 4096 is above the 512"):
         LLM(str(model), prefill=1, max_model_len=4096, **ENGINE)  # type: ignore[arg-type]
+
+
+# As in an environment of the base package, which has none of these.
+_WITHOUT_ENGINE = """
+import sys
+for name in ("torch", "transformers", "numpy", "safetensors", "xxhash"):
+    sys.modules[name] = None
+from pdserve import LLM, SamplingParams
+llm = LLM(cluster=sys.argv[1], api_key="a-key")
+print(llm.generate("hello", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids)
+for wrong in (llm.get_tokenizer, lambda: LLM(sys.argv[2])):
+    try:
+        wrong()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_cluster_is_asked_without_torch_and_what_needs_it_says_so(cluster: str, model: Path, pair: LLM) -> None:
+    command = [sys.executable, "-c", _WITHOUT_ENGINE, cluster, str(model)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    assert ended.returncode == 0, ended.stderr
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    assert ended.stdout.splitlines() == [
+        str(pair.generate("hello", params)[0].outputs[0].token_ids),
+        "ConfigError a tokenizer needs transformers: pip install 'pdserve[engine]'",
+        "ConfigError a local model needs the engine (xxhash is missing): pip install 'pdserve[engine]'",
+    ]
