@@ -1,0 +1,166 @@
+"""What a batch costs beside its engine, and how busy it keeps a prefill and a decode instance.
+
+    python benchmarks/run_batch.py                                   both measures, the default model
+    python benchmarks/run_batch.py --only here --requests 16 --model MODEL_DIR
+
+here   one model in this process, in turn: the file by the batch runner, and the same bodies asked of the same app as
+       plain calls, as many at once, nothing kept. `more` is the runner's time over the plain calls', medians over the
+       rounds (goal: at most 3 %); `busy` is the engine's own share of the runner's time (its step seconds).
+pair   one prefill and one decode instance by `pdserve up`, asked as --base-url does: 200 lines of 256 tokens in and 64
+       out. `busy` is each instance's share of the time from the first line asked to the last answered
+       (pdserve_step_seconds_total); the goal is 90 % for the busier one.
+
+Prompts are random token ids, by --seed; greedy, without end of sequence or prefix cache. One JSON line a measure.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from batch.answering import Answerer  # noqa: E402 - of this clone
+from batch.app_answerer import AppAnswerer  # noqa: E402
+from batch.job import BatchJob  # noqa: E402
+from batch.prepared import prepare  # noqa: E402
+from batch.runner import run_batch  # noqa: E402
+from batch.url_answerer import UrlAnswerer  # noqa: E402
+from benchmarks.hop import command_output  # noqa: E402
+from pdserve.bench.pd.use import Counted, between, count  # noqa: E402
+from pdserve.client import parse_metrics  # noqa: E402
+from pdserve.inner_app import inner_app  # noqa: E402
+from pdserve.ports import free_ports  # noqa: E402
+from scheduler.config import SchedulerOptions  # noqa: E402
+from scheduler.loop import run as run_loop  # noqa: E402
+from wire.options import EngineOptions  # noqa: E402
+
+PATH = "/v1/completions"
+FIRST_ID, LAST_ID = 10, 300
+IN_FLIGHT_HERE, IN_FLIGHT_PAIR = 512, 128
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("here", "pair"))
+    parser.add_argument("--model", help="folder of the model (default: the default model)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--tokens", type=int, nargs=2, default=(256, 64), metavar=("IN", "OUT"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.model = args.model or command_output("model", "path")
+    bodies = workload(args)
+    for name, measure in (("here", here), ("pair", pair)):
+        if args.only in (None, name):
+            row = run_loop(measure(args, bodies))
+            print(json.dumps({"measure": name, "requests": args.requests, "tokens": args.tokens, **row}), flush=True)
+
+
+def workload(args: argparse.Namespace) -> list[bytes]:
+    """Return the bodies, one a line."""
+    numbers, (tokens_in, tokens_out) = random.Random(args.seed), args.tokens
+    fields = {"model": args.model, "max_tokens": tokens_out, "temperature": 0, "ignore_eos": True}
+    prompts = (numbers.choices(range(FIRST_ID, LAST_ID), k=tokens_in) for _ in range(args.requests))
+    return [json.dumps(fields | {"prompt": prompt}).encode() for prompt in prompts]
+
+
+async def here(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
+    """Return the seconds of both ways, what the runner takes more, and how busy it keeps the engine."""
+    engine = EngineOptions(model=args.model, dtype=args.dtype, enable_prefix_caching=False, kv_cache_memory=2**31)
+    front = SchedulerOptions(first_token_timeout=86_400.0, max_queued_requests=65_536)
+    plain, ours, busy = list[float](), list[float](), list[float]()
+    async with inner_app(engine, front) as app:
+        answerer = AppAnswerer(app)
+        await plainly(answerer, bodies[:4])
+        for _ in range(args.rounds):
+            plain.append(await plainly(answerer, bodies))
+            before = await counted(answerer)
+            ours.append(await by_runner(answerer, bodies, IN_FLIGHT_HERE))
+            busy.append(max(between(before, await counted(answerer), ours[-1]).busy.values()))
+    medians = {"plain_s": plain, "runner_s": ours, "busy": busy}
+    row = {name: round(statistics.median(values), 4) for name, values in medians.items()}
+    return row | {"more": round(row["runner_s"] / row["plain_s"] - 1, 4)}
+
+
+async def pair(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
+    """Return the seconds of one batch over 1P1D, and the share of them that each instance computed."""
+    async with up(args) as url, UrlAnswerer(url, connections=IN_FLIGHT_PAIR) as answerer:
+        await plainly(answerer, bodies[:4])
+        rows = []
+        for _ in range(args.rounds):
+            before = await counted(answerer)
+            seconds = await by_runner(answerer, bodies, IN_FLIGHT_PAIR)
+            rows.append((seconds, between(before, await counted(answerer), seconds).busy))
+    seconds, busy = sorted(rows, key=lambda row: row[0])[len(rows) // 2]
+    return {"runner_s": round(seconds, 3), "busy": {name: round(share, 3) for name, share in busy.items()}}
+
+
+async def plainly(answerer: Answerer, bodies: Sequence[bytes]) -> float:
+    """Return the seconds of plain calls, all that are allowed at once."""
+    room, began = asyncio.Semaphore(IN_FLIGHT_HERE), time.perf_counter()
+
+    async def ask(body: bytes) -> None:
+        async with room:
+            answer = await answerer.ask("POST", PATH, body)
+        assert answer.status == 200, answer.body
+
+    async with asyncio.TaskGroup() as group:
+        for body in bodies:
+            group.create_task(ask(body))
+    return time.perf_counter() - began
+
+
+async def by_runner(answerer: Answerer, bodies: Sequence[bytes], max_inflight: int) -> float:
+    """Return the seconds of a batch, from before its file is read to when its output stands."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
+        lines = (f'{{"custom_id":"{i}","method":"POST","url":"{PATH}","body":' for i in range(len(bodies)))
+        source.write_bytes(b"".join(line.encode() + body + b"}\n" for line, body in zip(lines, bodies, strict=True)))
+        began = time.perf_counter()
+        with prepare(BatchJob(source, output, max_inflight=max_inflight)) as prepared:
+            ended = await run_batch(prepared, answerer, on_progress=lambda progress: None)
+        seconds = time.perf_counter() - began
+        assert (ended.done, ended.errors) == (len(bodies), 0), ended
+        return seconds
+
+
+async def counted(answerer: Answerer) -> Counted:
+    """Return the instances' counters, which come with their next load report."""
+    await asyncio.sleep(1.0)
+    return count(parse_metrics((await answerer.ask("GET", "/metrics")).body.decode()))
+
+
+@asynccontextmanager
+async def up(args: argparse.Namespace) -> AsyncIterator[str]:
+    """Start one prefill and one decode instance and yield the scheduler's URL."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "PDSERVE_RUN_DIR": folder}
+        flags = ("--model", args.model, "--dtype", args.dtype, "--no-enable-prefix-caching", "--port", str(port))
+        try:
+            await asyncio.to_thread(_pdserve, env, "up", "--detach", *flags)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            await asyncio.to_thread(_pdserve, env, "down")
+
+
+def _pdserve(env: dict[str, str], *arguments: str) -> None:
+    subprocess.run([sys.executable, "-P", "-m", "pdserve", *arguments], cwd=ROOT, env=env, check=True, stdout=2)
+
+
+if __name__ == "__main__":
+    main()
