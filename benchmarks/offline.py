@@ -64,10 +64,10 @@ class Ours:
 
     name = "pdserve"
 
-    def __init__(self, model: str, dtype: str, engine: str) -> None:
+    def __init__(self, model: str, dtype: str, engine: str, chunk: int | None) -> None:
         self._llm = LLM(
             model, dtype=dtype, max_model_len=2048, max_num_seqs=256, enable_prefix_caching=False,
-            kv_cache_memory="2GiB", engine=engine,
+            kv_cache_memory="2GiB", engine=engine, prefill_chunk_size=chunk,
         )  # fmt: skip
         self.run([([FIRST_ID] * 32, 8)] * 2)
 
@@ -169,13 +169,14 @@ def main() -> None:
     flags.add_argument("--dtype", default="bfloat16")
     flags.add_argument("--last-id", type=int, default=LAST_ID, help="token ids are below this")
     flags.add_argument("--engine", default="torch", choices=("torch", "fake"), help="of ours")
+    flags.add_argument("--chunk", type=int, help="most prompt tokens of ours in one step (default: the engine's)")
     flags.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="run vLLM too")
     told = flags.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is paused is ended
     requests = workload(told.requests, told.seed, told.last_id)
     sides: list[Contestant] = [Vllm(told.model, told.dtype)] if told.peer else []
     try:
-        sides.append(Ours(told.model, told.dtype, told.engine))
+        sides.append(Ours(told.model, told.dtype, told.engine, told.chunk))
         seconds: dict[str, list[float]] = {side.name: [] for side in sides}
         for _ in range(told.rounds):
             for side in sides:

@@ -41,7 +41,10 @@ def claim() -> None:
         sys.meta_path.insert(0, OwnPackages())
 
 
-def _is_ours(module: ModuleType) -> bool:
-    spec = module.__spec__
+def _is_ours(module: ModuleType | None) -> bool:
+    """Whether it was loaded from ROOT; None, which forbids an import, is nobody's to change."""
+    if module is None:
+        return True
+    spec = getattr(module, "__spec__", None)
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
     return any(place and Path(place).resolve().is_relative_to(ROOT) for place in places)

@@ -36,6 +36,7 @@ _CLUSTER_ANSWER_S = 3600.0
 _OWN_ANSWER_S = 86_400.0
 _MOST_CONNECTIONS = 512  # to a pair of our own: a process may open about a thousand files
 _LOCAL_RETRY_S = 600.0
+_FIRST_RETRY_S = 5.0  # a mistyped URL is to be said soon
 
 
 @contextlib.asynccontextmanager
@@ -50,14 +51,9 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    url: str,
-    model: str,
-    api_key: str | None,
-    *,
-    connections: int,
-    retry_for_s: float,
+    url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float,
     timeout_s: float = _CLUSTER_ANSWER_S,
-) -> AsyncIterator[Surface]:
+) -> AsyncIterator[Surface]:  # fmt: skip
     """Ask a running server. Raises ConfigError where the model is not there, Unavailable where the server is not."""
     from batch.url_answerer import UrlAnswerer
 
@@ -113,8 +109,9 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 
 
 async def _surface(answerer: Answerer, model: str, retry_for_s: float) -> Surface:
-    surface = Surface(answerer, retry_for_s=retry_for_s)
+    surface = Surface(answerer, retry_for_s=_FIRST_RETRY_S)
     await surface.choose(model)
+    surface.retry_for_s = retry_for_s
     return surface
 
 

@@ -28,14 +28,14 @@ _ERRORS: Mapping[int, type[PdserveError]] = {
 
 
 class Surface:
-    """One server and one of its models."""
+    """One server and one of its models. `retry_for_s` may be set anew for the questions that follow."""
 
     def __init__(
         self, answerer: Answerer, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """`retry_for_s`: how long a server that has become busy, or cannot be reached, is asked again."""
         self._answerer = answerer
-        self._retry_for_s = retry_for_s
+        self.retry_for_s = retry_for_s
         self._sleep = sleep
         self.model = ""
         self.root = ""
@@ -78,7 +78,7 @@ class Surface:
             except Unavailable as gone:
                 error = gone
             failed_s = clock() if failed_s is None else failed_s
-            if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self._retry_for_s:
+            if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self.retry_for_s:
                 raise error
             await self._sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

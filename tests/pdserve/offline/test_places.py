@@ -19,7 +19,7 @@ from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_TIMEOUT_S
 from tests.conformance.served import CHAT
 from tests.pdserve.offline.conftest import ENGINE
-from wire.errors import ConfigError
+from wire.errors import ConfigError, Unavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -136,3 +136,9 @@ def test_a_cluster_is_asked_without_torch_and_what_needs_it_says_so(cluster: str
         "ConfigError a tokenizer needs transformers: pip install 'pdserve[engine]'",
         "ConfigError a local model needs the engine (xxhash is missing): pip install 'pdserve[engine]'",
     ]
+
+
+def test_a_cluster_that_is_not_there_is_said_soon() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+        LLM(cluster=f"http://127.0.0.1:{port}")
