@@ -11,7 +11,7 @@ from typing import Any
 
 HOSTILE_FOLDER = ("engine.py", "batch/__init__.py", "wire.py", "scheduler/__init__.py")
 """What a user's folder may hold: names of our packages."""
-TIMEOUT_S = 200.0
+TIMEOUT_S = 500.0
 
 
 def request(custom_id: str, url: str, /, **body: Any) -> dict[str, Any]:
