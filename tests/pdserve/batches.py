@@ -71,7 +71,7 @@ def run(folder: Path, *words: str | Path, env: Mapping[str, str] | None = None) 
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-COMMAND = ("-P", "-m", "pdserve", "run-batch")
+COMMAND = ("-m", "pdserve", "run-batch")
 LOOPBACK = ("--allow-private-urls", "127.0.0.1/32")
 NO_MODEL = ("--model", "/no/such/model")
 WORDS = ("one", "two", "three", "four")

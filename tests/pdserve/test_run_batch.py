@@ -92,6 +92,26 @@ def test_a1_24_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Pa
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        (Path(sys.executable).with_name("pdserve"), "run-batch"),
+        ("-m", "pdserve.entrypoints.openai.run_batch"),
+        ("-m", "pdserve.endpoints.openai.run_batch"),
+    ],
+    ids=["script", "entrypoints", "endpoints"],
+)
+def test_a1_2_3_a_folder_with_names_of_ours_is_a_folder_like_any_other(
+    tmp_path: Path, loopback: Loopback, words: tuple[str | Path, ...]
+) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+
+    ended = run(tmp_path, *words, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
+
+    assert ended.status == 0, ended.err
+    assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
+
+
 def test_a1_19_the_version_is_one_of_python(tmp_path: Path) -> None:
     ended = run(tmp_path, "-P", "-c", "import pdserve; print(pdserve.__version__)")
 
