@@ -84,6 +84,13 @@ class Passage:
         self.rig.receiver.sweep()
         self.rig.sender.sweep()
 
+    def let_time_pass_until_over(self, ticket: Ticket) -> None:
+        """Let leases end as often as it takes: a thread that was late looks at its clock only after the next jump."""
+        for _ in range(int(DEADLINE_S / 0.02)):
+            if self.is_over(ticket, within_s=0.02):
+                return
+            self.let_leases_end()
+
     def works(self) -> bool:
         """Whether hand-offs arrive again once nothing disturbs; the first may still meet the end of the old link."""
         self.proxy.fault = faithful
@@ -195,8 +202,7 @@ def test_a_flipped_bit_of_any_head_never_commits_wrong_bytes(step: int) -> None:
         for kind, bit in HEAD_BITS[::step]:
             it.proxy.fault = on(kind, 0, flip_in_head(bit))
             ticket = it.hand_over()
-            if not it.is_over(ticket, within_s=0.02):
-                it.let_leases_end()
+            it.let_time_pass_until_over(ticket)
             it.ended(ticket)
 
         assert len(it.rig.events.commits) < len(HEAD_BITS) // step // 4
@@ -213,8 +219,7 @@ def test_a_flipped_bit_of_an_answer_never_ends_a_ticket_twice_or_wrong(kind: Mes
             if kind is MessageType.NACK:
                 it.proxy.fault = on(FRAME, 1, lambda message: [message.flipped(8 * len(message.head)).data])
             ticket = it.hand_over()
-            if not it.is_over(ticket, within_s=0.02):
-                it.let_leases_end()
+            it.let_time_pass_until_over(ticket)
             if it.ended(ticket) == "acked":
                 assert ticket.ticket_id in it.rig.events.commits
         it.proxy.back = bytes
