@@ -5,6 +5,7 @@ from typing import Final
 from pdserve.flags.row import Takes, VllmFlag, no_effect, refused, supported
 
 _NOTHING = Takes.NOTHING
+_KIND = "what a model does is read from its config"
 
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--shutdown-timeout"),
@@ -28,4 +29,22 @@ RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     refused("--enable-scale-out", "instances speak gRPC among themselves", _NOTHING),
     refused("--tokens-only", "the front door speaks text", _NOTHING),
     refused("--speculative-config", "there is no speculative decoding"),
+    supported("--kv-cache-memory-bytes", becomes="--kv-cache-memory"),
+    no_effect("--runner", _KIND, only=("auto", "generate", "pooling")),
+    no_effect("--convert", _KIND, only=("auto", "none", "embed")),
+    no_effect("--model-impl", "models are those of transformers", only=("auto", "transformers")),
+    no_effect("--allowed-media-domains", "models are served for text alone", Takes.MANY),
+    refused("--pooler-config", "a pooler is as the model has it"),
+    refused("--structured-outputs-config", "llguidance compiles the grammars, without settings"),
+    refused("--logits-processors", "logits processors from Python are not run", Takes.MANY),
+    refused("--attention-config", "there is one setting: --attention-backend"),
+    refused("--profiler-config", "there is no profiler to be set"),
+    refused("--quantization-config", "how weights are quantised is read from the model's config"),
+    *(refused(f"--spec-{part}", "there is no speculative decoding") for part in ("method", "model", "tokens")),
+    no_effect("--offload-group-size", "weights stay on their device", only=("0",)),
+    no_effect("--offload-num-in-group", "weights stay on their device", only=("1",)),
+    no_effect("--offload-prefetch-step", "weights stay on their device", only=("1",)),
+    refused("--offload-params", "weights stay on their device", Takes.MANY),
+    refused("--enable-return-routed-experts", "which experts are taken is not told", _NOTHING),
+    refused("--return-sampling-mask", "what sampling leaves out is not told", _NOTHING),
 )

@@ -38,14 +38,15 @@ class LLM:
 
     `model` is a folder or a name at the hub, empty for the default model; of a cluster it is a served name. Other
     keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are named once on stderr,
-    unknown ones raise TypeError. With `seed` a script draws the same outputs whenever it runs. `api_key` is for a
-    cluster (default: $PDSERVE_API_KEY), `tokenizer` for get_tokenizer, `max_in_flight` the most requests at once.
+    unknown ones raise TypeError. A script draws the same outputs whenever it runs, unless `seed` is another one, or
+    None for random ones. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for get_tokenizer there,
+    `max_in_flight` the most requests at once.
 
     Close it, or use it as a context manager; at the end of the script it closes itself.
     """
 
     def __init__(
-        self, model: str = "", *, tokenizer: str | None = None, seed: int | None = None, cluster: str | None = None,
+        self, model: str = "", *, tokenizer: str | None = None, seed: int | None = 0, cluster: str | None = None,
         api_key: str | None = None, prefill: int | None = None, decode: int | None = None,
         max_in_flight: int | None = None, **keywords: Any,
     ) -> None:  # fmt: skip

@@ -16,8 +16,8 @@ from pdserve.offline.structured_params import StructuredOutputsParams, structure
 class SamplingParams:
     """The parameters of one prompt or of many. Raises ValueError naming the field, its value and its limit.
 
-    `max_tokens` None is all the room that is left. `seed` None takes LLM's seed and the prompt's number, or a random
-    one where LLM has none. `logprobs` -1 is the whole vocabulary, where `max_logprobs` allows it.
+    `max_tokens` None is all the room that is left. `seed` None is made of LLM's seed and the prompt's number, random
+    where LLM has none. `logprobs` -1 is the whole vocabulary, where `max_logprobs` allows it.
     """
 
     n: int = 1

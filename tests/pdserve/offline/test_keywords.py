@@ -38,6 +38,27 @@ def test_those_without_effect_are_named_once_as_keywords(capsys: pytest.CaptureF
     assert "--" not in said
 
 
+def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """As its LLM declares them (entrypoints/llm.py of vLLM 0.32), with its defaults, and those it once had."""
+    given = {
+        "runner": "auto", "convert": "auto", "tokenizer": None, "tokenizer_mode": "auto", "skip_tokenizer_init": False,
+        "trust_remote_code": False, "allowed_local_media_path": None, "allowed_media_domains": None,
+        "tensor_parallel_size": 1, "dtype": "auto", "quantization": None, "revision": None, "tokenizer_revision": None,
+        "chat_template": None, "gpu_memory_utilization": 0.92, "cpu_offload_gb": 0, "offload_group_size": 0,
+        "offload_num_in_group": 1, "offload_prefetch_step": 1, "offload_params": None, "enforce_eager": False,
+        "enable_return_routed_experts": False, "return_sampling_mask": False, "disable_custom_all_reduce": False,
+        "hf_token": None, "hf_overrides": None, "mm_processor_kwargs": None, "pooler_config": None,
+        "structured_outputs_config": None, "profiler_config": None, "attention_config": None,
+        "kv_cache_memory_bytes": 2**24, "compilation_config": None, "quantization_config": None,
+        "logits_processors": None, "spec_method": None, "spec_model": None, "spec_tokens": None,
+        "swap_space": 4, "max_seq_len_to_capture": 8192, "disable_async_output_proc": False,
+    }  # fmt: skip
+    told = read_keywords("m", given)
+
+    assert told.engine.kv_cache_memory == 2**24
+    assert capsys.readouterr().err.startswith("without effect: runner (")
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
