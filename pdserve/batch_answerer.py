@@ -54,8 +54,7 @@ class Server:
     async def opened(self) -> AsyncIterator[Answerer]:
         """Open the connections. Raises ConfigError for a model that it does not serve, Unavailable for no answer."""
         async with self.answerer as answerer:
-            if self.names:
-                self._check(await answerer.ask("GET", "/v1/models"))
+            self._check(await answerer.ask("GET", "/v1/models"))  # a slip in the URL is told at once
             yield answerer
 
     def _check(self, answer: Answer) -> None:
@@ -63,6 +62,8 @@ class Server:
         if answer.status == 401:
             raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
         served = _served(answer)
+        if not self.names:
+            return
         if served is None:
             raise Unavailable(f"{shown}/v1/models answers {answer.status} and names no model")
         for name in self.names:

@@ -1,5 +1,6 @@
 """One server on loopback for batches: files to fetch, a place to send them to, and a model that says a word."""
 
+import contextlib
 import json
 import threading
 from collections import defaultdict
@@ -15,8 +16,9 @@ class Loopback:
     `hold` keeps answers of the model back while it is clear, but for the first `free` of them.
     """
 
-    def __init__(self, files: Mapping[str, bytes] = {}, *, free: int = 0) -> None:
+    def __init__(self, files: Mapping[str, bytes] = {}, *, free: int = 0, key: str | None = None) -> None:
         self.files = dict(files)
+        self.key = key
         self.statuses: list[int] = []
         self.puts: list[tuple[str, bytes]] = []
         self.headers: list[dict[str, str]] = []
@@ -72,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Serve a file, or the card of the model."""
+        if self.path == "/v1/models" and not self._may():
+            return self._send(401, b'{"error": {"message": "no"}}')
         if self.path == "/v1/models":
             return self._send(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode())
         content = self.owner.files.get(self.path.partition("?")[0])
@@ -91,11 +95,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.headers.append(dict(self.headers))
         self._send(200, json.dumps(self.owner.say(self.path, body)).encode())
 
+    def _may(self) -> bool:
+        return self.owner.key is None or self.headers.get("Authorization") == f"Bearer {self.owner.key}"
+
     def _send(self, status: int, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(ConnectionError):  # a client that was stopped has gone
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

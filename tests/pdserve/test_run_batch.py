@@ -27,6 +27,7 @@ from tests.pdserve.batches import (
     LOOPBACK,
     NO_MODEL,
     SAID,
+    WORDS,
     Ended,
     read,
     request,
@@ -150,13 +151,12 @@ def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: sign
     write(tmp_path / "in.jsonl", BATCH)
     with Loopback(free=2) as model:
         model.hold.clear()
-        words = [*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--max-inflight", "3"]
+        words = [*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--max-inflight", "1"]
         words += ["--api-key", "sk-5ec3e7"]
         child = subprocess.Popen(
             [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
         )
-        assert model.held.acquire(timeout=DEADLINE_S)
-        assert model.held.acquire(timeout=DEADLINE_S)  # two of four are answered, and these two never will be
+        assert model.held.acquire(timeout=DEADLINE_S)  # two of four are answered, and this one never will be
         child.send_signal(number)
         _, err = child.communicate(timeout=DEADLINE_S)
         first = sum(model.asked.values())
@@ -170,7 +170,7 @@ def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: sign
     assert "sk-5ec3e7" not in err
     assert again.status == 0, again.err
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
-    assert (first, sum(model.asked.values())) == (4, 6), "what was answered is not asked again"
+    assert (first, sum(model.asked.values())) == (3, 5), "what was answered is not asked again"
     assert all(headers.get("Authorization") == "Bearer sk-5ec3e7" for headers in model.headers)
 
 
@@ -210,6 +210,22 @@ def test_a_server_that_serves_another_model_is_refused_before_a_line_is_asked(
     assert "--model other" in ended.err
     assert "tiny" in ended.err
     assert loopback.asked == {}
+
+
+def test_a_server_that_is_not_there_or_takes_another_key_is_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url")
+    (port,) = free_ports(1)
+    with Loopback(key="sk-right") as keyed:
+        gone = run(tmp_path, *words, f"http://127.0.0.1:{port}")
+        wrong = run(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-wrong"})
+        right = run(tmp_path, *words, keyed.url, env={"VLLM_API_KEY": "sk-right"})
+
+    assert (gone.status, wrong.status, right.status) == (1, 2, 0)
+    assert f"http://127.0.0.1:{port}: no connection" in gone.err
+    assert f"{keyed.url} refuses the API key" in wrong.err
+    assert "sk-wrong" not in wrong.err
+    assert keyed.asked == dict.fromkeys(WORDS, 1)
 
 
 def test_no_torch_is_loaded_to_ask_a_server(tmp_path: Path, loopback: Loopback) -> None:
