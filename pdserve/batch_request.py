@@ -66,10 +66,17 @@ class BatchRequest:
 
     @property
     def front(self) -> SchedulerOptions:
-        """What was typed of the front end, without what is a server's: nobody else reaches this process."""
+        """What was typed of the front end, without what is a server's: nobody else reaches this process.
+
+        Its queue takes all that --max-inflight lets out: no line is turned away, none ends for having waited.
+        """
         told = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
-        told.setdefault("first_token_timeout", _FIRST_TOKEN_S)
-        told.setdefault("max_queued_requests", MOST_INFLIGHT)
+        patient = {
+            "first_token_timeout": _FIRST_TOKEN_S,
+            "max_queued_requests": MOST_INFLIGHT,
+            "max_queued_tokens": self.max_inflight * self.options.max_line_bytes,
+        }
+        told = patient | told
         return from_namespace(SchedulerOptions, argparse.Namespace(**told))
 
     @property

@@ -113,3 +113,13 @@ def test_answers_depend_on_the_model_and_on_no_size_of_the_engine() -> None:
     assert (
         parsed(*AT_URL).binding == parsed(*ENDS, "--base-url", "http://moved:1").binding == {"--base-url": "a server"}
     )
+
+
+def test_the_queue_in_this_process_takes_all_that_is_asked_at_once() -> None:
+    wide = parsed(*ENDS, "--max-inflight", "20000").front
+    typed = parsed(*ENDS, "--max-queued-requests", "7", "--first-token-timeout", "5").front
+
+    assert wide.max_queued_requests >= 20_000
+    assert wide.max_queued_tokens >= 20_000 * 2**20
+    assert wide.first_token_timeout == 86_400
+    assert (typed.max_queued_requests, typed.first_token_timeout) == (7, 5)
