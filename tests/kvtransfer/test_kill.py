@@ -42,7 +42,7 @@ def test_a_killed_sender_ends_its_ticket_and_the_next_one_arrives(transport: str
 
         killed = subprocess.run(
             [sys.executable, "-c", _SENDER], input=json.dumps(asdict(ticket)) + "\n", text=True, cwd=root,
-            env=environment, timeout=DEADLINE_S, check=False,
+            env=environment, timeout=3 * DEADLINE_S, check=False,
         )  # fmt: skip
         rig.events.wait("ended", ticket.ticket_id)
         rig.hand_over(after, (0, 1, 2, 3, 4))

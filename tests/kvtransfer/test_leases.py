@@ -415,15 +415,23 @@ def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) ->
     assert one_link.events.reports == []
 
 
-def test_bytes_that_leave_after_a_wait_are_told() -> None:
+def test_bytes_that_leave_after_a_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
-    near, far, told = Stream(one, progress_timeout_s=5.0), Stream(other, progress_timeout_s=5.0), threading.Event()
+    near, far, told = Stream(one, progress_timeout_s=30.0), Stream(other, progress_timeout_s=30.0), threading.Event()
+    waits, wait = threading.Event(), near._wait_writable
+
+    def tell_and_wait(deadline: float) -> None:
+        waits.set()
+        wait(deadline)
+
+    monkeypatch.setattr(near, "_wait_writable", tell_and_wait)
     data, full = bytes(4 << 20), 0
     with contextlib.suppress(BlockingIOError):
         while True:
             full += one.send(bytes(1 << 16))
     sending = threading.Thread(target=near.send, args=([data], told.set))
     sending.start()
+    assert waits.wait(DEADLINE_S)
 
     far.drain(full + len(data))
     sending.join(DEADLINE_S)

@@ -77,7 +77,7 @@ def _far(sender: Node, name: str, progress_s: float = DEADLINE_S) -> Iterator[Fa
             [sys.executable, "-c", _RECEIVER, name, str(listener.getsockname()[1])], text=True,
             stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
         )  # fmt: skip
-        listener.settimeout(DEADLINE_S)
+        listener.settimeout(5 * DEADLINE_S)  # it imports torch first
         stream = Stream(listener.accept()[0], progress_timeout_s=progress_s)
     outlet = None
     try:
