@@ -48,7 +48,7 @@ from wire.options import EngineOptions  # noqa: E402
 
 PATH = "/v1/completions"
 FIRST_ID, LAST_ID = 10, 300
-IN_FLIGHT_HERE, IN_FLIGHT_PAIR = 512, 128
+IN_FLIGHT_HERE, IN_FLIGHT_PAIR = 512, 64
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ class BatchOptions:
         None, "ask the server that runs there, as http://host:9000 (default: load the model into this process)"
     )
     max_inflight: int | None = flag(
-        None, "most lines asked at once (default: 512, and 128 of a server at --base-url)", parse=int
+        None, "most lines asked at once (default: 512, and 64 of a server at --base-url)", parse=int
     )
     output_tmp_dir: str | None = flag(
         None, "folder where an output that goes to a URL is written first (default: one in pdserve's cache)"

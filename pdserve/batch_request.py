@@ -19,7 +19,7 @@ from wire.options import EngineOptions, add_flags, from_namespace
 
 METRICS_PORT = 8000
 MOST_INFLIGHT = 65_536
-_INFLIGHT, _INFLIGHT_AT_URL = 512, 128
+_INFLIGHT, _INFLIGHT_AT_URL = 512, 64
 _FIRST_TOKEN_S = 86_400.0  # a line waits for those before it, and nobody for the line
 EPILOG = """\
 examples:
