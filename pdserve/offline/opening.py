@@ -9,6 +9,7 @@ from typing import Any
 
 from pdserve.client import own_key
 from pdserve.offline.sources import Opened, open_cluster, open_local, open_pair
+from telemetry import logs
 
 _CLUSTER_IN_FLIGHT = 256
 _LEAST_IN_FLIGHT = 64
@@ -62,6 +63,8 @@ def _of_own(
     from pdserve.offline.keywords import fill_model, read_keywords
 
     told = read_keywords(model, keywords)
+    if keywords.get("log_level") is not None:  # else the script's own logging is left as it is
+        logs.configure(told.engine.log_level, log_format=told.engine.log_format)
     in_flight = max_in_flight or max(_LEAST_IN_FLIGHT, 2 * told.engine.max_num_seqs)
     if pair is not None:
         wait_s = told.scheduler.startup_timeout

@@ -3,11 +3,13 @@
 import gc
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from batch.answering import NO_HEADERS, Answer, Answerer
 from pdserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from tests.conformance.served import CHAT, Oracle
 from tests.pdserve.offline.conftest import ENGINE
@@ -232,6 +234,32 @@ def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:
 def generated(llm: LLM) -> float:
     """How many tokens an LLM has made."""
     return sum(getattr(one, "value", 0) for one in llm.get_metrics() if one.name == "vllm:generation_tokens_total")
+
+
+class Counting:
+    """An Answerer in front of another that counts how many it is asked at once."""
+
+    def __init__(self, inner: Answerer) -> None:
+        self._inner, self._now, self.most = inner, 0, 0
+
+    async def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            return await self._inner.ask(method, path, body, headers)
+        finally:
+            self._now -= 1
+
+
+def test_no_more_requests_than_asked_for_are_under_way_however_many_prompts(model: Path) -> None:
+    with LLM(str(model), engine="fake", max_in_flight=7) as llm:
+        surface = llm._thread.value
+        counting = surface._answerer = Counting(surface._answerer)
+        prompts = [[3 + number % 300] * (1 + number % 5) for number in range(500)]
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
+
+    assert counting.most == 7
+    assert [output.prompt_token_ids for output in outputs] == prompts
 
 
 def test_an_llm_that_nobody_holds_any_more_ends_its_thread(model: Path) -> None:
