@@ -32,7 +32,7 @@ from wire.kv_layout import PoolLayout
 
 _POOL_BYTES = 1 << 20
 _STEP_S = 2.0
-_WAIT_S = 60.0
+_WAIT_S = 100.0  # a rank imports torch, on a busy machine too
 
 
 class Lost:
