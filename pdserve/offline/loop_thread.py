@@ -16,6 +16,7 @@ from wire.errors import Unavailable
 T = TypeVar("T")
 R = TypeVar("R")
 _CANCEL_S = 30.0
+_LOOK_S = 1.0  # how often who waits looks whether the thread still lives
 
 
 class LoopThread(Generic[T]):
@@ -51,7 +52,7 @@ class LoopThread(Generic[T]):
             work.close()
             raise self._failure or Unavailable("this LLM is closed") from None
         try:
-            return run.future.result()
+            return self._result(run)
         except concurrent.futures.CancelledError:
             self._thread.join(self._close_s)
             raise self._failure or Unavailable("this LLM was closed meanwhile") from None
@@ -59,6 +60,19 @@ class LoopThread(Generic[T]):
             self._tell(run.cancel)
             concurrent.futures.wait([run.future], _CANCEL_S)
             raise
+
+    def _result(self, run: "_Run[R]") -> R:
+        """Wait for it. Raises Unavailable where the loop had its last turn before it could begin."""
+        while True:
+            try:
+                return run.future.result(_LOOK_S)
+            except TimeoutError:
+                is_over = not self._thread.is_alive()
+                if run.future.done():
+                    return run.future.result()  # it may have raised that itself
+                if is_over:
+                    run.drop()
+                    raise self._failure or Unavailable("this LLM is closed") from None
 
     def close(self) -> None:
         """Cancel what runs, close what is open and end the thread. More than once does no harm."""
@@ -87,6 +101,7 @@ class LoopThread(Generic[T]):
             self._loop.close()
 
     async def _hold(self) -> None:
+        self._loop.set_default_executor(_Executor(thread_name_prefix="pdserve-offline"))
         self._holding = asyncio.current_task()
         if self._stop.is_set():
             raise asyncio.CancelledError
@@ -119,6 +134,10 @@ class _Run(Generic[R]):
         self.task = asyncio.get_running_loop().create_task(self._work)
         self.task.add_done_callback(self._ended)
 
+    def drop(self) -> None:
+        """It will never begin."""
+        self._work.close()
+
     def cancel(self) -> None:
         """End it early, where it runs."""
         if self.task is not None:
@@ -132,6 +151,22 @@ class _Run(Generic[R]):
             self.future.set_exception(error)
         else:
             self.future.set_result(task.result())
+
+
+class _Executor(concurrent.futures.ThreadPoolExecutor):
+    """Threads, and the caller's own where none takes work any more: a script that ends leaves much to be closed."""
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
+        """Do it in a thread, or now."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:  # the interpreter is ending
+            future: concurrent.futures.Future[R] = concurrent.futures.Future()
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - as a thread does: whoever waits raises it
+                future.set_exception(error)
+            return future
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

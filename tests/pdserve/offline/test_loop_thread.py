@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -137,3 +140,58 @@ class _Interrupt:
     def __call__(self, timeout: float | None = None) -> None:
         assert self._begun.wait(WAIT_S)
         raise KeyboardInterrupt
+
+
+_UNCLOSED = """
+import asyncio, atexit, contextlib
+from pdserve.offline.loop_thread import LoopThread
+
+@contextlib.asynccontextmanager
+async def place():
+    yield
+    print(await asyncio.to_thread(lambda: "its threads ended"))
+    print("closed")
+
+thread = LoopThread(place)
+thread.run(asyncio.to_thread(print, "asked"))
+atexit.register(thread.close)
+"""
+
+
+def test_what_a_script_leaves_open_is_closed_to_its_end_when_executors_take_nothing_any_more() -> None:
+    ended = subprocess.run([sys.executable, "-c", _UNCLOSED], capture_output=True, text=True, timeout=2 * WAIT_S)
+
+    assert (ended.stdout.split("\n"), ended.stderr) == (["asked", "its threads ended", "closed", ""], "")
+
+
+class _SlowToClose(asyncio.SelectorEventLoop):
+    """A loop that takes one callback more after its last turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing, self.told = threading.Event(), threading.Event()
+
+    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:  # type: ignore[override]
+        handle = super().call_soon_threadsafe(*args, **kwargs)
+        if self.closing.is_set():
+            self.told.set()
+        return handle
+
+    def close(self) -> None:
+        if not self.is_closed():
+            self.closing.set()
+            assert self.told.wait(WAIT_S)
+        super().close()
+
+
+def test_what_comes_after_the_last_turn_of_the_loop_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = _SlowToClose()
+    monkeypatch.setattr("pdserve.offline.loop_thread._new_loop", lambda: loop)
+    thread = LoopThread(Place().open)
+    closer = threading.Thread(target=thread.close)
+    closer.start()
+    assert loop.closing.wait(WAIT_S)
+
+    with pytest.raises(Unavailable, match="this LLM is closed"):
+        thread.run(number())
+    closer.join(WAIT_S)
