@@ -21,7 +21,12 @@ _MARKS = {
     b"\xef\xbb\xbf": "begins with a byte order mark: save it as UTF-8 without one",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"\xfe\xff": "is UTF-16: save it as UTF-8",
+    b"\x1f\x8b": "is packed by gzip: unpack it first",
 }
+
+
+class UnusableLines(ConfigError):
+    """Lines of an input cannot be used; the message has a line for each of the first ones."""
 
 
 class InputFile:
@@ -39,7 +44,7 @@ class InputFile:
 
     @classmethod
     def open(cls, path: Path, limits: InputLimits) -> Self:
-        """Read all of it. Raises ConfigError, which names the lines that cannot be used."""
+        """Read all of it. Raises ConfigError, and UnusableLines, which names the lines that cannot be used."""
         source = cls(path, _open(path))
         try:
             with os.fdopen(os.dup(source._descriptor), "rb") as file:
@@ -142,12 +147,12 @@ class _Problems:
             self._told.append(f"line {number} {words}")
 
     def check(self, path: Path) -> None:
-        """Raise ConfigError if there are any."""
+        """Raise UnusableLines if there are any."""
         if not self._count:
             return
         more = [f"and {self._count - len(self._told)} more"] if self._count > len(self._told) else []
         lines = "1 line" if self._count == 1 else f"{self._count} lines"
-        raise ConfigError("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._told, *more)))
+        raise UnusableLines("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._told, *more)))
 
 
 @dataclass(frozen=True, slots=True)

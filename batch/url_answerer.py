@@ -90,6 +90,8 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not one that this machine trusts"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return "no connection by TLS: is it https:// that is served there?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.strerror or type(error.os_error).__name__}"
     if isinstance(error, aiohttp.ServerDisconnectedError | asyncio.IncompleteReadError | aiohttp.ClientPayloadError):
@@ -105,9 +107,11 @@ def _parse(base_url: str) -> tuple[str, str]:
         parts = urlsplit(base_url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ConfigError("the base URL is none: use http://HOST:PORT") from None
-    if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError("the base URL is none: use http://HOST:PORT or https://HOST")
+        raise ConfigError("the base URL has no host and port that can be read: use http://HOST:PORT") from None
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError("the base URL does not begin with http:// or https://: use http://HOST:PORT")
+    if not host:
+        raise ConfigError("the base URL names no host: use http://HOST:PORT")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError("the base URL has a user, a query or a fragment: leave them out; a key goes by --api-key")
     named = f"[{host}]" if ":" in host else host

@@ -17,6 +17,8 @@ from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, Unavailable
 from wire.options import EngineOptions, from_namespace
 
+_PASSING = (408, 425, 429)  # statuses below 500 that say nothing about what is served
+
 
 class Nobody:
     """An Answerer for a batch that has every answer."""
@@ -52,7 +54,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Answerer]:
-        """Open the connections. Raises ConfigError for a model that it does not serve, Unavailable for no answer."""
+        """Open the connections. Raises ConfigError for a server without these models, Unavailable for no answer."""
         async with self.answerer as answerer:
             self._check(await answerer.ask("GET", "/v1/models"))  # a slip in the URL is told at once
             yield answerer
@@ -62,10 +64,11 @@ class Server:
         if answer.status == 401:
             raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
         served = _served(answer)
-        if not self.names:
-            return
         if served is None:
-            raise Unavailable(f"{shown}/v1/models answers {answer.status} and names no model")
+            said = f"{shown} answers GET /v1/models with {answer.status} and names no model"
+            if answer.status >= 500 or answer.status in _PASSING:
+                raise Unavailable(said)
+            raise ConfigError(f"{said}: --base-url is that of an OpenAI server, as http://HOST:PORT")
         for name in self.names:
             if name not in served:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits
 from batch.prepared import Prepared, prepare
 from batch.runner import Progress, run_batch
@@ -39,6 +40,9 @@ def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch"))
             again = command_again(command, argv)
             print(f"stopped: {view.line()}; go on with\n  {again}", file=sys.stderr, flush=True)
             return interruption.status
+        except UnusableLines as error:
+            print(f"{' '.join(command)}: {error}", file=sys.stderr, flush=True)  # as it is: a line of the file, a line
+            return 2
     return 0
 
 
@@ -85,6 +89,8 @@ def _going_on(prepared: Prepared) -> Iterator[None]:
     except (BatchStopped, ConfigError):
         raise
     except PdserveError as error:
+        if not prepared.journal.num_done:
+            raise
         done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept"
         raise BatchStopped(f"{error}; {done}: the same command goes on from there") from error
 

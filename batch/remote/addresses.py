@@ -56,7 +56,7 @@ class AddressRules:
                 return f"{address} is never connected to ({kind})"
         if _is_public(meant) or any(meant in network for network in self.allow_private):
             return None
-        return f"{address} is not a public address, and no flag allows its network"
+        return f"{address} is not a public address: --allow-private-urls {meant} allows it"
 
 
 def _network(text: str) -> Network:

@@ -129,6 +129,20 @@ async def test_a_certificate_that_is_not_trusted_is_unavailable_in_words(tmp_pat
             await answerer.ask("POST", "/v1/x", b"{}")
 
 
+async def test_https_where_http_is_served_is_said_so() -> None:
+    async with serving(Keyed()) as url, UrlAnswerer(url.replace("http:", "https:"), KEY) as answerer:
+        with pytest.raises(Unavailable, match=r"https://.*: no connection by TLS: is it https:// that is served there"):
+            await answerer.ask("GET", "/v1/models")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"), [("host:9000", "does not begin with http://"), ("http://", "names no host")]
+)  # fmt: skip
+def test_a_base_url_says_what_it_lacks(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        UrlAnswerer(url)
+
+
 async def test_a_certificate_of_a_trusted_authority_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path / "ca")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))

@@ -52,9 +52,9 @@ def _to(location: str, status: str = "302 Found") -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "LOCALHOST"])
 async def test_loopback_is_refused_before_any_connection(tmp_path: Path, host: str) -> None:
     async with raw_server(in_turn(ok(b"secret"))) as server:
-        with pytest.raises(ConfigError, match="is not a public address, and no flag allows its network"):
+        with pytest.raises(ConfigError, match="is not a public address: --allow-private-urls"):
             await download(server.url(host=host), tmp_path / "in", rules=AddressRules(), limits=LIMITS)
-        with pytest.raises(ConfigError, match="is not a public address, and no flag allows its network"):
+        with pytest.raises(ConfigError, match="is not a public address: --allow-private-urls"):
             await upload(Path(__file__), server.url(host=host), rules=AddressRules())
 
         assert server.asked == []
