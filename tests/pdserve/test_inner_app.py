@@ -74,3 +74,19 @@ async def test_a_template_that_cannot_be_compiled_is_said_before_anything_is_ask
 
     with pytest.raises(ConfigError, match="--chat-template"):
         await open_it()
+
+
+async def test_an_engine_that_cannot_be_imported_is_said_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    async def open_it() -> None:
+        async with asyncio.timeout(WAIT_S), inner_app(_options(tmp_path), SchedulerOptions()):
+            raise AssertionError("it opened")
+
+    monkeypatch.setattr("instance.local.build_engine", build)
+
+    with pytest.raises(ConfigError, match=r"torch is missing\): pip install 'pdserve\[engine\]'"):
+        await open_it()
