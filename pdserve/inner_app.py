@@ -20,6 +20,7 @@ log = EventLogger("inner_app")
 _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
 _READY_POLL_S = 0.01
+_PROBE_TIMEOUT_S = 600.0  # nobody else would take over: a probe that waits behind long prompts is no news
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +33,7 @@ async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> Async
     async with (
         _ended_by_loss() as end,
         _instance(engine, end) as cluster,
-        open_serving(config, cluster, {}) as serving,
+        open_serving(config, cluster, {}, probe_timeout_s=_PROBE_TIMEOUT_S) as serving,
         _kept(serving, end),
     ):
         await _until_ready(serving.control)
@@ -71,12 +72,13 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
     try:
         from instance.config import InstanceConfig
         from instance.local import LocalInstance
+
+        told = InstanceConfig(engine, Role.COMBINED, server_ip=_HOST, device_ids=_DEVICE_IDS)
+        instance = await LocalInstance.start(told, on_lost)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a local model needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
-    told = InstanceConfig(engine, Role.COMBINED, server_ip=_HOST, device_ids=_DEVICE_IDS)
-    instance = await LocalInstance.start(told, on_lost)
     for note in instance.notes:
         log.info("note", what=note)
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, "this process", _HOST, _DEVICE_IDS)

@@ -78,7 +78,10 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def open_serving(config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str]) -> AsyncIterator[Serving]:
+async def open_serving(
+    config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str], *,
+    probe_timeout_s: float = ControlLimits().probe_timeout_s,
+) -> AsyncIterator[Serving]:  # fmt: skip
     """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError."""
     options = config.options
     keys = read_keys(options, environ)
@@ -89,6 +92,7 @@ async def open_serving(config: SchedulerConfig, cluster: Cluster, environ: Mappi
         num_tenants=max(1, len(keys)),
         retry_share=options.retry_share,
         min_retries=options.min_retries,
+        probe_timeout_s=probe_timeout_s,
     )
     control = build_control(cluster, limits, files.kind)
     model = config.engine.served_names()[0]
