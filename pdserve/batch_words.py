@@ -1,5 +1,6 @@
 """What a batch says at its end, and how to go on after it was stopped. Pure."""
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -12,17 +13,17 @@ def command_again(command: Sequence[str], argv: Sequence[str]) -> str:
     """Return the command line that goes on with a batch: the very one, but for what is secret in it."""
     shown, hides = [], False
     for word in argv:
-        flag, equals, value = word.partition("=")
-        if hides:
-            shown.append(KEY)
-        elif flag == "--api-key" and equals:
-            shown.append(f"{flag}={KEY}")
-        elif flag.startswith("-") and equals:
-            shown.append(f"{flag}={redacted(value)}")
-        else:
-            shown.append(redacted(word))
-        hides = word == "--api-key"
+        flag, value = _parted(word)
+        is_key = flag.rstrip("=").replace("_", "-") == "--api-key"
+        shown.append(KEY if hides else flag + (KEY if is_key and value else redacted(value)))
+        hides = is_key and not flag.endswith("=")
     return shlex.join([*command, *shown])
+
+
+def _parted(word: str) -> tuple[str, str]:
+    """Return a flag, with the = behind it, and what stands in the same word; of another word, all of it last."""
+    found = re.match(r"--[^=]*=?|-[A-Za-z]=?", word)
+    return ("", word) if found is None else (found[0], word[found.end() :])
 
 
 def counted(done: int, errors: int, seconds: float, tokens: float) -> str:

@@ -123,3 +123,16 @@ def test_the_command_to_go_on_with_has_no_secret_in_it() -> None:
 )
 def test_the_last_words_have_the_counts(done: int, errors: int, said: str) -> None:
     assert counted(done, errors, 2.0, 3.0).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--api_key=sk-secret", "--api-key=sk-secret", "-ihttps://b.example/f?A=1&Sig=sk-secret",
+     "-o=https://b.example/f?A=1&Sig=sk-secret", "--input_file=https://b.example/f?A=1&Sig=sk-secret"],
+)  # fmt: skip
+def test_a_secret_is_shown_in_no_spelling_of_its_flag(word: str) -> None:
+    assert "secret" not in command_again(("pdserve", "run-batch"), [word, "--model", "m"])
+
+
+def test_a_key_behind_its_flag_is_not_shown_however_that_is_spelled() -> None:
+    assert command_again(("b",), ["--api_key", "sk-secret", "-iin", "-oout"]) == "b --api_key KEY -iin -oout"
