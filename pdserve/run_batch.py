@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits
@@ -61,24 +61,39 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             return
         with prepare(_job(request, files)) as prepared:
             source = (answers or model_here(request)) if prepared.left else None
-            with _going_on(prepared):
-                ended = interruption.run(_answer(request, prepared, source, view))
+            ended: list[Progress] = []
+            with _going_on(prepared), _nothing_left(ended):
+                interruption.run(_answer(request, prepared, source, view, ended.append))
         if files.target is not None:
             send(request, files, interruption)
-        print(f"{_said(view, ended)}: {files.target or files.output}", flush=True)
+        print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
 
 
 async def _answer(
-    request: BatchRequest, prepared: Prepared, source: ModelHere | Server | None, view: ProgressView
-) -> Progress:
-    """Answer what is left and write the output; show how far it is, and serve figures where they were asked for."""
+    request: BatchRequest, prepared: Prepared, source: ModelHere | Server | None, view: ProgressView,
+    ended: Callable[[Progress], None],
+) -> None:  # fmt: skip
+    """Answer what is left and write the output; show how far it is, and serve figures where they were asked for.
+
+    `ended` is told once the output stands.
+    """
     async with contextlib.AsyncExitStack() as stack:
         answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
         if request.metrics is not None:
             engine = answerer if isinstance(source, ModelHere) else None
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))
         await stack.enter_async_context(view.kept())
-        return await run_batch(prepared, answerer, on_progress=view.take)
+        ended(await run_batch(prepared, answerer, on_progress=view.take))
+
+
+@contextlib.contextmanager
+def _nothing_left(ended: Sequence[Progress]) -> Iterator[None]:
+    """Once the output stands, a signal only hastens the end of who answered: run again, all would be asked again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not ended:
+            raise
 
 
 @contextlib.contextmanager

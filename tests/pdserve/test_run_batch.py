@@ -277,6 +277,21 @@ def test_a_model_that_is_lost_on_the_way_leaves_a_batch_that_goes_on(
     assert texts(output.read_bytes()) == SAID
 
 
+def test_a_signal_while_the_model_ends_after_all_answers_asks_nobody_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
+    monkeypatch.setattr(run_batch, "model_here", lambda request: SlowToEnd(100))
+    monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
+
+    status = run_batch.main(["-i", str(source), "-o", str(output)])
+
+    said = capsys.readouterr()
+    assert (status, texts(output.read_bytes())) == (0, SAID)
+    assert said.out.startswith("4 lines answered (0 errors)")
+    assert "go on with" not in said.err
+
+
 class Dying:
     """A model in this process that is lost after a number of answers, as inner_app says it."""
 
@@ -303,3 +318,13 @@ class Dying:
         self._left -= 1
         choice = {"text": f"said {json.loads(body)['prompt']}"}
         return Answer(200, {}, json.dumps({"choices": [choice]}).encode())
+
+
+class SlowToEnd(Dying):
+    """A model that takes long to end, and a user who does not wait for it."""
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Answerer]:
+        yield self
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(60)
