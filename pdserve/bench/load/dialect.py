@@ -1,6 +1,7 @@
 """How a request is written for each route, and what its answer says."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,19 +107,29 @@ def read_piece(event: Any) -> Piece:
         raise ValueError(f"an event that is no object: {str(event)[:80]}")
     if event.get("error"):
         return Piece(error=error_words(event))
-    usage = _usage(event)
-    choices = event.get("choices")
-    if not choices:
-        return Piece(usage=usage)
-    text, others = _output(choices[0])
-    return Piece(text, bool(text) or others, choices[0].get("finish_reason"), usage)
+    with _of_known_form(event):
+        usage = _usage(event)
+        choices = event.get("choices")
+        if not choices:
+            return Piece(usage=usage)
+        text, others = _output(choices[0])
+        return Piece(text, bool(text) or others, choices[0].get("finish_reason"), usage)
 
 
 def read_whole(answer: Any) -> Piece:
     """Return what an answer says that is not streamed: its prompt tokens. Raises ValueError for one that is none."""
     if not isinstance(answer, dict) or "data" not in answer:
         raise ValueError(f"no list of vectors: {str(answer)[:80]}")
-    return Piece(finish="stop", usage=_usage(answer))
+    with _of_known_form(answer):
+        return Piece(finish="stop", usage=_usage(answer))
+
+
+@contextlib.contextmanager
+def _of_known_form(event: Any) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"an event of another form: {str(event)[:80]}") from error
 
 
 def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -139,6 +150,6 @@ def error_words(answer: Any) -> str:
 def _output(choice: Mapping[str, Any]) -> tuple[str, bool]:
     delta = choice.get("delta")
     if not isinstance(delta, dict):
-        return choice.get("text") or "", bool(choice.get("token_ids"))
+        return "" + (choice.get("text") or ""), bool(choice.get("token_ids"))
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
     return thought + (delta.get("content") or ""), bool(delta.get("tool_calls") or choice.get("token_ids"))
