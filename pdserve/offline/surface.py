@@ -20,6 +20,7 @@ from wire.errors import (
     UnknownModel,
 )
 
+_CARD = {"id", "root", "max_model_len"}
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
 _PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # the last: it waited too long in the queue
 _ERRORS: Mapping[int, type[PdserveError]] = {
@@ -43,13 +44,28 @@ class Surface:
 
     async def choose(self, model: str) -> None:
         """Take the model of this name, the first served where it is empty. Raises ConfigError with those there are."""
-        cards = (await self.get_json("/v1/models"))["data"]
+        cards = await self._cards()
         try:
             card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
         except UnknownModel:
             names = ", ".join(repr(one["id"]) for one in cards)
             raise ConfigError(f"the model {model!r} is not served, only {names}") from None
         self.model, self.root, self.max_model_len = card["id"], card["root"], card["max_model_len"]
+
+    async def _cards(self) -> list[Any]:
+        """Return what is told of each model, of one at least. Raises ConfigError where that is not told as here."""
+        try:
+            cards: list[Any] = (await self.get_json("/v1/models"))["data"]
+            if cards and all(one.keys() >= _CARD for one in cards):
+                return cards
+        except ConfigError as refused:
+            raise ConfigError(f"{refused} (LLM(api_key=...), or PDSERVE_API_KEY)") from None
+        except (UnknownModel, InvalidRequest, ValueError, KeyError, TypeError, AttributeError):
+            pass  # no server of models
+        raise ConfigError(
+            "GET /v1/models tells of no model with its root and max_model_len: cluster has to be the URL of a pdserve "
+            "scheduler, as http://HOST:9000"
+        )
 
     async def get_json(self, path: str) -> Any:
         """Return the JSON of a GET."""

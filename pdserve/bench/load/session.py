@@ -11,6 +11,8 @@ from pdserve.bench.load.dialect import error_words
 from pdserve.client import own_key, trusting
 from wire.errors import Unavailable
 
+_KEYS = "$PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY"
+
 
 def open_session(headers: Mapping[str, str], timeout_s: float, environ: Mapping[str, str]) -> aiohttp.ClientSession:
     """Return a session that shows `headers`, and the environment's key where they name none."""
@@ -33,11 +35,19 @@ async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any
         async with http.request("GET" if body is None else "POST", url, json=body) as response:
             content, status = await response.read(), response.status
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise Unavailable(f"{url} does not answer: {error or type(error).__name__}") from error
+        raise Unavailable(f"{url} does not answer: {_reason(error)}") from error
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise Unavailable(f"{url} answers HTTP {status} without JSON: {content[:80]!r}") from error
+        said = f"{url} answers HTTP {status} without JSON"
+        raise Unavailable(f"{said}: is --base-url that of an OpenAI server?") from error
     if status != 200:
-        raise Unavailable(f"{url} answers HTTP {status}: {error_words(answer)}")
+        key = f"; a key is read from {_KEYS}" if status == 401 else ""
+        raise Unavailable(f"{url} answers HTTP {status}: {error_words(answer)}{key}")
     return answer
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection: {error.strerror or type(error.os_error).__name__}"
+    return str(error) or type(error).__name__

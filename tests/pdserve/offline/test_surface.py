@@ -119,3 +119,24 @@ async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> No
 
     with pytest.raises(ConfigError, match="the model 'big' is not served, only 'tiny'"):
         await Surface(script, retry_for_s=0).choose("big")
+
+
+async def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
+    script = Script(answer(401, error={"message": "this server asks for a key"}))
+
+    with pytest.raises(ConfigError, match=r"this server asks for a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
+        await Surface(script, retry_for_s=0).choose("")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Answer(404, {}, b"<!DOCTYPE HTML>\n<html>"), Answer(200, {}, b"<html>"), Answer(405, {}, b""),
+        answer(200, data=[]), answer(200, models=["a"]), answer(200, data=[{"id": "tiny"}]),
+    ],
+)  # fmt: skip
+async def test_a_server_of_another_kind_is_said_to_be_one(told: Answer) -> None:
+    with pytest.raises(ConfigError, match=r"^GET /v1/models tells of no model .* has to be the URL of") as said:
+        await Surface(Script(told), retry_for_s=0).choose("")
+
+    assert "html" not in str(said.value)

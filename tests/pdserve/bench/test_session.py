@@ -1,0 +1,57 @@
+"""What is asked before a load begins says in words what is wrong with the server."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from pdserve.bench.load.session import get_json, open_session
+from pdserve.ports import free_ports
+from wire.errors import Unavailable
+
+
+def asked(status: int | None, content: str = "") -> str:
+    """Return the words of the error when a server answers so; none listens where `status` is None."""
+
+    async def answer(request: web.Request) -> web.Response:
+        assert status is not None
+        return web.Response(status=status, text=content)
+
+    async def run() -> None:
+        app = web.Application()
+        if status is not None:
+            app.router.add_get("/v1/models", answer)
+        (port,) = free_ports(1)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            if status is not None:
+                await web.TCPSite(runner, "127.0.0.1", port).start()
+            async with open_session({}, 20.0, {}) as http:
+                await get_json(http, f"http://127.0.0.1:{port}/v1/models")
+        finally:
+            await runner.cleanup()
+
+    with pytest.raises(Unavailable) as told:
+        asyncio.run(run())
+    return str(told.value)
+
+
+def test_a_server_that_is_not_there_is_said_in_words() -> None:
+    told = asked(None)
+
+    assert "/v1/models does not answer: no connection" in told
+    assert "ssl" not in told
+
+
+def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
+    told = asked(401, '{"error": {"message": "this server asks for a key"}}')
+
+    assert "HTTP 401: this server asks for a key" in told
+    assert told.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
+
+
+def test_a_server_of_another_kind_is_said_to_be_none_of_ours() -> None:
+    told = asked(404, "<!DOCTYPE HTML>\n<html>")
+
+    assert told.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")
