@@ -49,7 +49,7 @@ class VerifyOptions:
         choices=(EACH, *NAMES),
     )  # fmt: skip
     prompts: int = flag(12, "prompts, of lengths around block and chunk borders", parse=int)
-    max_tokens: int = flag(32, "tokens generated for each", parse=int)
+    max_tokens: int = flag(32, "tokens generated for each, 2 or more", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
     features: bool = flag(False, "every sampling and output feature in every way of serving, as a table")
 
@@ -101,8 +101,11 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     )
     add_flags(parser, VerifyOptions, "verify")
     options = from_namespace(VerifyOptions, parser.parse_args(argv))
-    if options.prompts < 1 or options.max_tokens < 1:
-        raise ConfigError(f"--prompts {options.prompts} --max-tokens {options.max_tokens}: at least one of each")
+    if options.prompts < 1 or options.max_tokens < 2:
+        raise ConfigError(
+            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: at least one prompt and two tokens: "
+            "prefill makes the first one alone"
+        )
     return options
 
 

@@ -84,3 +84,9 @@ def test_the_logs_stay_where_something_failed_and_not_after_ctrl_c(
             raise ending
 
     assert len(list(tmp_path.iterdir())) == kept
+
+
+@pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])
+def test_too_few_prompts_or_tokens_to_prove_a_hand_off_are_refused(typed: list[str]) -> None:
+    with pytest.raises(ConfigError, match="at least one prompt and two tokens: prefill makes the first one alone"):
+        verify.parse(typed)
