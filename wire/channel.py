@@ -25,5 +25,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),  # a process that stood still finds many pings at once: no reason to hang up
     ("grpc.max_concurrent_streams", 64),
 )
