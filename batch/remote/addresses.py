@@ -29,6 +29,7 @@ _NEVER: tuple[tuple[Network, str], ...] = tuple(
     )
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
+_PROTOCOLS_V4 = IPv4Network("192.0.0.0/24")  # of the IETF; ipaddress of older Pythons knows a part of it alone
 # The IPv4 address that is meant stands in the last 32 bits; of 6to4, behind the first 16.
 _EMBEDDING = tuple(map(IPv6Network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 _SIX_TO_FOUR = IPv6Network("2002::/16")
@@ -83,5 +84,7 @@ def _meant(address: Address) -> Address:
 
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address) and address not in _GLOBAL_V6:
+        return False
+    if isinstance(address, IPv4Address) and address in _PROTOCOLS_V4:
         return False
     return address.is_global and not address.is_multicast
