@@ -1,6 +1,6 @@
 """What may be given as prompts and parameters, made into one list of each. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict, TypeVar
 
@@ -39,7 +39,7 @@ def read_prompts(given: Prompts | None) -> list[Prompt]:
     """Return the prompts of one prompt or of several. Raises TypeError or ValueError naming the one that is wrong."""
     if given is None:
         raise TypeError("generate needs prompts")
-    if isinstance(given, str | Mapping) or _is_ids(given):
+    if isinstance(given, str | bytes | Mapping) or _is_ids(given) or not isinstance(given, Iterable):
         return [_read(0, given)]
     if not isinstance(given, Sequence):
         given = list(given)
@@ -78,7 +78,7 @@ def _read(index: int, given: Any) -> Prompt:
     if isinstance(given, Sequence) and not given:
         raise ValueError(f"prompt {index} is empty: there is nothing to continue")
     raise TypeError(
-        f"prompt {index} is a {type(given).__name__}: give a text, a list of token ids, "
+        f"prompt {index} is a value of type {type(given).__name__}: give a text, a list of token ids, "
         '{"prompt": "..."} or {"prompt_token_ids": [...]}'
     )
 

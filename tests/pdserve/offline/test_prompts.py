@@ -31,13 +31,15 @@ def test_each_form_is_read(given: Any, prompts: list[Prompt]) -> None:
     [
         (["a", ""], ValueError, "prompt 1 is empty"),
         (["a", []], ValueError, "prompt 1 is empty"),
-        (["a", 5.0], TypeError, "prompt 1 is a float: give a text, a list of token ids"),
-        ([[1, "a"]], TypeError, "prompt 0 is a list"),
-        ([[True, False]], TypeError, "prompt 0 is a list"),
+        (["a", 5.0], TypeError, "prompt 1 is a value of type float: give a text, a list of token ids"),
+        ([[1, "a"]], TypeError, "prompt 0 is a value of type list"),
+        ([[True, False]], TypeError, "prompt 0 is a value of type list"),
         ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError, "prompt 0 has multi_modal_data"),
         (None, TypeError, "generate needs prompts"),
+        (5, TypeError, "prompt 0 is a value of type int: give a text"),
+        (b"a", TypeError, "prompt 0 is a value of type bytes: give a text"),
     ],
 )  # fmt: skip
 def test_what_is_no_prompt_is_named(given: Any, error: type[Exception], words: str) -> None:
