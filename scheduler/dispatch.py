@@ -51,7 +51,9 @@ class Dispatch:
         registry.on_change(self.admission.changed)
 
     def check_room(self, tenant: str) -> None:
-        """Raise Overloaded where not even one prompt of one token more may wait."""
+        """Raise Overloaded where not even one prompt of one token more may wait; what else is amiss, `start` says."""
+        if self._draining or not self._registry.has_path():
+            return
         try:
             self.admission.check_room(1, 1, tenant)
         except Overloaded:

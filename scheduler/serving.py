@@ -85,6 +85,7 @@ async def open_serving(
     """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError."""
     options = config.options
     keys = read_keys(options, environ)
+    defaults = read_defaults(config.engine.model, options.generation_config, options.override_generation_config)
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
     limits = ControlLimits(
         max_queued_requests=options.max_queued_requests,
@@ -114,7 +115,7 @@ async def open_serving(
         drain=drain,
         traces=traces,
         keys=keys,
-        defaults=read_defaults(config.engine.model, options.generation_config, options.override_generation_config),
+        defaults=defaults,
     )
     follow = cluster.follow
     keepers = (

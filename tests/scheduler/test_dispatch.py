@@ -61,6 +61,9 @@ async def test_whether_the_queue_has_room_is_told_before_there_is_a_request() ->
         with pytest.raises(Overloaded, match="limit 2"):
             dispatch.check_room("")
         assert (dispatch.ledger.received, dispatch.ledger.rejected) == (3, 1)
+        cluster.kill(1)
+        await until(lambda: not cluster.control.registry.has_path())
+        dispatch.check_room("")  # that there is no path is the news then: `start` tells it
         for reader in readers:
             reader.cancel()
 
