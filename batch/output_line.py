@@ -5,7 +5,7 @@ failed     response.body is {"error": E} as over HTTP, and error is the same E: 
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -21,12 +21,13 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A line of the output, without its end, and what is counted of it."""
+    """A line of the output, without its end, and what is counted of it; `words` say what failed, fit for a screen."""
 
     line: bytes
     failed: bool
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    words: str = field(default="", compare=False)
 
 
 def new_request_id() -> str:
@@ -66,8 +67,7 @@ def words_of(answer: Answer) -> str:
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         body = None
-    message = str(_told_error("", answer, body)["message"])[:_SHOWN_CHARS]
-    return "".join(char if char.isprintable() else " " for char in message)
+    return _printable(_told_error("", answer, body)["message"])
 
 
 def _told_error(path: str, answer: Answer, body: Any) -> dict[str, Any]:
@@ -93,7 +93,12 @@ def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 
 def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> Outcome:
-    return Outcome(_line(custom_id, request_id, status, {"error": error}, error), True)
+    line = _line(custom_id, request_id, status, {"error": error}, error)
+    return Outcome(line, True, words=f"{_printable(custom_id)}: {_printable(error['message'])}")
+
+
+def _printable(text: object) -> str:
+    return "".join(char if char.isprintable() else " " for char in str(text)[:_SHOWN_CHARS])
 
 
 def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[str, Any] | None) -> bytes:

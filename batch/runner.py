@@ -23,7 +23,10 @@ _log = EventLogger("batch")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these."""
+    """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these.
+
+    `first_error` is the custom_id and the words of the first line that failed in this run, empty where none did.
+    """
 
     total: int
     done: int
@@ -31,6 +34,7 @@ class Progress:
     resumed: int
     prompt_tokens: int
     completion_tokens: int
+    first_error: str = ""
 
 
 async def run_batch(
@@ -62,12 +66,13 @@ class _Run:
         self._prepared = prepared
         self._on_progress = on_progress
         self._resumed = prepared.journal.num_done
+        self._first_error = ""
 
     def progress(self) -> Progress:
         """Return how far it is."""
         journal, total = self._prepared.journal, self._prepared.total
         counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
-        return Progress(total, journal.num_done, *counts)
+        return Progress(total, journal.num_done, *counts, first_error=self._first_error)
 
     async def answer_all(self) -> None:
         """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped or OSError."""
@@ -88,6 +93,7 @@ class _Run:
         for position in positions:
             outcome = await self._asker.ask(self._prepared.source.line(position))
             self._prepared.journal.append(Record(position, outcome))
+            self._first_error = self._first_error or outcome.words
             self._on_progress(self.progress())
 
     async def _keep_synced(self) -> None:

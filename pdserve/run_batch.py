@@ -67,6 +67,8 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
         if files.target is not None:
             send(request, files, interruption)
         print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
+        if ended[0].first_error:
+            print(f"the first error is that of {ended[0].first_error}", file=sys.stderr, flush=True)
 
 
 async def _answer(

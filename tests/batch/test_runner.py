@@ -104,6 +104,18 @@ async def test_failed_lines_stand_in_the_output_and_in_the_file_of_errors(job: B
     assert [one for one in lines if one["error"] is not None] == errors
     assert [one["custom_id"] for one in errors] == ["request-3", "request-13", "request-23"]
     assert (len(lines), progress.errors) == (NUM_LINES, 3)
+    assert progress.first_error in [f"{one['custom_id']}: {one['error']['message']}" for one in errors]
+
+
+async def test_the_words_of_the_first_error_are_fit_for_a_terminal(job: BatchJob) -> None:
+    def script(n: int, count: int) -> Answer:
+        return says({"error": {"message": "no \x1b[31m model\nof this name", "type": "x"}}, 404)
+
+    wicked = line(0) | {"custom_id": "a\x1b[2J\u202eb"}
+
+    progress = await run_job(_with_lines(job, wicked), Scripted(script))
+
+    assert progress.first_error == "a [2J b: no  [31m model of this name"
 
 
 # Lines that are not asked, or whose answer is an error
