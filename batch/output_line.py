@@ -94,7 +94,7 @@ def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> Outcome:
     line = _line(custom_id, request_id, status, {"error": error}, error)
-    return Outcome(line, True, words=f"{_printable(custom_id)}: {_printable(error['message'])}")
+    return Outcome(line, True, words=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
 
 
 def _printable(text: object) -> str:

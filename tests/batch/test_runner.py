@@ -104,7 +104,7 @@ async def test_failed_lines_stand_in_the_output_and_in_the_file_of_errors(job: B
     assert [one for one in lines if one["error"] is not None] == errors
     assert [one["custom_id"] for one in errors] == ["request-3", "request-13", "request-23"]
     assert (len(lines), progress.errors) == (NUM_LINES, 3)
-    assert progress.first_error in [f"{one['custom_id']}: {one['error']['message']}" for one in errors]
+    assert progress.first_error in [f"{one['custom_id']!r}: {one['error']['message']}" for one in errors]
 
 
 async def test_the_words_of_the_first_error_are_fit_for_a_terminal(job: BatchJob) -> None:
@@ -115,7 +115,7 @@ async def test_the_words_of_the_first_error_are_fit_for_a_terminal(job: BatchJob
 
     progress = await run_job(_with_lines(job, wicked), Scripted(script))
 
-    assert progress.first_error == "a [2J b: no  [31m model of this name"
+    assert progress.first_error == "'a [2J b': no  [31m model of this name"
 
 
 # Lines that are not asked, or whose answer is an error
