@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -153,7 +152,7 @@ def test_closing_refuses_what_waits_and_leaves_no_process(folder: Path) -> None:
     assert not psutil.pid_exists(pid)
     assert all(future.done() for future in waiting)
     assert isinstance(store.prepare(_regex("c")).exception(0), Draining)
-    assert not [thread for thread in threading.enumerate() if thread.name == "grammar-compiler"]
+    assert not store._thread.is_alive()
 
 
 def test_old_names_share_one_compile_and_one_notice(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
