@@ -35,7 +35,8 @@ async def test_an_address_that_is_not_allowed_is_refused(host: str) -> None:
 async def test_all_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     _names(monkeypatch, "10.0.0.1", "169.254.1.1", "10.0.0.1")
 
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 is not a public address: [^;]*; 169\.254\.1\.1 is never [^;]*$"):
+    words = r"10\.0\.0\.1 is not a public address: [^;]*; 169\.254\.1\.1 is never [^;]*$"
+    with pytest.raises(ConfigError, match=words):
         await check_reach(URL, AddressRules())
 
 
