@@ -91,7 +91,7 @@ def bucket() -> Iterator[Bucket]:
     server_module = pytest.importorskip("moto.server", reason=f"{MISSING}: moto, of the extra `clients`")
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    class Quiet(WSGIRequestHandler):
+    class Quiet(WSGIRequestHandler):  # type: ignore[misc]  # werkzeug is there under --all alone
         protocol_version = "HTTP/1.1"
 
         def log(self, type: str, message: str, *args: Any) -> None:
