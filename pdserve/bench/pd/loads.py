@@ -66,8 +66,8 @@ def all_loads(*, quick: bool) -> tuple[Load, ...]:
 
 
 async def send_load(load: Load, way: Way, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
-    """Send it and return what came. The same seed is the same load."""
-    numbers = random.Random(seed)
+    """Send it and return what came. The same seed is the same load; no two loads share a prompt."""
+    numbers = random.Random(f"{seed} {load.name}")  # else one would find the KV of another's prompts cached
     asks = random_asks(load.requests, load.shape, numbers, vocabulary=vocabulary)
     if load.stream_shape is not None:
         streams = random_asks(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)

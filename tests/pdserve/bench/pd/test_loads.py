@@ -71,6 +71,16 @@ def test_streams_that_fail_are_waited_for_no_more() -> None:
     assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
 
 
+def test_no_load_begins_with_the_prompts_of_another_whose_kv_is_cached_then() -> None:
+    begun: list[tuple[int, ...]] = []
+    for name, shape in (("a", Shape(64, 2)), ("b", Shape(64, 2)), ("c", Shape(128, 2))):
+        way = Counting()
+        sent(Load(name, 4, shape, at_once=1), way)
+        begun.extend(tuple(ask.prompt[:16]) for ask in way.asks)  # type: ignore[arg-type]
+
+    assert len(set(begun)) == 12
+
+
 def test_a_seed_is_a_load() -> None:
     first, second, other = Counting(), Counting(), Counting()
     load = Load("one", 4, Shape(8, 3), at_once=1)
