@@ -9,6 +9,7 @@ from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
 from batch.output_line import Outcome, answered, failed, new_request_id, words_of
 from batch.request_line import Question, Refused, question_of
+from batch.retry_after import retry_after_s
 from telemetry.capped import CappedLog
 from wire.errors import Unavailable
 
@@ -58,7 +59,7 @@ class Asker:
             if failures >= self._retries.attempts or busy >= self._retries.busy_attempts:
                 return await self._give_up(answer, lost)
             self._log.warning("batch_retry", "retry", status=None if answer is None else answer.status, error=str(lost))
-            wait_s = 0.0 if answer is None else _retry_after_s(answer)
+            wait_s = 0.0 if answer is None else retry_after_s(answer.headers.get("retry-after", ""))
             await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
 
     async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, Unavailable | None]:
@@ -92,9 +93,3 @@ class Asker:
         if answer.status == 401:
             raise BatchStopped("the server refuses the API key (401)")
         return answer
-
-
-def _retry_after_s(answer: Answer) -> float:
-    """Return the seconds of Retry-After; its other form, a date, counts as none."""
-    told = answer.headers.get("retry-after", "")
-    return float(told) if told.isascii() and told.isdigit() and len(told) < 10 else 0.0

@@ -2,11 +2,8 @@
 
 import argparse
 import asyncio
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +15,7 @@ from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_prompts import make_prompts
 from pdserve.verify_transports import EACH, Chosen, choose
+from pdserve.work_folder import work_folder
 from scheduler.model_files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
@@ -69,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
     for name, why in chosen.lacking.items():
         print(f"not run: P/D over {name}: {why}", flush=True)
-    with _work_folder() as work:
+    with work_folder("verify") as work:
         outputs = _serve(options, chosen, folder, work, prompts)
     oracle, reference = _ask_transformers(options, folder, prompts)
     if options.dtype == "float32":
@@ -87,7 +85,7 @@ def _main_of_features(options: VerifyOptions) -> int:
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
     prompts = make_prompts(folder, 6, longest)[-2:]
-    with _work_folder() as work:
+    with work_folder("verify") as work:
         return verify_features(folder, work, prompts, transports, options.max_tokens)
 
 
@@ -165,17 +163,3 @@ def _report_gaps(
             gap = oracle.logit_gap(context, one.found)
             print(f"  {one}; {REFERENCE} has its logit {gap.gap:.4g} below its best")
     return 0
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """A folder for tables and logs; it stays where something failed, for the logs, and not after Ctrl-C or SIGTERM."""
-    work = Path(tempfile.mkdtemp(prefix="pdserve-verify-"))
-    try:
-        yield work
-    except Exception:
-        raise
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    shutil.rmtree(work, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ _COLLECT_EVERY = 20_000  # new objects that are still there; Python's own figure
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end on a loop of its own, as asyncio.run does."""
-    with _rare_collections(), asyncio.Runner(loop_factory=_factory()) as runner:
+    with _rare_collections(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 
 
@@ -31,15 +31,16 @@ def _rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that does not run yet."""
     try:
         import uvloop
     except ImportError:
-        return None
+        return asyncio.new_event_loop()
 
     class Loop(uvloop.Loop):
         """uvloop's own clock is as old as the loop's turn, in whole milliseconds: too coarse to measure with."""
 
         time = staticmethod(monotonic)
 
-    return Loop
+    return Loop()

@@ -8,6 +8,7 @@ from batch.redaction import redacted_words
 from batch.remote.patience import Patience
 from batch.remote.retries import Transient
 from batch.remote.url import RemoteUrl
+from batch.retry_after import retry_after_s
 from wire.errors import ConfigError
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -24,7 +25,7 @@ async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Pa
     status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
     message = f"the server answered {status}{': ' if said else ''}{said}"
     if response.status in _TRANSIENT or (response.status >= 500 and response.status not in _PERMANENT):
-        return Transient(message, _wait_s(response))
+        return Transient(message, retry_after_s(response.headers.get("Retry-After", "")))
     end = url.expires_at
     until = f" (this presigned URL is good until {end:%Y-%m-%d %H:%M:%S} UTC)" if end else ""
     return ConfigError(f"{url}: {message}{until}")
@@ -43,8 +44,3 @@ async def _words(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Pat
         return ""
     parts = [found[1] for pattern in (_CODE, _MESSAGE) if (found := pattern.search(text))]
     return redacted_words(": ".join(parts) or text, str(url.url))
-
-
-def _wait_s(response: aiohttp.ClientResponse) -> float:
-    asked = response.headers.get("Retry-After", "")
-    return float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 0.0

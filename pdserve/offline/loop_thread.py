@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar
 
+from scheduler.loop import new_loop
 from wire.errors import Unavailable
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class LoopThread(Generic[T]):
         self._runs: set[_Run[Any]] = set()
         self._failure: BaseException | None = None
         self._opened: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._loop = _new_loop()
+        self._loop = new_loop()
         self._stop = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._main, name="pdserve-offline", daemon=True)
@@ -167,11 +168,3 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
             except BaseException as error:  # noqa: BLE001 - as a thread does: whoever waits raises it
                 future.set_exception(error)
             return future
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

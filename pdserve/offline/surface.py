@@ -9,6 +9,7 @@ from urllib.parse import quote
 import orjson
 
 from batch.answering import Answer, Answerer
+from batch.retry_after import retry_after_s
 from wire.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -90,13 +91,13 @@ class Surface:
                 answer = await self._answerer.ask(method, path, body)
                 if answer.status == 200:
                     return answer
-                asked_s, error = _retry_after(answer), error_of(answer)
+                asked_s, error = retry_after_s(answer.headers.get("retry-after", "")), error_of(answer)
             except Unavailable as gone:
                 error = gone
             failed_s = clock() if failed_s is None else failed_s
             if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self.retry_for_s:
                 raise error
-            await self._sleep(max(asked_s, random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
+            await self._sleep(max(min(asked_s, _LONGEST_WAIT_S), random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
@@ -111,8 +112,3 @@ def error_of(answer: Answer) -> PdserveError:
     if 400 <= answer.status < 500:
         return InvalidRequest(words)
     return InternalError(f"HTTP {answer.status}: {words}")
-
-
-def _retry_after(answer: Answer) -> float:
-    told = answer.headers.get("retry-after", "")
-    return min(float(told), _LONGEST_WAIT_S) if told.isdigit() else 0.0

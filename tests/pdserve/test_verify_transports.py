@@ -1,7 +1,5 @@
 """Which transports `pdserve verify` runs: what the machine has, and words for what it lacks."""
 
-import contextlib
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,22 +66,6 @@ def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
     equal = "equal: P/D over shm = P/D over tcp = combined = transformers (not run: mooncake)"
     parted = "DIFFERENT: P/D over tcp against transformers: prompt 0, token 2: 8 instead of 7"
     assert (status, said[-1]) == ((0, equal) if over_tcp == 7 else (1, parted))
-
-
-@pytest.mark.parametrize(
-    ("ending", "kept"), [(None, 0), (KeyboardInterrupt(), 0), (SystemExit(143), 0), (ConfigError("no"), 1)]
-)
-def test_the_logs_stay_where_something_failed_and_not_after_ctrl_c(
-    ending: BaseException | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    with contextlib.suppress(KeyboardInterrupt, SystemExit, ConfigError), verify._work_folder() as work:
-        (work / "shm.log").touch()
-        if ending is not None:
-            raise ending
-
-    assert len(list(tmp_path.iterdir())) == kept
 
 
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])

@@ -45,11 +45,7 @@ class Completions:
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/completions"
-
-    @property
-    def is_streamed(self) -> bool:
-        """It is."""
-        return True
+    is_streamed: bool = field(default=True, init=False)
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
@@ -64,11 +60,7 @@ class Chat:
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/chat/completions"
-
-    @property
-    def is_streamed(self) -> bool:
-        """It is."""
-        return True
+    is_streamed: bool = field(default=True, init=False)
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
@@ -86,11 +78,7 @@ class Embeddings:
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/embeddings"
-
-    @property
-    def is_streamed(self) -> bool:
-        """It is not."""
-        return False
+    is_streamed: bool = field(default=False, init=False)
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""

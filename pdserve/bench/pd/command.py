@@ -1,11 +1,8 @@
 """`pdserve bench pd`: P/D and colocated on the same cores, side by side."""
 
-import contextlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +24,7 @@ from pdserve.bench.pd.ways import HandedOff, InTurn, Way
 from pdserve.bench.serve_asks import vocabulary
 from pdserve.client import Client
 from pdserve.termination import unwind_on_sigterm
+from pdserve.work_folder import work_folder
 from scheduler.loop import run
 from scheduler.model_files import read_model_files
 from wire.errors import ConfigError, Unavailable
@@ -75,7 +73,7 @@ def _max_len(request: PdRequest) -> int:
 
 
 def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterator[Outcome]:
-    with _work_folder() as work:
+    with work_folder("bench") as work:
         for place, contestant in enumerate(_contestants(request, work)):
             with started(contestant, work / f"contestant-{place}", request.options.startup_timeout, say):
                 yield from run(_measure(contestant, loads, request, request.options.seed + number))
@@ -133,17 +131,3 @@ def _tell(request: PdRequest, outcomes: Sequence[Outcome]) -> None:
             path.write_text(json.dumps({**about, "outcomes": table.as_json(outcomes)}) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--json {path} cannot be written: {error}") from error
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """A folder for tables and logs; it stays where something failed, for the logs, and not after Ctrl-C."""
-    work = Path(tempfile.mkdtemp(prefix="pdserve-bench-"))
-    try:
-        yield work
-    except Exception:
-        raise
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    shutil.rmtree(work, ignore_errors=True)

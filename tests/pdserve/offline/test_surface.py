@@ -66,6 +66,15 @@ async def test_a_server_that_is_busy_or_gone_is_asked_again_after_as_long_as_it_
     assert 0.25 <= sleeps.slept[1] <= 0.5
 
 
+@pytest.mark.parametrize("told", ["", "soon", "\u00b2", "-3", "1.5", "9" * 400])
+async def test_a_wait_that_is_no_number_of_seconds_counts_as_none(told: str) -> None:
+    script, sleeps = Script(Answer(429, {"retry-after": told}, b"{}"), GOOD), Sleeps()
+
+    await Surface(script, retry_for_s=60, sleep=sleeps).get_json("/x")
+
+    assert [seconds <= 0.25 for seconds in sleeps.slept] == [True]
+
+
 async def test_the_time_to_ask_again_counts_from_the_first_failure_not_from_the_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

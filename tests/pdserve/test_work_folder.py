@@ -1,0 +1,26 @@
+"""What is left of a command's folder."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pdserve.work_folder import work_folder
+from wire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("ending", "kept"), [(None, 0), (KeyboardInterrupt(), 0), (SystemExit(143), 0), (ConfigError("no"), 1)]
+)
+def test_the_logs_stay_where_something_failed_and_not_after_ctrl_c(
+    ending: BaseException | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with contextlib.suppress(KeyboardInterrupt, SystemExit, ConfigError), work_folder("verify") as work:
+        (work / "shm.log").touch()
+        if ending is not None:
+            raise ending
+
+    assert len(list(tmp_path.iterdir())) == kept
