@@ -18,16 +18,20 @@ class DtypeChoice:
     reason: str
 
 
-def choose_dtype(asked: str, checkpoint: str, *, cpu_flags: frozenset[str], is_native: bool = False) -> DtypeChoice:
+def choose_dtype(
+    asked: str, checkpoint: str, *, cpu_flags: frozenset[str] | None, is_native: bool = False
+) -> DtypeChoice:  # fmt: skip
     """Return `asked`, or for `auto` the checkpoint's dtype where the CPU is fast at it, else float32.
 
-    `is_native`: our own kernels run the whole model, or will at the next start, and they are fast at bfloat16 on every
-    CPU that has them.
+    `cpu_flags` are None where the model runs on a device that is fast at every dtype. `is_native`: our own kernels run
+    the whole model, or will at the next start, and they are fast at bfloat16 on every CPU that has them.
     """
     if asked != "auto":
         if asked not in ITEM_BYTES:
             raise ConfigError(f"dtype {asked!r} is not one of auto, {', '.join(ITEM_BYTES)}")
         return DtypeChoice(asked, f"dtype {asked}, as asked")
+    if cpu_flags is None:
+        return DtypeChoice(checkpoint, f"dtype {checkpoint}, the checkpoint's")
     fast = [flag for flag in _FAST_BF16_FLAGS if flag in cpu_flags]
     if checkpoint == "bfloat16" and fast:
         return DtypeChoice("bfloat16", f"dtype bfloat16, the checkpoint's: the CPU has {fast[0]}")

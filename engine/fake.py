@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from devices.host_pool import HostPool
 from engine.block_store import BlockStore
 from engine.counter_hash import hash64
 from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
-from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.pooling.settings import PoolingSettings
 from engine.step import BatchSequence, SampleRow, StepBatch, StepOutput

@@ -17,6 +17,10 @@ class Kernels:
     note: str
 
 
+NO_KERNELS = Kernels(None, False, "")
+"""Where the device is not the CPU."""
+
+
 def find_kernels(num_threads: int) -> Kernels:
     """Start a team of `num_threads` threads if the kernels are there; let them be built if not. Never waits for it."""
     found = find_engine()

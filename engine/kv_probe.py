@@ -99,7 +99,8 @@ def _run_one_token(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[Kv
     text, kind = checkpoint.text_config, checkpoint.config.model_type
     probe = KvProbe(dtype, max_length=longest_sequence(text))
     attach(network, probe)
-    zero, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
+    place = next(iter(network.parameters())).device
+    zero, one = (make(1, 1, dtype=torch.int64, device=place) for make in (torch.zeros, torch.ones))
     try:
         network(input_ids=zero, position_ids=zero, attention_mask=one, use_cache=False)
         return probe.tensors(text.num_hidden_layers)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from engine.attention.registered import NAME
 from engine.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
 from engine.headless import HeadlessWeights, is_headless, lend_head
@@ -51,19 +53,25 @@ def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
     return ModelFolder(path, checkpoint, layout, headless)
 
 
-def read_network(folder: ModelFolder, dtype: str, shard: Shard | None = None) -> ReadNetwork:
-    """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError."""
+def read_network(
+    folder: ModelFolder, dtype: str, shard: Shard | None = None, device: torch.device | None = None
+) -> ReadNetwork:  # fmt: skip
+    """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
+
+    They lie on `device`, by default in host memory.
+    """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(stored, folder.quantization, dtype)
         prefix = folder.checkpoint.network_class.base_model_prefix
         weights = HeadlessWeights(plain.weights, prefix) if folder.is_headless else plain.weights
-        loaded = load_network(folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard)
+        loaded = load_network(folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device)
     check_untried(loaded.network, dtype)
     return ReadNetwork(loaded, tuple(note for note in (loaded.note, plain.note) if note), stored.bytes_read)
 
 
 def describe(
-    folder: ModelFolder, network: object, *, name: str | None, max_model_len: int | None, dtype: str, layout: PoolLayout
+    folder: ModelFolder, network: object, *, name: str | None, max_model_len: int | None, dtype: str,
+    layout: PoolLayout, device: str = "cpu",
 ) -> EngineInfo:  # fmt: skip
     """Return what an engine over this model and a pool of this layout says about itself."""
     text = folder.checkpoint.text_config
@@ -72,7 +80,7 @@ def describe(
         max_model_len=model_length(folder.checkpoint, max_model_len),
         vocab_size=text.vocab_size,
         dtype=dtype,
-        device="cpu",
+        device=device,
         layout=layout,
         eos_token_ids=eos_token_ids(network),
         rope=rope_lengths(text),

@@ -36,14 +36,17 @@ class LoadedNetwork:
 
 
 def load_network(
-    checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None
-) -> LoadedNetwork:
+    checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None,
+    device: torch.device | None = None,
+) -> LoadedNetwork:  # fmt: skip
     """Return the network with its weights in `dtype`. Raises ConfigError, in words, for weights that are not there.
 
-    `attention` names the implementation, None is transformers' own choice; `shard` makes it one rank's.
+    `attention` names the implementation, None is transformers' own choice; `shard` makes it one rank's. Each tensor
+    goes to `device` as it is made, so the host never holds them all.
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line
+    device = device or torch.device("cpu")
     network = build_network(checkpoint, dtype=dtype, attention=attention)
     sources = find_sources(network, weights)
     missing = _missing(network, sources.by_name)
@@ -56,11 +59,11 @@ def load_network(
                 "for several ranks: use --tensor-parallel-size 1"
             )
         loaded = load_with_transformers(checkpoint, weights, dtype, attention)
-        return LoadedNetwork(loaded, f"weights loaded by transformers, which converts {what}")
+        return LoadedNetwork(loaded.to(device), f"weights loaded by transformers, which converts {what}")
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
     _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
-    _fill(network, sources.by_name, weights, cuts)
+    _fill(network, sources.by_name, weights, cuts, device)
     _take_generation_config(network, checkpoint)
     return LoadedNetwork(network.eval())
 
@@ -114,7 +117,9 @@ def _widen(network: Any, dtype: str) -> None:
 
 
 @torch.no_grad()
-def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: Mapping[str, Cut]) -> None:
+def _fill(
+    network: Any, sources: Mapping[str, Source], weights: Weights, cuts: Mapping[str, Cut], device: torch.device
+) -> None:  # fmt: skip
     """Give every tensor memory: parameters and persistent buffers from `weights`, other buffers as computed anew."""
     tensors = network.state_dict(keep_vars=True)
     names = [name for name in tensors if name in sources]
@@ -123,7 +128,7 @@ def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: M
     with LoadProgress(total) as progress:
         for name in names:
             old = tensors[name]
-            new = materialise(sources[name], weights, cuts.get(name), old.dtype, progress.advance)
+            new = materialise(sources[name], weights, cuts.get(name), old.dtype, progress.advance).to(device)
             new = torch.nn.Parameter(new, requires_grad=False) if isinstance(old, torch.nn.Parameter) else new
             same = next((one for one in made.get(id(old), ()) if torch.equal(one, new)), None)
             if same is None:
@@ -133,6 +138,7 @@ def _fill(network: Any, sources: Mapping[str, Source], weights: Weights, cuts: M
     for name, buffer in [*network.named_non_persistent_buffers()]:
         _put(network, name, buffer, torch.empty_like(buffer, device="cpu"))
     network.initialize_weights()  # leaves alone what _put has marked
+    network.to(device)  # the buffers that were computed: on the CPU, so that they are the same on every device
 
 
 def _stored_bytes(source: Source, weights: Weights, cut: Cut | None) -> int:

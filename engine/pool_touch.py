@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from engine.host_memory import available_bytes
+from devices.host_memory import available_bytes
 from engine.interface import Memory
 from telemetry.logs import EventLogger
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from devices.cpu import CpuDevice
+from devices.interface import Device
+from devices.interface import Memory as OwnedMemory
 from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.block_store import BlockStore
+from engine.device_block_store import DeviceBlockStore
 from engine.fused_decoder import FusedDecoder, FusedWeights
-from engine.host_pool import HostPool
 from engine.interface import EngineInfo, Memory
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
@@ -37,35 +40,38 @@ class DoneStep:
 
 
 class TorchModel:
-    """Runs steps on the CPU. Owns the pool and the tensors over it; one thread calls it."""
+    """Runs steps on one device. Owns the pool and the tensors over it; one thread calls it."""
 
     def __init__(
         self,
         network: Any,
         *,
         info: EngineInfo,
-        memory: HostPool,
+        memory: OwnedMemory,
         backend: AttentionBackend,
         keeps_logits: bool,
         rope: StepRope | None = None,
         fused: FusedWeights | None = None,
         reduce: Callable[[torch.Tensor], None] | None = None,
+        device: Device | None = None,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
 
         `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
         `fused` is what became of the network's weights, where native kernels run it, and `reduce` then sums over the
-        ranks that have a part of them each.
+        ranks that have a part of them each. The network and the pool lie on `device`, by default the CPU.
         """
+        device = device or CpuDevice()
         self._network = network
         self._info = info
         self._memory = memory
-        self._store = BlockStore(memory, library.load)
+        self._store = BlockStore(memory, library.load) if device.traits.pools_on_host else DeviceBlockStore(memory)
         self._keeps_logits = keeps_logits
         self._rope = rope
-        self._device = torch.device(info.device)
+        self._device = device.torch_device
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
+        self._written: Callable[[], None] | None = getattr(memory, "written", None)
         attach(network, self._attention)
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
@@ -164,11 +170,23 @@ class TorchModel:
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:
         if self._rope is not None:
             self._rope.begin(metadata.sequences, self._device)
-        self._attention.begin(metadata, layer_done)
+        self._attention.begin(metadata, self._marking(layer_done))
         try:
             yield
         finally:
             self._attention.end()
+
+    def _marking(self, layer_done: Callable[[int], None] | None) -> Callable[[int], None] | None:
+        """Let a device's pool know how far its KV is complete before a layer is reported."""
+        written = self._written
+        if layer_done is None or written is None:
+            return layer_done
+
+        def mark(layer: int) -> None:
+            written()
+            layer_done(layer)
+
+        return mark
 
 
 def _layer_pools(memory: Memory) -> list[LayerPool]:
@@ -186,4 +204,8 @@ def _pool_tensor(memory: Memory, index: int) -> torch.Tensor:
     shape = (layout.num_blocks * layout.block_size, spec.heads, spec.head_dim)
     count = shape[0] * shape[1] * shape[2]
     dtype = getattr(torch, spec.dtype)
-    return torch.frombuffer(memory.buffer, dtype=dtype, count=count, offset=layout.offsets[index]).view(shape)
+    start, tensor = layout.offsets[index], getattr(memory, "tensor", None)
+    if tensor is not None:
+        pool: torch.Tensor = tensor
+        return pool[start : start + count * dtype.itemsize].view(dtype).view(shape)
+    return torch.frombuffer(memory.buffer, dtype=dtype, count=count, offset=start).view(shape)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from devices.table import choose
 from engine.core import EngineCore
 from engine.interface import Engine
 from engine.prefix import why_no_names
@@ -48,7 +49,7 @@ def build_engine(
         model,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens(max_model_len),
-        prefill_chunk_size=options.prefill_chunk_size,
+        prefill_chunk_size=config.prefill_chunk_size(model.info.device),
         prefix_caching=options.enable_prefix_caching,
         swap_bytes=options.swap_bytes,
         clock=time.monotonic,
@@ -113,19 +114,23 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
     num_threads = len(config.cores) or len(os.sched_getaffinity(0))
     prepare_torch(num_threads)
     with loading():
+        choice = choose(options.device)
+        device = choice.kind.open()
         from engine.loader import load_model
 
         loaded = load_model(
             Path(options.model),
             dtype=options.dtype,
-            block_size=options.block_size,
+            block_size=config.block_size(device.name),
             kv_cache_memory=options.kv_cache_memory,
             num_threads=num_threads,
             attention_backend=options.attention_backend,
             max_model_len=options.max_model_len,
             quantization=options.quantization,
+            device=device,
+            gpu_memory_utilization=options.gpu_memory_utilization,
         )
-    return loaded.model, tuple(loaded.notes)
+    return loaded.model, (f"{choice.reason} ({device.describe()})", *loaded.notes)
 
 
 def _fake_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:

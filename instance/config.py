@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from devices.table import find_kind, traits_of
 from kvtransfer.transports import NAMES
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
@@ -66,6 +67,14 @@ class InstanceConfig:
         """Return the bound of a whole step: the flag, raised to the model's length."""
         return max(self.options.max_num_batched_tokens or 2048, max_model_len)
 
+    def prefill_chunk_size(self, device: str) -> int:
+        """Return the bound of a step's prompt part on `device`, as "npu:0": the flag, else the device's own."""
+        return self.options.prefill_chunk_size or traits_of(device).prefill_chunk_size
+
+    def block_size(self, device: str) -> int:
+        """Return the tokens of a KV block on `device`: the flag, else the device's own."""
+        return self.options.block_size or traits_of(device).block_size
+
     def port_range(self) -> tuple[int, int] | None:
         """Return the bounds of --kv-port-range. Raises ConfigError."""
         return parse_port_range(self.options.kv_port_range)
@@ -73,8 +82,8 @@ class InstanceConfig:
 
 def check_options(options: EngineOptions) -> None:
     """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
-    if options.device not in ("auto", "cpu"):
-        raise ConfigError(f"--device {options.device}: only the CPU backend exists so far; use --device cpu")
+    if options.device != "auto":
+        find_kind(options.device)
     if options.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(f"--quantization {options.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     for name, (least, most) in _BOUNDS.items():

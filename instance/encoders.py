@@ -35,7 +35,7 @@ def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]
         torch.set_num_threads(num_threads)
         encoder, notes = load_encoder(path, dtype=options.dtype, max_model_len=options.max_model_len)
         core = EncoderCore(
-            encoder, identify(path, name_of(path)), block_size=options.block_size,
+            encoder, identify(path, name_of(path)), block_size=config.block_size("cpu"),
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
         )  # fmt: skip

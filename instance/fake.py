@@ -22,7 +22,10 @@ def fake_model(config: InstanceConfig) -> Model:
     options = config.options
     values = _read(Path(options.model) / "config.json", {"vocab_size": "vocab_size"})
     values |= _read(Path(options.model) / "fake.json", {f.name: f.name for f in dataclasses.fields(FakeConfig)})
-    values |= {"salt": zlib.crc32(f"{config.server_ip}|{config.device_ids}".encode()), "block_size": options.block_size}
+    values |= {
+        "salt": zlib.crc32(f"{config.server_ip}|{config.device_ids}".encode()),
+        "block_size": config.block_size("cpu"),
+    }
     if options.max_model_len is not None:
         values["max_model_len"] = options.max_model_len
     if options.dtype != "auto":

@@ -144,7 +144,7 @@ class InstanceHost:
             block_size=info.layout.block_size,
             num_blocks=info.layout.num_blocks,
             kv_tensors=info.layout.tensors,
-            prefill_chunk_size=options.prefill_chunk_size,
+            prefill_chunk_size=self.config.prefill_chunk_size(info.device),
             max_num_seqs=options.max_num_seqs,
             endpoints=self._receiver.endpoints,
             device=info.device,

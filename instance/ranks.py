@@ -32,7 +32,7 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level, log_format=options.log_format
         )
         loaded = load_ranks(
-            Path(options.model), dtype=options.dtype, block_size=options.block_size,
+            Path(options.model), dtype=options.dtype, block_size=config.block_size("cpu"),
             kv_cache_memory=options.kv_cache_memory, ranks=ranks, on_lost=on_lost,
             attention_backend=options.attention_backend, max_model_len=options.max_model_len,
             quantization=options.quantization,

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from devices.cpu import TRAITS as CPU
+from devices.host_memory import available_bytes
 from engine.dtypes import choose_dtype, read_cpu_flags
-from engine.host_memory import available_bytes
-from engine.memory_plan import plan_pool
+from engine.memory_plan import MIN_SEQUENCE_TOKENS, plan_pool
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 from wire.model_identity import read_json, stored_tensors
@@ -31,8 +32,8 @@ def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) 
     config = read_json(Path(options.model) / "config.json")
     tensors = kv_tensors(config, _dtype(options), options.tensor_parallel_size or 1)
     if tensors:
-        length = options.max_model_len or config.get("max_position_embeddings") or options.block_size
-        plan_pool(tensors, budget_bytes=asked, block_size=options.block_size, max_model_len=length)
+        length = options.max_model_len or config.get("max_position_embeddings") or MIN_SEQUENCE_TOKENS
+        plan_pool(tensors, budget_bytes=asked, block_size=options.block_size or CPU.block_size, max_model_len=length)
     if is_here and asked * num_instances > (free := available_bytes()):
         raise ConfigError(
             f"--kv-cache-memory {asked} bytes in each of {num_instances} instances are {asked * num_instances} bytes: "

@@ -12,8 +12,8 @@ from types import ModuleType
 
 ROOT = str(Path(__file__).resolve().parents[1])
 NAMES = frozenset((
-    "batch", "decode_worker", "engine", "instance", "kvtransfer", "native", "prefill_worker", "ranktable_tools",
-    "scheduler", "telemetry", "wire",
+    "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "prefill_worker",
+    "ranktable_tools", "scheduler", "telemetry", "wire",
 ))  # fmt: skip
 
 

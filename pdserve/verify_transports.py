@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from kvtransfer.transports import NAMES, make_transports
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout

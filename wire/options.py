@@ -66,13 +66,17 @@ class EngineOptions:
     ip: str | None = flag(None, "an instance's address in the table, to listen on (default: --host listens)")
     kv_ip: str | None = flag(None, "address of its KV links, to listen on and connect from (default: the table's)")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
-    device: str = flag("auto", "where the engine runs", choices=("auto", "cpu", "cuda", "npu"))
+    device: str = flag(
+        "auto", "where the engine runs; auto: an NPU, else a GPU, else the CPU", choices=("auto", "cpu", "cuda", "npu")
+    )
     max_model_len: int | None = flag(None, "longest prompt + output (default: the model's)", parse=int)
     max_num_seqs: int = flag(256, "most sequences in one step", parse=int)
     max_num_batched_tokens: int | None = flag(
         None, "most tokens in one step (default: the larger of 2048 and --max-model-len)", parse=int
     )
-    prefill_chunk_size: int = flag(512, "most prompt tokens in one step", parse=int)
+    prefill_chunk_size: int | None = flag(
+        None, "most prompt tokens in one step (default: 512 on CPUs, 2048 on GPUs and NPUs)", parse=int
+    )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
     share_devices: bool = flag(False, "two instances of the ranktable may have one GPU (never an NPU)")
     rank_timeout: float = flag(10.0, "seconds ranks wait for each other in a step before they end", parse=float)
@@ -81,14 +85,18 @@ class EngineOptions:
         "how the checkpoint is quantised; anything else in it is an error (default: what it says)",
         choices=QUANTIZATIONS,
     )
-    block_size: int = flag(16, "tokens in one KV block (128 on NPUs)", parse=int)
+    block_size: int | None = flag(None, "tokens in one KV block (default: 16, 128 on NPUs)", parse=int)
     kv_cache_memory: int | None = flag(None, "bytes of the KV pool, as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes)
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
     swap_bytes: int = flag(
         2**30, "most memory for KV of preempted sequences, as 512MiB (default: 1GiB)", parse=parse_bytes
     )
     enable_prefix_caching: bool = flag(True, "compute and send no prefix a second time while its KV is there")
-    attention_backend: str = flag("auto", "how attention is computed", choices=("auto", "reference", "cpu"))
+    attention_backend: str = flag(
+        "auto",
+        "how attention is computed: by the device's own, or by the reference",
+        choices=("auto", "reference", "cpu", "cuda", "npu"),
+    )
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)
     kv_links: int = flag(2, "most links to one peer at once, where the transport gains by several (tcp)", parse=int)
     kv_digests: bool = flag(True, "check every KV frame by digest; off only when both ends of a link say so")

@@ -4,7 +4,7 @@ import random
 
 import xxhash
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from wire.kv_layout import PoolLayout
 
 _PAGE_BYTES = 1 << 20

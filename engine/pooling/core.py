@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from devices.host_pool import HostPool
 from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
-from engine.host_pool import HostPool
 from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, PooledPrompt, StepResult
 from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_dimensions, check_one_answer

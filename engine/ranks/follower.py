@@ -3,7 +3,7 @@
 import json
 import os
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from engine.ranks.channel import Kind
 from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_step

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.cpu import CpuDevice
+from devices.host_memory import available_bytes
+from devices.host_pool import HostPool
+from engine.attention.table import make_backend
 from engine.checkpoint import Checkpoint, model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import will_fuse
-from engine.host_memory import available_bytes
-from engine.host_pool import HostPool
 from engine.kernels import find_kernels
 from engine.kv_probe import rehearse
-from engine.loader import make_backend
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
@@ -79,7 +80,7 @@ def load_ranks(
 
     Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
     """
-    make_backend(attention_backend)
+    make_backend(attention_backend, CpuDevice())
     backend = _group_backend(ranks.device)
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint

@@ -7,7 +7,7 @@ layer L's KV is complete on all ranks once the sum after its attention came abou
 import os
 from collections.abc import Callable, Sequence
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from engine.interface import EngineInfo, Memory
 from engine.ranks.channel import Kind
 from engine.ranks.packing import pack_copies, pack_step

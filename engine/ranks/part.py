@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from devices.cpu import CpuDevice
+from devices.host_pool import HostPool
 from engine.attention.registered import register
+from engine.attention.table import make_backend
 from engine.fuse import fuse
 from engine.fused_decoder import FusedWeights
-from engine.host_pool import HostPool
 from engine.interface import EngineInfo
 from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors
-from engine.loader import make_backend
 from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.backends import backend_named
 from engine.ranks.marks import Marks
@@ -78,7 +79,7 @@ class Part:
         """Return the model of this rank over its pool."""
         return TorchModel(
             self.network, info=info, memory=pool,
-            backend=make_backend(self.setup.attention_backend, self.threads),
+            backend=make_backend(self.setup.attention_backend, CpuDevice(), self.threads),
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
             fused=self.fused, reduce=self.reduce,
         )  # fmt: skip

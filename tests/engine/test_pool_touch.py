@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from engine.pool_touch import PoolTouch
 from wire.kv_layout import KvTensor, PoolLayout
 

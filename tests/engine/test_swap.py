@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from devices.host_pool import HostPool
 from engine import block_store
 from engine.block_store import BlockStore, Copier
 from engine.fake import FakeModel, fake_layouts
-from engine.host_pool import HostPool
 from engine.prefix import BlockName, PrefixChain
 from engine.swap import SavedBlocks, SwapArea
 from native import library

@@ -12,8 +12,7 @@ from wire.types import Role
     ("flags", "words"),
     [
         ({"model": ""}, "--model is missing"),
-        ({"device": "cuda"}, "--device cuda"),
-        ({"device": "npu"}, "--device npu"),
+        ({"device": "tpu"}, "--device .tpu. is not one of auto, cpu, cuda, npu"),
         ({"quantization": "int3"}, "--quantization 'int3' is not one of awq, gptq, smoothquant, compressed-tensors"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
         ({"kv_transport": ("hccl",)}, "'hccl' is not one of cuda_ipc, shm, process_group, "),

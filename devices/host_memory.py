@@ -11,6 +11,14 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
     return free if limit is None or used is None else min(free, max(0, limit - used))
 
 
+def total_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes there are in all: the host's, or its cgroup's limit. Raises OSError as above."""
+    lines = meminfo.read_text(encoding="ascii").splitlines()
+    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    limit = _number(cgroup / "memory.max")
+    return total if limit is None else min(total, limit)
+
+
 def _number(file: Path) -> int | None:
     try:
         return int(file.read_text(encoding="ascii"))

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from engine.host_pool import HostPool
+from devices.host_pool import HostPool
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 

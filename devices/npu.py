@@ -1,0 +1,55 @@
+"""Ascend NPUs by torch_npu."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+
+from devices.interface import Traits
+from devices.nodes import has_node
+from devices.torch_device import TorchDevice
+from wire.errors import ConfigError
+
+TRAITS = Traits(
+    kind="npu", visible_variable="ASCEND_RT_VISIBLE_DEVICES", collective="hccl", block_size=128,
+    prefill_chunk_size=2048, pool_alignment=2 << 20, attention="npu", packages=("torch_npu",),
+)  # fmt: skip
+LEAST_VERSION = (2, 10)
+"""Of torch_npu: before it npu_scatter_pa_kv_cache has no cache_mode, and lays the cache out in its own way."""
+
+
+class NpuKind:
+    """Implements DeviceKind."""
+
+    traits = TRAITS
+
+    def sees_card(self) -> bool:
+        """An NPU's node is in /dev."""
+        return has_node(r"davinci[0-9]+")
+
+    def lacking(self) -> str | None:
+        """The package, its version, CANN below it, or the card."""
+        if importlib.util.find_spec("torch_npu") is None:
+            return "torch_npu is not installed; it comes with the extra pdserve[npu]"
+        version = importlib.metadata.version("torch_npu")
+        if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+            return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"
+        try:
+            npu = importlib.import_module("torch_npu").npu
+        except (ImportError, RuntimeError) as error:
+            return f"torch_npu {version} cannot be imported, CANN is missing or another version: {error}"
+        return None if npu.is_available() else f"torch_npu {version} sees no NPU"
+
+    def open(self, index: int = 0) -> "NpuDevice":
+        """See DeviceKind."""
+        lacking = self.lacking()
+        if lacking is not None:
+            raise ConfigError(f"--device npu: {lacking}")
+        return NpuDevice(TRAITS, index)
+
+
+class NpuDevice(TorchDevice):
+    """Implements Device."""
+
+    def describe(self) -> str:
+        """The card, its memory, and the versions of torch and torch_npu."""
+        return f"{super().describe()}, torch_npu {importlib.metadata.version('torch_npu')}"

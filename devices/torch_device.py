@@ -1,0 +1,112 @@
+"""What the accelerators that torch knows have in common: streams, events and memory, by torch's device module.
+
+torch is imported by the methods alone, so that the file of a kind can be read without it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from devices.interface import DeviceBytes, Traits
+from wire.errors import ConfigError
+from wire.kv_layout import PoolLayout
+
+if TYPE_CHECKING:
+    import torch
+
+    from devices.device_pool import DevicePool
+
+
+class TorchDevice:
+    """Implements Device for a kind that torch has a module for, as torch.cuda; kinds override what differs."""
+
+    def __init__(self, traits: Traits, index: int) -> None:
+        import torch
+
+        self.traits, self._index = traits, index
+        self._device = torch.device(traits.kind, index)
+        self._module: Any = torch.get_device_module(self._device)
+
+    @property
+    def name(self) -> str:
+        """Its kind and index."""
+        return f"{self.traits.kind}:{self._index}"
+
+    @property
+    def torch_device(self) -> "torch.device":
+        """Where its tensors lie."""
+        return self._device
+
+    def describe(self) -> str:
+        """The card's name, its memory and torch's version."""
+        import torch
+
+        gib = self.memory().total / 2**30
+        return f"{self.name}: {self._module.get_device_name(self._index)}, {gib:.0f} GiB, torch {torch.__version__}"
+
+    def memory(self) -> DeviceBytes:
+        """See Device."""
+        free, total = self._module.mem_get_info(self._device)
+        return DeviceBytes(total=int(total), free=int(free))
+
+    def make_pool(self, layout: PoolLayout) -> "DevicePool":
+        """See Device."""
+        from devices.device_pool import DevicePool
+
+        try:
+            return DevicePool(layout, self)
+        except RuntimeError as error:  # torch's own OutOfMemoryError is one
+            free = self.memory().free
+            raise ConfigError(
+                f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {free} free: {error}"
+            ) from error
+
+    def activate(self) -> None:
+        """See Device."""
+        self._module.set_device(self._index)
+
+    def event(self) -> "TorchEvent":
+        """See Device."""
+        return TorchEvent(self._module)
+
+    def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        """See Device."""
+        stream = self._module.Stream(device=self._device)
+        return lambda: self._module.stream(stream)
+
+    def synchronize(self) -> None:
+        """See Device."""
+        self._module.synchronize(self._device)
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Kinds that do say so."""
+        return False
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        """Kinds that do have their own."""
+        raise RuntimeError(f"{self.traits.kind} captures no graphs")
+
+
+class TorchEvent:
+    """An event of torch's device module."""
+
+    def __init__(self, module: Any) -> None:
+        self._event: Any = module.Event()
+
+    def record(self) -> None:
+        """See Event."""
+        self._event.record()
+
+    def wait(self) -> None:
+        """See Event."""
+        self._event.wait()
+
+    def synchronize(self) -> None:
+        """See Event."""
+        self._event.synchronize()
+
+    @property
+    def is_done(self) -> bool:
+        """See Event."""
+        return bool(self._event.query())

@@ -1,0 +1,35 @@
+"""The attention backends by name: each device kind's own (Traits.attention of devices/), and the reference."""
+
+from collections.abc import Callable
+
+from devices.interface import Device
+from engine.attention.cpu import CpuAttention
+from engine.attention.interface import AttentionBackend
+from engine.attention.reference import ReferenceAttention
+from native.engine_library import Threads
+from wire.errors import ConfigError
+
+Maker = Callable[[Device, Threads | None], AttentionBackend]
+"""Makes a backend for a device; `threads` run the CPU's kernels, None where there are none."""
+
+AUTO, REFERENCE = "auto", "reference"
+
+
+def _reference(device: Device, threads: Threads | None) -> AttentionBackend:
+    return ReferenceAttention()
+
+
+def _cpu(device: Device, threads: Threads | None) -> AttentionBackend:
+    return CpuAttention(threads)
+
+
+MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu}
+
+
+def make_backend(asked: str, device: Device, threads: Threads | None = None) -> AttentionBackend:
+    """Return the backend that was asked for; `auto` is the device's own. Raises ConfigError for one it cannot run."""
+    own = device.traits.attention
+    name = own if asked == AUTO else asked
+    if name not in (own, REFERENCE):
+        raise ConfigError(f"attention backend {asked!r} is not one of {AUTO}, {own}, {REFERENCE} on {device.name}")
+    return MAKERS.get(name, _reference)(device, threads)

@@ -1,0 +1,96 @@
+"""A device of its own kind, in one file: CPU tensors, a pool like a device's, events that are counted.
+
+What a new kind has to bring is what stands here; all the rest of the product takes it through devices/interface.py.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from devices.device_pool import DevicePool
+from devices.interface import DeviceBytes, Graph, Traits
+from wire.kv_layout import PoolLayout
+
+TRAITS = Traits(
+    kind="fake", visible_variable=None, collective="gloo", block_size=32, prefill_chunk_size=64,
+    pool_alignment=2 << 20, attention="fake",
+)  # fmt: skip
+
+
+@dataclass
+class FakeKind:
+    """Implements DeviceKind. `why` is what `lacking` says."""
+
+    traits: Traits = TRAITS
+    why: str | None = None
+    total_bytes: int = 1 << 30
+
+    def sees_card(self) -> bool:
+        return True
+
+    def lacking(self) -> str | None:
+        return self.why
+
+    def open(self, index: int = 0) -> "FakeDevice":
+        return FakeDevice(index, self.traits, self.total_bytes)
+
+
+@dataclass
+class FakeDevice:
+    """Implements Device: computes at once, like the CPU, and has pools of its own memory, as cards have."""
+
+    index: int = 0
+    traits: Traits = TRAITS
+    total_bytes: int = 1 << 30
+    torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    captures_graphs: bool = False
+    recorded: int = 0
+    waited: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.traits.kind}:{self.index}"
+
+    def describe(self) -> str:
+        return f"{self.name}: tensors of the CPU"
+
+    def memory(self) -> DeviceBytes:
+        return DeviceBytes(total=self.total_bytes, free=self.total_bytes)
+
+    def make_pool(self, layout: PoolLayout) -> DevicePool:
+        return DevicePool(layout, self)
+
+    def activate(self) -> None:
+        pass
+
+    def event(self) -> "FakeEvent":
+        return FakeEvent(self)
+
+    def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
+        return nullcontext
+
+    def synchronize(self) -> None:
+        pass
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        raise RuntimeError("fake captures no graphs")
+
+
+class FakeEvent:
+    """Implements Event."""
+
+    is_done = True
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+
+    def record(self) -> None:
+        self._device.recorded += 1
+
+    def wait(self) -> None:
+        self._device.waited += 1
+
+    def synchronize(self) -> None:
+        pass

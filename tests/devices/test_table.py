@@ -1,0 +1,67 @@
+"""--device: which kind is taken, and the words when none can be."""
+
+import pytest
+
+from devices.interface import DeviceKind
+from devices.table import AUTO_ORDER, KINDS, choose, find_kind, traits_of
+from tests.devices.fake_device import FakeKind
+from wire.errors import ConfigError
+
+
+class Kind(FakeKind):
+    """A kind whose card is shown or not."""
+
+    def __init__(self, *, shown: bool, why: str | None = None) -> None:
+        super().__init__(why=why)
+        self._shown = shown
+
+    def sees_card(self) -> bool:
+        return self._shown
+
+
+def kinds(**given: Kind) -> dict[str, DeviceKind]:
+    absent = Kind(shown=False, why="is not here")
+    return {name: given.get(name, absent if name != "cpu" else Kind(shown=True)) for name in AUTO_ORDER}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "said"),
+    [
+        ({}, "cpu", "no npu card is shown here; no cuda card is shown here"),
+        ({"cuda": Kind(shown=True)}, "cuda", "no npu card"),
+        ({"npu": Kind(shown=True), "cuda": Kind(shown=True)}, "npu", "a card is shown here"),
+        ({"npu": Kind(shown=True, why="CANN is missing")}, "cpu", "npu cannot be used: CANN is missing"),
+    ],
+)
+def test_auto_takes_the_first_that_works_and_says_why(given: dict[str, Kind], taken: str, said: str) -> None:
+    known = kinds(**given)
+
+    choice = choose("auto", known)
+
+    assert choice.kind is known[taken]
+    assert choice.reason.startswith(f"device {taken}: ")
+    assert said in choice.reason
+
+
+def test_a_kind_asked_for_by_name_is_never_replaced() -> None:
+    with pytest.raises(ConfigError, match=r"--device npu: CANN is missing"):
+        choose("npu", kinds(npu=Kind(shown=True, why="CANN is missing")))
+    with pytest.raises(ConfigError, match="'tpu' is not one of auto, cpu, cuda, npu"):
+        find_kind("tpu")
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_what_is_not_usable_here_says_so_and_opens_nothing(name: str) -> None:
+    kind = KINDS[name]
+    lacking = kind.lacking()
+    if lacking is None:
+        assert kind.open().name.partition(":")[0] == name
+    else:
+        with pytest.raises(ConfigError, match=f"--device {name}: "):
+            kind.open()
+
+
+def test_the_defaults_that_follow_the_device() -> None:
+    sizes = {name: (traits_of(f"{name}:1").block_size, traits_of(name).prefill_chunk_size) for name in KINDS}
+
+    assert sizes == {"cpu": (16, 512), "cuda": (16, 2048), "npu": (128, 2048)}
