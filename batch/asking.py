@@ -3,8 +3,10 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from functools import partial
 
 from batch.answering import Answer, Answerer
+from batch.inflight import Inflight
 from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
 from batch.output_line import Outcome, answered, failed, new_request_id, words_of
@@ -20,10 +22,15 @@ _PROBES = ("/health", "/ready")
 
 
 class Asker:
-    """Asks lines by one policy of retries. `rng` spreads the waits, `log` hears of what is asked again."""
+    """Asks lines by one policy of retries, as many at once as `inflight` lets out; one that waits to be asked again is
+    none of these. `rng` spreads the waits, `log` hears of what is asked again.
+    """
 
-    def __init__(self, answerer: Answerer, retries: RetryPolicy, rng: random.Random, log: CappedLog) -> None:
+    def __init__(
+        self, answerer: Answerer, retries: RetryPolicy, inflight: Inflight, rng: random.Random, log: CappedLog
+    ) -> None:  # fmt: skip
         self._answerer = answerer
+        self._inflight = inflight
         self._retries = retries
         self._rng = rng
         self._log = log
@@ -64,7 +71,8 @@ class Asker:
 
     async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, Unavailable | None]:
         try:
-            return await self._answerer.ask("POST", question.path, question.body, headers), None
+            ask = partial(self._answerer.ask, "POST", question.path, question.body, headers)
+            return await self._inflight.ask(ask), None
         except Unavailable as error:
             return None, error
 

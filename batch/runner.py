@@ -6,11 +6,13 @@ import random
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batch.answering import Answerer
 from batch.asking import Asker
+from batch.inflight import Inflight
 from batch.job import BatchStopped
+from batch.journal import Journal
 from batch.journal_record import Record
 from batch.prepared import Prepared
 from batch.results import write_results
@@ -26,6 +28,7 @@ class Progress:
     """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these.
 
     `first_error` is the custom_id and the words of the first line that failed in this run, empty where none did.
+    `at_once` is how many lines a busy server lets out at once, None where that is all of `max_inflight`.
     """
 
     total: int
@@ -35,6 +38,7 @@ class Progress:
     prompt_tokens: int
     completion_tokens: int
     first_error: str = ""
+    at_once: int | None = field(default=None, compare=False)
 
 
 async def run_batch(
@@ -53,7 +57,10 @@ async def run_batch(
         with contextlib.suppress(OSError):  # it is on the disk as far as the disk takes it
             prepared.journal.sync()
     with _in_words(prepared):
-        await _write(prepared)
+        try:
+            await _write(prepared)
+        except OSError as error:
+            raise _stop_of(prepared.journal, error) from error
     return run.progress()
 
 
@@ -62,7 +69,8 @@ class _Run:
 
     def __init__(self, prepared: Prepared, answerer: Answerer, on_progress: Callable[[Progress], None]) -> None:
         rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
-        self._asker = Asker(answerer, prepared.job.retries, rng, CappedLog(_log))
+        self._inflight = Inflight(prepared.job.max_inflight)
+        self._asker = Asker(answerer, prepared.job.retries, self._inflight, rng, CappedLog(_log))
         self._prepared = prepared
         self._on_progress = on_progress
         self._resumed = prepared.journal.num_done
@@ -72,10 +80,12 @@ class _Run:
         """Return how far it is."""
         journal, total = self._prepared.journal, self._prepared.total
         counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
-        return Progress(total, journal.num_done, *counts, first_error=self._first_error)
+        limit = self._inflight.limit
+        at_once = limit if limit < self._prepared.job.max_inflight else None
+        return Progress(total, journal.num_done, *counts, first_error=self._first_error, at_once=at_once)
 
     async def answer_all(self) -> None:
-        """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped or OSError."""
+        """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped, or `on_progress`'s error."""
         self._on_progress(self.progress())
         positions = (i for i in range(self._prepared.total) if not self._prepared.journal.has(i))
         try:
@@ -92,14 +102,16 @@ class _Run:
         """Ask one line after the other; all tasks take from the same positions."""
         for position in positions:
             outcome = await self._asker.ask(self._prepared.source.line(position))
-            self._prepared.journal.append(Record(position, outcome))
+            with _kept(self._prepared.journal):
+                self._prepared.journal.append(Record(position, outcome))
             self._first_error = self._first_error or outcome.words
             self._on_progress(self.progress())
 
     async def _keep_synced(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
-            await asyncio.to_thread(self._prepared.journal.sync)
+            with _kept(self._prepared.journal):
+                await asyncio.to_thread(self._prepared.journal.sync)
 
 
 async def _write(prepared: Prepared) -> None:
@@ -122,16 +134,22 @@ def _in_words(prepared: Prepared) -> Iterator[None]:
     """Say of what ends the run early how far it came and how it goes on."""
     try:
         yield
-    except OSError as error:
-        what = error.filename or prepared.journal.path
-        raise BatchStopped(_stopped(prepared, f"{what}: {error.strerror}")) from error
     except BatchStopped as error:
-        raise BatchStopped(_stopped(prepared, str(error))) from error
+        done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept in {prepared.journal.path}"
+        raise BatchStopped(f"{error}; {done}: the same command goes on from there") from error
 
 
-def _stopped(prepared: Prepared, why: str) -> str:
-    done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept in {prepared.journal.path}"
-    return f"{why}; {done}: the same command goes on from there"
+@contextlib.contextmanager
+def _kept(journal: Journal) -> Iterator[None]:
+    """Let the run stop where the disk does not keep an answer."""
+    try:
+        yield
+    except OSError as error:
+        raise _stop_of(journal, error) from error
+
+
+def _stop_of(journal: Journal, error: OSError) -> BatchStopped:
+    return BatchStopped(f"{error.filename or journal.path}: {error.strerror}")
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

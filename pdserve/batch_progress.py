@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TextIO
 
 from batch.runner import Progress
@@ -15,7 +15,7 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}<{remainin
 
 
 class ProgressView:
-    """Shows the last Progress it was told. Owns the bar.
+    """Shows the last Progress it was told. Owns the bar. A terminal that is gone is shown nothing, and ends nothing.
 
     Rates are of this run alone: lines that a run before it answered count as done and not as speed.
     """
@@ -43,8 +43,9 @@ class ProgressView:
         if self._first is None:
             self._first, self._began = progress, self._clock()
         self._last = progress
-        if self._stream.isatty():
-            self._draw(progress)
+        with _for_whoever_looks():
+            if self._stream.isatty():
+                self._draw(progress)
 
     def rates(self) -> tuple[float, float]:
         """Return lines and output tokens a second."""
@@ -63,6 +64,7 @@ class ProgressView:
         return (
             f"{self._last.done:,} of {self._last.total:,} lines, {self._last.errors:,} errors, "
             f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {'?' if left is None else _short(left)} left"
+            f"{_fewer(self._last)}"
         )
 
     @contextlib.asynccontextmanager
@@ -74,18 +76,19 @@ class ProgressView:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if self._bar is not None:
-                self._bar.close()
+            with _for_whoever_looks():
+                if self._bar is not None:
+                    self._bar.close()
 
     async def _keep(self) -> None:
         while True:
-            if self._stream.isatty():
-                await asyncio.sleep(_BAR_EVERY_S)
-                if self._bar is not None:
+            is_bar = self._stream.isatty()
+            await asyncio.sleep(_BAR_EVERY_S if is_bar else EVERY_S)
+            with _for_whoever_looks():
+                if not is_bar:
+                    print(self.line(), file=self._stream, flush=True)
+                elif self._bar is not None:
                     self._bar.refresh()
-            else:
-                await asyncio.sleep(EVERY_S)
-                print(self.line(), file=self._stream, flush=True)
 
     def _draw(self, progress: Progress) -> None:
         if self._bar is None:
@@ -95,8 +98,22 @@ class ProgressView:
                 total=progress.total, initial=progress.done, file=self._stream, unit=" lines", dynamic_ncols=True,
                 bar_format=_BAR,
             )  # fmt: skip
-        self._bar.set_postfix_str(f"{self.rates()[1]:.1f} tokens/s, {progress.errors} errors", refresh=False)
+        self._bar.set_postfix_str(
+            f"{self.rates()[1]:.1f} tokens/s, {progress.errors} errors{_fewer(progress)}", refresh=False
+        )
         self._bar.update(progress.done - self._bar.n)
+
+
+@contextlib.contextmanager
+def _for_whoever_looks() -> Iterator[None]:
+    """Pass over a stream that takes nothing any more: answers count, not who watches them come."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed here
+        yield
+
+
+def _fewer(progress: Progress) -> str:
+    """Say how many lines a busy server lets out at once."""
+    return "" if progress.at_once is None else f", {progress.at_once} at once: the server is busy"
 
 
 def _short(seconds: float) -> str:

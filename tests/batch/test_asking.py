@@ -9,6 +9,7 @@ import pytest
 
 from batch.answering import Answer
 from batch.asking import Asker
+from batch.inflight import Inflight
 from batch.job import RetryPolicy
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
@@ -45,7 +46,7 @@ def test_a_retry_after_is_waited_for(status: int, header: str, least: float, mos
 
     @virtual
     async def run() -> None:
-        asker = Asker(Scripted(script), RetryPolicy(), random.Random(0), CappedLog(EventLogger("test")))
+        asker = Asker(Scripted(script), RetryPolicy(), Inflight(1), random.Random(0), CappedLog(EventLogger("test")))
         assert not (await asker.ask(json.dumps(line(0)).encode())).failed
 
     run()

@@ -136,3 +136,14 @@ async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None
         await run_job(job, Scripted(lambda n, times: says({"error": {"message": "key"}}, 401)))
 
     assert not job.output_path.exists()
+
+
+async def test_what_the_progress_ails_is_no_error_of_the_journal(job: BatchJob) -> None:
+    def gone(progress: Progress) -> None:
+        if progress.done == 5:
+            raise BrokenPipeError("nobody looks")
+
+    with prepare(job) as prepared, pytest.raises(BrokenPipeError, match="nobody looks"):
+        await run_batch(prepared, Scripted(), on_progress=gone)
+
+    assert (await run_job(job, Scripted())).resumed >= 5

@@ -107,6 +107,32 @@ def test_a_terminal_has_a_bar_that_begins_where_the_run_before_ended() -> None:
     assert "4.0 tokens/s, 7 errors]" in shown[-1]
 
 
+class Gone(Terminal):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_ends_nothing() -> None:
+    view = ProgressView(stream=Gone(), clock=Clock())
+
+    async def watch() -> None:
+        async with view.kept():
+            view.take(progress(50))
+            view.take(progress(60))
+
+    asyncio.run(watch())
+
+    assert view.line().startswith("60 of 200 lines")
+
+
+def test_a_busy_server_is_said_with_how_many_it_is_asked_at_once() -> None:
+    view = ProgressView(stream=io.StringIO(), clock=Clock())
+
+    view.take(Progress(200, 90, 0, 0, 0, 0, at_once=12))
+
+    assert view.line().endswith(", 12 at once: the server is busy")
+
+
 def test_the_command_to_go_on_with_has_no_secret_in_it() -> None:
     argv = ["-i", "a b.jsonl", "-o", "https://b.example/out?X-Amz-Signature=5ec3e7", "--api-key", "sk-1"]
     argv += ["--api-key=sk-2", "--base-url=http://user:word@h:1"]

@@ -1,0 +1,107 @@
+"""A busy server is asked less at once, and more again as it answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from batch.answering import Answer
+from batch.inflight import Inflight
+from batch.job import BatchJob
+from tests.batch.scripted import AT_ONCE, Scripted, echo, line, read_lines, run_job, says, write_lines
+
+pytestmark = pytest.mark.anyio
+
+GOOD, FULL, WRONG = 200, 429, 400
+
+
+def _answers(status: int) -> Callable[[], Awaitable[Answer]]:
+    async def ask() -> Answer:
+        await asyncio.sleep(0)
+        return says({}, status)
+
+    return ask
+
+
+async def _round(inflight: Inflight, status: int, count: int) -> int:
+    """Ask `count` times at once; return the limit then."""
+    await asyncio.gather(*(inflight.ask(_answers(status)) for _ in range(count)))
+    return inflight.limit
+
+
+@pytest.mark.parametrize("busy", [429, 503, 504])
+async def test_it_halves_once_for_all_that_were_turned_away_together(busy: int) -> None:
+    inflight = Inflight(64)
+
+    assert [await _round(inflight, busy, inflight.limit) for _ in range(7)] == [32, 16, 8, 4, 2, 1, 1]
+
+
+async def test_it_grows_by_doubling_to_where_it_was_well_and_slowly_from_there() -> None:
+    inflight = Inflight(64)
+    assert await _round(inflight, FULL, 64) == 32
+    assert await _round(inflight, FULL, 32) == 16
+
+    limits = [await _round(inflight, GOOD, inflight.limit) for _ in range(4)]
+
+    assert limits == [32, 33, 34, 35], "the second cut of an outage says nothing of what the server can take"
+
+
+async def test_a_line_that_is_refused_for_what_it_says_is_an_answer() -> None:
+    inflight = Inflight(8)
+    await _round(inflight, FULL, 8)
+
+    assert await _round(inflight, WRONG, 4) == 5
+
+
+async def test_it_never_grows_above_what_was_asked_for() -> None:
+    assert await _round(Inflight(4), GOOD, 100) == 4
+
+
+async def test_no_more_than_the_limit_are_out_and_a_cancelled_one_gives_its_turn_on() -> None:
+    inflight, gate, out = Inflight(1), asyncio.Event(), list[int]()
+
+    async def ask(number: int) -> Answer:
+        out.append(number)
+        await gate.wait()
+        return says({})
+
+    tasks = [asyncio.create_task(inflight.ask(partial(ask, number))) for number in range(4)]
+    await asyncio.sleep(0)
+    assert out == [0]
+    tasks[0].cancel()  # its place is the next one's, who is cancelled before it can take it
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    gate.set()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [isinstance(one, asyncio.CancelledError) for one in ended] == [True, True, False, False]
+    assert out[-2:] == [2, 3]
+
+
+class _Small(Scripted):
+    """A server that turns away all above `room` at once, and counts them."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(self._by_room)
+        self.turned_away = 0
+        self._room = room
+
+    def _by_room(self, n: int, times: int) -> Answer:
+        if self.now >= self._room:
+            self.turned_away += 1
+            return says({"error": {"message": "the queue is full"}}, FULL)
+        return echo(n)
+
+
+async def test_a_small_server_is_not_asked_over_and_over_by_all_lines(job: BatchJob) -> None:
+    write_lines(job.input_path, map(line, range(400)))
+    small = _Small(room=8)
+
+    progress = await run_job(BatchJob(job.input_path, job.output_path, max_inflight=64, retries=AT_ONCE), small)
+
+    assert (progress.done, progress.errors) == (400, 0)
+    assert len(read_lines(job.output_path)) == 400
+    assert small.turned_away < 150
+    assert progress.at_once is not None
+    assert progress.at_once < 64
