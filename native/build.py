@@ -18,7 +18,7 @@ def main() -> int:
         library = build()
         sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
         engine = build_engine()
-        sys.stdout.write(f"native: ready, the engine's kernels with {engine.isas[-1]} of {', '.join(engine.isas)}\n")
+        sys.stdout.write(f"native: ready, the engine's kernels with {engine.best_isa} of {', '.join(engine.isas)}\n")
         build_all()
     except NoNative as error:
         sys.stderr.write(f"native: not built, Python does the work: {error}\n")

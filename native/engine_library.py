@@ -13,7 +13,7 @@ from native.compiler import FLAGS
 from native.recipe import Recipe
 
 ISAS = ("plain", "avx2", "avx512", "avx512_bf16")
-"""enum isa of isa.h, by number; the later the better."""
+"""enum isa of isa.h, by number."""
 MAX_THREADS = 256
 """As in threads.h."""
 
@@ -32,13 +32,15 @@ class EngineLibrary:
         self.functions.threads_close.restype = None
         found = int(self.functions.native_isas())
         self.isas = tuple(name for number, name in enumerate(ISAS) if found >> number & 1)
+        self.functions.native_best_isa.restype = ctypes.c_uint32
+        self.best_isa = ISAS[int(self.functions.native_best_isa())]
 
     def threads(self, count: int, *, isa: str | None = None) -> "Threads":
-        """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, the best by default.
+        """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, the fastest by default.
 
         Raises ValueError for a count or instructions that cannot be had, OSError where the system gives no threads.
         """
-        wanted = self.isas[-1] if isa is None else isa
+        wanted = self.best_isa if isa is None else isa
         if wanted not in self.isas:
             raise ValueError(f"instructions {wanted} are none of {', '.join(self.isas)}")
         if not 1 <= count <= MAX_THREADS:

@@ -62,6 +62,9 @@ const struct linear_kernel *linear_kernel_number(unsigned number);
 /* The best kernel for weights of `format` with no more than the instructions `isa` (AMX comes with AVX512_BF16). */
 const struct linear_kernel *linear_kernel_of(enum isa isa, uint32_t format);
 
+/* The instructions that products of bfloat16 are fastest with on this CPU. */
+uint32_t native_best_isa(void);
+
 /* Pack panels [start, end) of `columns` weight rows, [columns][k], into `packed`.
  *
  * Panel p goes to panel first + p * step: a step of 1 fills one after another, 2 every second one (gate and up).

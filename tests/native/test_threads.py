@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.dtypes import read_cpu_flags
 from native.cache import NoNative
 from native.compiler import find_compiler
 from native.engine_library import EngineLibrary, Threads, build_engine
@@ -228,6 +229,16 @@ def _python(code: str) -> str:
 def test_a_count_that_cannot_be_is_refused(library: EngineLibrary, count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} threads: 1 to 256"):
         library.threads(count)
+
+
+def test_a_team_uses_what_is_fastest_here_unless_told(library: EngineLibrary) -> None:
+    """AVX512-BF16 is slower than float32 on Intel's cores that have AMX, where the system hides AMX."""
+    flags = read_cpu_flags()
+    is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    is_slow = is_intel and "avx512_fp16" in flags and not {"amx_bf16", "amx_tile"} <= flags
+
+    with library.threads(1) as best, library.threads(1, isa=library.isas[-1]) as last:
+        assert best.isa == ("avx512" if is_slow and last.isa == "avx512_bf16" else last.isa)
 
 
 def test_unknown_instructions_are_refused(library: EngineLibrary) -> None:
