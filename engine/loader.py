@@ -10,6 +10,7 @@ from devices.cpu import CpuDevice
 from devices.interface import Device
 from engine.attention.registered import register
 from engine.attention.table import make_backend
+from engine.attention.trusted import trusted
 from engine.checkpoint import model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
@@ -63,6 +64,9 @@ def load_model(
     torch.set_num_threads(num_threads)
     register()
     weights = _read_weights(folder, choice.name, kernels.threads, device)
+    backend, warning = trusted(
+        backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
+    )  # fmt: skip
     budget = _budget(device, kv_cache_memory, gpu_memory_utilization)
     plan = plan_pool(weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks, block_size=block_size)
@@ -75,7 +79,8 @@ def load_model(
         keeps_logits=folder.checkpoint.keeps_logits, rope=rotate_by_sequence(weights.network), fused=weights.fused,
         device=device,
     )  # fmt: skip
-    return LoadedModel(model, (choice.reason, plan.describe(), kernels.note, *weights.notes))
+    notes = (choice.reason, plan.describe(), kernels.note, warning, *weights.notes)
+    return LoadedModel(model, tuple(note for note in notes if note))
 
 
 @dataclass(frozen=True, slots=True)

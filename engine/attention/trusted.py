@@ -1,0 +1,72 @@
+"""The backend that a load goes on with: the device's own where it proves itself, else the reference.
+
+On the CPU nothing is proved at each start: its kernels pass the contract tests on machines like the user's.
+"""
+
+from typing import Any
+
+import torch
+
+from devices.interface import Device
+from engine.attention.interface import AttentionBackend, AttentionOptions
+from engine.attention.probe import LayerKind, differs, usual_parts
+from engine.attention.reference import ReferenceAttention
+from engine.attention.registered import attach
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+
+
+def trusted(
+    backend: AttentionBackend, network: Any, device: Device, *, block_size: int, dtype: torch.dtype
+) -> tuple[AttentionBackend, str | None]:
+    """Return `backend`, or the reference with a note, and one warning in the log, where it is wrong or fails here.
+
+    `network` runs one token for it, on `device`, and has another handler of its attention on return.
+    """
+    if device.traits.pools_on_host or isinstance(backend, ReferenceAttention):
+        return backend, None
+    for kind in layer_kinds(network):
+        try:
+            why = differs(
+                backend, kind, usual_parts(block_size), block_size=block_size, dtype=dtype, device=device.torch_device
+            )
+        except Exception as error:  # noqa: BLE001 - of a driver's library; whatever it is, the reference goes on
+            why = f"{kind}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if why is not None:
+            return ReferenceAttention(), _warn(backend, device, why)
+    return backend, None
+
+
+def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
+    """Return what the layers of a loaded network ask of their attention, each kind once, in their order."""
+    seen = _Seen()
+    attach(network, seen)
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=next(iter(network.parameters())).device)
+    with torch.inference_mode():
+        network(input_ids=zero, position_ids=zero, use_cache=False)
+    return tuple(seen.kinds)
+
+
+class _Seen:
+    """Implements LayerHandler: notes what is asked; one token attends to itself alone, so its value is the output."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[LayerKind, None] = {}
+
+    def run_layer(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See LayerHandler."""
+        kind = LayerKind(
+            query.shape[0], key.shape[0], key.shape[2], value.shape[2], options.scaling, options.sliding_window,
+            options.softcap, options.sinks is not None,
+        )  # fmt: skip
+        self.kinds[kind] = None
+        return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
+
+
+def _warn(backend: AttentionBackend, device: Device, why: str) -> str:
+    name = device.traits.attention
+    _log.warning("attention_fallback", op=name, backend=type(backend).__name__, device=device.name, error=why)
+    return f"attention by the reference, because {name!r} does not compute what it should on {device.name}: {why}"
