@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.collectives import Collective
 from devices.cpu import CpuDevice
 from devices.host_memory import available_bytes
 from devices.host_pool import HostPool
+from devices.table import traits_of
 from engine.attention.table import make_backend
 from engine.checkpoint import Checkpoint, model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
@@ -22,14 +24,13 @@ from engine.kv_probe import rehearse
 from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
-from engine.ranks.backends import GroupBackend, backend_for
 from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool
 from engine.ranks.model import ShardedModel
 from engine.ranks.part import SHARED, Part, load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
-from engine.ranks.sums import ReduceFailed
+from engine.ranks.sums import ReduceFailed, collective_for_ranks
 from engine.ranks.team import OnLost, Team
 from engine.sharding import check_shards
 from telemetry.logs import EventLogger
@@ -81,7 +82,7 @@ def load_ranks(
     Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
     """
     make_backend(attention_backend, CpuDevice())
-    backend = _group_backend(ranks.device)
+    collective = _collective(ranks.device)
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
@@ -112,8 +113,8 @@ def load_ranks(
         _check_alike(loaded)
         plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
         pools = _make_pools(team, tensors, plan, ranks.num_ranks, undo)
-        way = SHARED if all(one.shares_memory for one in loaded) else backend.name
-        _connect(team, part, way, backend.meet_s)
+        way = SHARED if all(one.shares_memory for one in loaded) else collective.name
+        _connect(team, part, way, collective.meet_s(os.environ))
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
         info = describe(
             folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
@@ -127,12 +128,15 @@ def load_ranks(
     return LoadedRanks(model, (choice.reason, plan.describe(), kernels.note, *_describe(loaded, way), *part.notes))
 
 
-def _group_backend(device: str) -> GroupBackend:
+def _collective(device: str) -> Collective:
     """Return how ranks on such devices add up. Raises ConfigError."""
-    backend = backend_for(device)
-    if device != "cpu":
-        raise ConfigError(f"ranks on {device} would add up by {backend.name}, but only the CPU backend exists so far")
-    return backend
+    collective = collective_for_ranks(device)
+    if not traits_of(device).pools_on_host:
+        raise ConfigError(
+            f"ranks on {device} would add up by {collective.name}, but an instance of several ranks runs on CPUs alone "
+            "so far: use --tensor-parallel-size 1"
+        )
+    return collective
 
 
 def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:

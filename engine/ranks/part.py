@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from devices.collectives import collective_named
 from devices.cpu import CpuDevice
 from devices.host_pool import HostPool
 from engine.attention.registered import register
@@ -18,7 +19,6 @@ from engine.interface import EngineInfo
 from engine.kernels import find_kernels
 from engine.kv_probe import find_kv_tensors
 from engine.model_folder import ModelFolder, open_folder, read_network
-from engine.ranks.backends import backend_named
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
@@ -35,7 +35,7 @@ from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
 
 SHARED = "shared"
-"""How ranks add up in memory they share; any other way is the name of a backend: engine/ranks/sums.py."""
+"""How ranks add up in memory they share; any other way is the name of a process group: engine/ranks/sums.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Part:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
         else:
             device = self.setup.device
-            self.reduce.connect(GroupSum(backend_named(way), store_fd, rank, marks, step_s, device))
+            self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, device))
 
     def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
         """Return the model of this rank over its pool."""

@@ -1,7 +1,7 @@
 """How a tensor is added up over the ranks, which are processes of one host: in memory they share, or by a group.
 
 shared | the native sum (native/ranks.c), where every rank has it and runs on the CPU
-group  | a process group of torch (engine/ranks/backends.py): gloo on loopback, nccl or hccl by device
+group  | a process group of torch, that of the ranks' device (devices/collectives.py), on loopback
 """
 
 import os
@@ -13,17 +13,30 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, FileStore
 
-from engine.ranks.backends import GroupBackend
+from devices.collectives import Collective, collective_of
 from engine.ranks.marks import SLOT_BYTES, Marks
 from native.ranks import Outcome, RanksLibrary
+from wire.errors import ConfigError
 from wire.kv_layout import Rank
 
+_LOOPBACK = "127.0.0.1"
 _MAX_REASON = 200
 _FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.002
 
 
 class ReduceFailed(Exception):
     """A sum over the ranks did not come about: one of them is gone or stuck."""
+
+
+def collective_for_ranks(device: str) -> Collective:
+    """Return what adds up over ranks on `device`, such as "cpu" or "npu:0". Raises ConfigError where it is not here."""
+    collective = collective_of(device)
+    if collective is None:
+        raise ConfigError(f"ranks cannot run on {device}: nothing makes process groups there")
+    lacking = collective.lacking()
+    if lacking is not None:
+        raise ConfigError(f"ranks on {device} add up by {collective.name}, and {lacking}: use --tensor-parallel-size 1")
+    return collective
 
 
 class SharedSum:
@@ -51,21 +64,21 @@ class GroupSum:
     """One rank's end of a process group."""
 
     def __init__(
-        self, backend: GroupBackend, store_fd: int, rank: Rank, marks: Marks, step_s: float, device: str = "cpu"
+        self, collective: Collective, store_fd: int, rank: Rank, marks: Marks, step_s: float, device: str = "cpu"
     ) -> None:
         """Meet the other ranks, all of which do the same, each on its `device`. Raises ReduceFailed."""
-        self._backend, self._rank, self._marks, self._step_s = backend, rank, marks, step_s
+        self._collective, self._rank, self._marks, self._step_s = collective, rank, marks, step_s
         # The store opens the file by this name once more when it goes, whenever that is, and ends the process if it
         # finds another one there: so this descriptor is never closed. There is one group in a rank's life.
-        kept_fd = os.dup(store_fd)
+        kept_fd, meet_s = os.dup(store_fd), collective.meet_s(os.environ)
         try:
             store = FileStore(f"/proc/self/fd/{kept_fd}", rank.of)
-            store.set_timeout(timedelta(seconds=backend.meet_s))
-            self._group: Any = backend.make(store, rank, backend.meet_s, device)
-            if backend.is_lazy:
-                self._add_up(torch.zeros(1, device=device), backend.meet_s)
+            store.set_timeout(timedelta(seconds=meet_s))
+            self._group: Any = collective.make(store, rank.number, rank.of, _LOOPBACK, meet_s, device)
+            if collective.lazy:
+                self._add_up(torch.zeros(1, device=device), meet_s)
         except RuntimeError as error:
-            raise ReduceFailed(f"{rank} did not meet the others by {backend.name}: {_in_one_line(error)}") from error
+            raise ReduceFailed(f"{rank} did not meet the others by {collective.name}: {_in_one_line(error)}") from error
 
     def __call__(self, tensor: torch.Tensor) -> None:
         """Add up a tensor that is contiguous, in place. Raises ReduceFailed."""
@@ -79,7 +92,7 @@ class GroupSum:
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=timeout_s)
         work = self._group.allreduce([tensor], options)
-        if self._backend.polls:
+        if self._collective.polls:
             self._poll(work, timeout_s)
         work.wait()
 

@@ -6,5 +6,6 @@ making.py      both ends make their group at once: terms, turn, creation, proof
 exchange.py    what they say meanwhile, on the link's own stream; store.py shows it to c10d as a Store
 group.py       one group's operations, their deadlines, and how it is given up
 ends.py        outlet and inlet; payload.py is all that touches pool bytes
-backends.py    gloo, nccl and hccl in one table
+
+gloo, nccl and hccl, and their rules: devices/collectives.py
 """

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from kvtransfer.process_group.backends import Backend
+from devices.collectives import Collective
 from kvtransfer.process_group.devices import Lease
 from kvtransfer.stream import LinkLost
 from telemetry.logs import EventLogger
@@ -42,9 +42,9 @@ class Group:
     """
 
     def __init__(
-        self, group: Any, backend: Backend, lease: Lease, *, name: str, peer: int, progress_s: float, keep: object
+        self, group: Any, collective: Collective, lease: Lease, *, name: str, peer: int, progress_s: float, keep: object
     ) -> None:  # fmt: skip
-        self._group, self._backend, self._lease, self._keep = group, backend, lease, keep
+        self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
         self._stuck: list[Any] = []  # the waiter's: works that failed and may still touch the memory
@@ -62,10 +62,10 @@ class Group:
     def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
         """Take the peer's next tensor, of `num_bytes`, to the start of `staging`; the future ends like that of `send`.
 
-        Unless the backend is exact, all of `staging` is offered: a peer that sends more than it said overwrites what
+        Unless the collective is exact, all of `staging` is offered: a peer that sends more than it said overwrites what
         is there, and more than all of it ends this process (gloo).
         """
-        tensor = staging.tensor(0, num_bytes if self._backend.exact else staging.num_bytes)
+        tensor = staging.tensor(0, num_bytes if self._collective.exact else staging.num_bytes)
         return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))
 
     def close(self) -> None:
@@ -80,7 +80,9 @@ class Group:
             self._abort()
         self._waiter.join(_LEAVE_S)
         if self.parked and self._stuck:
-            _log.warning("kv_group_parked", group=self._name, backend=self._backend.name, operations=len(self._stuck))
+            _log.warning(
+                "kv_group_parked", group=self._name, backend=self._collective.name, operations=len(self._stuck)
+            )
 
     @property
     def parked(self) -> bool:
@@ -97,7 +99,7 @@ class Group:
         return done
 
     def _abort(self) -> None:
-        abort, group, peer = self._backend.abort, self._group, self._peer
+        abort, group, peer = self._collective.abort, self._group, self._peer
         if abort is not None:
             self._lease.device.issue(lambda: abort(group, peer))
 
@@ -131,7 +133,7 @@ class Group:
         if self._fault is not None:
             raise LinkLost(self._fault)
         deadline, pause = time.monotonic() + self._progress_s, _FIRST_POLL_S
-        if not self._backend.polls:
+        if not self._collective.polls:
             try:
                 work.wait(timedelta(seconds=self._progress_s))
             except RuntimeError:
@@ -152,12 +154,12 @@ class Group:
             return
         self._fault = in_one_line(error)
         if not self._closing.is_set():
-            _log.warning("kv_group_broken", group=self._name, backend=self._backend.name, reason=self._fault)
+            _log.warning("kv_group_broken", group=self._name, backend=self._collective.name, reason=self._fault)
             self._abort()
 
     def _free(self) -> None:
         """Wait until nothing can touch the memory any more, then give up the group on the issuing thread."""
-        if self._backend.abort is None:
+        if self._collective.abort is None:
             pause = threading.Event()
             while not all(work.is_completed() for work in self._stuck):
                 pause.wait(_PARKED_POLL_S)

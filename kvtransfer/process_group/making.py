@@ -15,15 +15,16 @@ tries for a short slice and says BUSY, upon which the leader lets go. So A -> B,
 """
 
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from devices.collectives import Collective, torch_version
 from kvtransfer.frame import WireError
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.backends import Backend, link_bytes, torch_version
 from kvtransfer.process_group.devices import Device, Lease
 from kvtransfer.process_group.exchange import Exchange, Word
 from kvtransfer.process_group.group import Group, in_one_line
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kvtransfer.process_group.payload import GroupStaging
 
 SENDER, RECEIVER = 0, 1
+_RANKS = 2
 _SLICE_S = 0.2
 _TURN = 2  # connect timeouts: one to hear of the turn, one to use it
 _MAX_PAUSE_MS = 20
@@ -42,7 +44,13 @@ _PROOF_BYTES = 16
 
 
 def make_group(
-    stream: Stream, hello: Hello, rank: int, backend: Backend, lease: Lease, staging: "GroupStaging", timeouts: Timeouts
+    stream: Stream,
+    hello: Hello,
+    rank: int,
+    collective: Collective,
+    lease: Lease,
+    staging: "GroupStaging",
+    timeouts: Timeouts,
 ) -> Group:
     """Return this end's group, proven to reach the other. Raises LinkLost, WireError, Unavailable.
 
@@ -50,24 +58,24 @@ def make_group(
     """
     exchange, give_up = Exchange(stream, group_name(hello)), lease.release
     try:
-        _agree(exchange, backend, rank, timeouts)
+        _agree(exchange, collective, rank, timeouts)
         with _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end:
-            _refuse_if_full(backend, lease.device.name)
-            made = _make(exchange, stream, rank, backend, lease.device, timeouts, end)
+            _refuse_if_full(collective, lease.device.name)
+            made = _make(exchange, stream, rank, collective, lease.device, timeouts, end)
             group = Group(
-                made, backend, lease, name=f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}",
+                made, collective, lease, name=f"{hello.sender_id}-{hello.receiver_id}-{hello.link_epoch:x}",
                 peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
             )  # fmt: skip
             give_up = group.close
             del made  # the group alone keeps it
-            if backend.lazy:
+            if collective.lazy:
                 _prove(group, staging, hello, rank, max(0.0, end - time.monotonic()))
-        if not backend.lazy:
+        if not collective.lazy:
             _prove(group, staging, hello, rank, timeouts.progress_s)
         exchange.finish(timeouts.progress_s)
     except (RuntimeError, TimeoutError) as error:
         give_up()
-        raise LinkLost(f"no {backend.name} group: {in_one_line(error)}") from error
+        raise LinkLost(f"no {collective.name} group: {in_one_line(error)}") from error
     except BaseException:
         give_up()
         raise
@@ -83,8 +91,8 @@ def group_name(hello: Hello) -> str:
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-def _agree(exchange: Exchange, backend: Backend, rank: int, timeouts: Timeouts) -> None:
-    mine = f"{backend.name} of torch {torch_version()}"
+def _agree(exchange: Exchange, collective: Collective, rank: int, timeouts: Timeouts) -> None:
+    mine = f"{collective.name} of torch {torch_version()}"
     if rank == SENDER:
         exchange.say(Word.TERMS, mine.encode())
         return
@@ -143,14 +151,20 @@ def _follow(exchange: Exchange, device: Device, timeouts: Timeouts, deadline: fl
     return end
 
 
-def _refuse_if_full(backend: Backend, device: str) -> None:
-    needed, free = link_bytes(backend), backend.free_bytes(device)
+def _refuse_if_full(collective: Collective, device: str) -> None:
+    needed, free = collective.link_bytes(os.environ), collective.free_bytes(device)
     if free is not None and free < needed:
-        raise Unavailable(f"a link over {backend.name} takes {needed} bytes of {device}, {free} are free")
+        raise Unavailable(f"a link over {collective.name} takes {needed} bytes of {device}, {free} are free")
 
 
 def _make(
-    exchange: Exchange, stream: Stream, rank: int, backend: Backend, device: Device, timeouts: Timeouts, end: float
+    exchange: Exchange,
+    stream: Stream,
+    rank: int,
+    collective: Collective,
+    device: Device,
+    timeouts: Timeouts,
+    end: float,
 ) -> Any:
     from kvtransfer.process_group.store import LinkStore
 
@@ -158,7 +172,7 @@ def _make(
 
     def make() -> Any:
         exchange.deadline = min(end, time.monotonic() + timeouts.connect_s)
-        return backend.make(LinkStore(exchange), rank, host, timeouts.connect_s, device.name)
+        return collective.make(LinkStore(exchange), rank, _RANKS, host, timeouts.connect_s, device.name)
 
     made = device.issue(make)
     try:

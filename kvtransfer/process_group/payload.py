@@ -46,12 +46,12 @@ class GroupStaging(Protocol):
         ...
 
 
-def make_staging(staging: str, device: str, num_bytes: int) -> GroupStaging:
-    """Return memory of the kind `staging` that a backend names: "cpu", else memory of the pool's own `device`.
+def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -> GroupStaging:
+    """Return host memory, or memory of the pool's own `device`, as the collective takes it.
 
     Raises Unavailable when the device has too little.
     """
-    if staging == "cpu":
+    if on_host:
         return HostStaging(num_bytes)
     try:
         return DeviceStaging(num_bytes, device)
@@ -92,7 +92,7 @@ class HostStaging:
 class DeviceStaging:
     """Memory of the device. Every move has ended when it returns, so the group's streams need not wait for ours."""
 
-    def __init__(self, num_bytes: int, device: str) -> None:
+    def __init__(self, num_bytes: int, device: torch.device | str) -> None:
         self.num_bytes = num_bytes
         self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)  # [num_bytes]
         self._region = DeviceRegion(self._tensor)

@@ -1,12 +1,12 @@
-"""The process_group transport: one two-rank group per link, of the backend that serves where the pool lies."""
+"""The process_group transport: one two-rank group per link, of the collective of the pool's device."""
 
 from typing import TYPE_CHECKING
 
+from devices.collectives import collective_of
 from kvtransfer import tcp
+from kvtransfer.device_memory import device_memory
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.process_group import backends
-from kvtransfer.process_group.backends import Backend
 from kvtransfer.process_group.devices import PROCESS_DEVICES, device_of
 from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
 from kvtransfer.process_group.group import Group
@@ -28,16 +28,16 @@ class ProcessGroupTransport:
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory, self._device = memory, device_of(memory)
-        self._backend = backends.backend_for(self._device)
+        self._collective = collective_of(self._device)
         self.source: str | None = None
 
     def unusable(self) -> str | None:
-        """It needs torch and a backend for the pool's device."""
-        backend = self._backend
-        if backend is None:
-            return f"no backend makes groups for a KV pool on {self._device}"
-        lacking = backends.torch_lacking() or backend.lacking()
-        return None if lacking is None else f"{backend.name}: {lacking}"
+        """It needs torch and what the pool's device makes groups by."""
+        collective = self._collective
+        if collective is None:
+            return f"nothing makes groups for a KV pool on {self._device}"
+        lacking = collective.lacking()
+        return None if lacking is None else f"{collective.name}: {lacking}"
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -62,8 +62,9 @@ class ProcessGroupTransport:
     ) -> "tuple[Group, GroupStaging]":
         from kvtransfer.process_group.payload import make_staging
 
-        backend: Backend | None = self._backend
-        assert backend is not None, "an unusable transport is not offered"
-        staging = make_staging(backend.staging, self._device, staging_bytes)
+        collective, pool = self._collective, device_memory(self._memory)
+        assert collective is not None, "an unusable transport is not offered"
+        where = self._device if pool is None else pool.tensor.device
+        staging = make_staging(where, staging_bytes, on_host=collective.on_host)
         lease = PROCESS_DEVICES.lease(self._memory)
-        return make_group(stream, hello, rank, backend, lease, staging, timeouts), staging
+        return make_group(stream, hello, rank, collective, lease, staging, timeouts), staging

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from engine.ranks.backends import BACKENDS, GroupBackend, backend_for, backend_named
+from devices.collectives import COLLECTIVES, Collective, collective_named, collective_of
 from engine.ranks.load import RanksOptions, load_ranks
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.reduce import Sum
-from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum
+from engine.ranks.sums import GroupSum, ReduceFailed, SharedSum, collective_for_ranks
 from native.ranks import load as load_sum
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
@@ -82,21 +82,21 @@ class Ways:
             if library is None:
                 pytest.skip("missing tool: a C compiler")
             return SharedSum(library, rank, self.marks, _WAIT_S)
-        return GroupSum(self._backend(), self.store_fd, rank, self.marks, _WAIT_S)
+        return GroupSum(self._collective(), self.store_fd, rank, self.marks, _WAIT_S)
 
-    def _backend(self) -> GroupBackend:
-        gloo = backend_for("cpu")
+    def _collective(self) -> Collective:
+        gloo = COLLECTIVES["gloo"]
         if self.way == "gloo":
             return gloo
 
         groups = self.groups  # no cycle: gloo's threads may need the GIL that a garbage collection holds meanwhile
 
-        def make(store: Any, rank: Rank, timeout_s: float, device: str) -> DeviceGroup:
-            group = DeviceGroup(gloo.make(store, rank, timeout_s, device))
+        def make(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> DeviceGroup:
+            group = DeviceGroup(gloo.make(store, rank, of, host, timeout_s, device))
             groups.append(group)
             return group
 
-        return dataclasses.replace(BACKENDS["cuda"], lacking=lambda: None, make=make)
+        return dataclasses.replace(COLLECTIVES["nccl"], lacking=lambda: None, make=make)
 
 
 @pytest.fixture
@@ -201,31 +201,33 @@ def test_a_group_that_connects_at_its_first_sum_does_so_when_the_ranks_meet(
 
 def test_a_rank_that_meets_no_one_says_so(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("gloo", 2)
-    hasty = dataclasses.replace(backend_for("cpu"), meet_s=0.2)
+    hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
 
     with pytest.raises(ReduceFailed, match="rank 0 of 2 did not meet the others by gloo: "):
         GroupSum(hasty, ways.store_fd, Rank(0, 2), ways.marks, _WAIT_S)
 
 
-def test_the_device_says_which_backend_it_is() -> None:
-    assert {device: backend.name for device, backend in BACKENDS.items()} == {
-        "cpu": "gloo", "cuda": "nccl", "npu": "hccl",
-    }  # fmt: skip
-    here = {device: dataclasses.replace(backend, lacking=lambda: None) for device, backend in BACKENDS.items()}
-    assert backend_for("npu:3", here).name == "hccl"
-    assert backend_for("cuda", here).name == "nccl"
-    assert all(backend_named(backend.name) is backend for backend in BACKENDS.values())
+def test_the_device_says_what_its_ranks_add_up_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, collective in COLLECTIVES.items():
+        monkeypatch.setitem(COLLECTIVES, name, dataclasses.replace(collective, lacking=lambda: None))
+
+    named = {device: collective_for_ranks(device).name for device in ("cpu", "cuda", "npu:3")}
+
+    assert named == {"cpu": "gloo", "cuda": "nccl", "npu:3": "hccl"}
+    assert all(collective_named(name) is collective for name, collective in COLLECTIVES.items())
 
 
-def test_a_device_without_a_backend_is_refused_in_words() -> None:
-    lacking = {"npu": dataclasses.replace(BACKENDS["npu"], lacking=lambda: "torch_npu is not installed")}
+def test_a_device_without_process_groups_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = dataclasses.replace(COLLECTIVES["hccl"], lacking=lambda: "torch_npu is not installed")
+    monkeypatch.setitem(COLLECTIVES, "hccl", lacking)
 
     with pytest.raises(ConfigError, match="ranks on npu:1 add up by hccl, and torch_npu is not installed: use --tens"):
-        backend_for("npu:1", lacking)
-    with pytest.raises(ConfigError, match="ranks cannot run on tpu: only on cpu, cuda, npu"):
-        backend_for("tpu")
-    with pytest.raises(ConfigError, match="no way to add up over ranks is called 'mpi'"):
-        backend_named("mpi")
+        collective_for_ranks("npu:1")
+    with pytest.raises(ConfigError, match="ranks cannot run on tpu: nothing makes process groups there"):
+        collective_for_ranks("tpu")
+    with pytest.raises(ConfigError, match="by gloo, nccl, hccl, and by nothing called 'mpi'"):
+        collective_named("mpi")
+    assert collective_of("tpu:0") is None
 
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "nccl"), ("npu", "hccl")])
@@ -243,7 +245,7 @@ def test_a_group_outlives_the_descriptor_that_it_met_by() -> None:
     """torch's store writes to its file by name as it goes; what another owner put there since ended the process."""
     program = """
 import fcntl, gc, os, threading
-from engine.ranks.backends import backend_for
+from devices.collectives import COLLECTIVES
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.sums import GroupSum
 from wire.kv_layout import Rank
@@ -251,7 +253,7 @@ from wire.kv_layout import Rank
 marks, store_fd = Marks(make_marks(2), 2), os.memfd_create("store")
 ends = []
 threads = [
-    threading.Thread(target=lambda n=n: ends.append(GroupSum(backend_for("cpu"), store_fd, Rank(n, 2), marks, 30.0)))
+    threading.Thread(target=lambda n=n: ends.append(GroupSum(COLLECTIVES["gloo"], store_fd, Rank(n, 2), marks, 30.0)))
     for n in range(2)
 ]
 for thread in threads: thread.start()

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from devices.collectives import COLLECTIVES
 from kvtransfer.digest import Place, Region, Runs, StopFlag, digest_of
 from kvtransfer.frame import Frame
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.backends import BACKENDS
 from kvtransfer.process_group.ends import GroupInlet, GroupOutlet
 from kvtransfer.process_group.exchange import Exchange, Word
 from kvtransfer.process_group.making import RECEIVER, SENDER, group_name
@@ -161,7 +161,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
             exchange.hear([Word.TERMS], DEADLINE_S)
             exchange.hear([Word.ASK], DEADLINE_S)
             exchange.say(Word.GRANTED)
-            group: Any = BACKENDS["gloo"].make(LinkStore(exchange), RECEIVER, "127.0.0.1", DEADLINE_S, "cpu")
+            group: Any = COLLECTIVES["gloo"].make(LinkStore(exchange), RECEIVER, 2, "127.0.0.1", DEADLINE_S, "cpu")
             if proves:
                 group.recv([torch.empty(16, dtype=torch.uint8)], SENDER, 0).wait(timedelta(seconds=DEADLINE_S))
             yield made

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvtransfer.process_group.backends import BACKENDS, Backend
+from devices.collectives import COLLECTIVES, Collective
 
 _DTYPES = {
     torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -37,16 +37,20 @@ class HcclRules:
     _busy: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def backend(self) -> Backend:
+    def collective(self) -> Collective:
         """The table's hccl, with gloo underneath and staging in host memory."""
         return replace(
-            BACKENDS["hccl"], staging="cpu", lacking=lambda: None, make=self.make, free_bytes=lambda _: self.free_bytes
+            COLLECTIVES["hccl"],
+            on_host=True,
+            lacking=lambda: None,
+            make=self.make,
+            free_bytes=lambda _: self.free_bytes,
         )
 
-    def make(self, store: Any, rank: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
+    def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
         with self.issuing(device, "creation"):
             self.made += 1
-            return RuleBoundGroup(BACKENDS["gloo"].make(store, rank, host, timeout_s, device), device, self)
+            return RuleBoundGroup(COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device), device, self)
 
     @contextmanager
     def issuing(self, device: str, what: str) -> Iterator[None]:

@@ -31,7 +31,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(transports, "_MAKERS", makers)
     monkeypatch.setattr(transports, "NAMES", names)
     monkeypatch.setattr(rigs, "Pool", DevicePool)
-    monkeypatch.setattr(payload, "make_staging", lambda _, device, num_bytes: DeviceStaging(num_bytes, device))
+    monkeypatch.setattr(payload, "make_staging", lambda device, num_bytes, on_host: DeviceStaging(num_bytes, device))
     yield str(request.param)
     until(lambda: host.opened == 0)
 

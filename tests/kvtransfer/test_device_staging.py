@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from devices.collectives import COLLECTIVES
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, Runs, StopFlag, digest_of
 from kvtransfer.process_group import payload
-from kvtransfer.process_group.backends import BACKENDS
 from kvtransfer.process_group.payload import DeviceStaging, GroupStaging, HostStaging, make_staging
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool
@@ -70,13 +70,13 @@ def test_the_proof_of_a_link_is_written_and_read(staging: GroupStaging) -> None:
     assert staging.read(16, 16) == b"0123456789abcdef"
 
 
-def test_each_backend_gets_memory_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_collective_gets_memory_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
     monkeypatch.setattr(payload, "DeviceStaging", lambda *given: made.append(given))
 
-    assert isinstance(make_staging(BACKENDS["gloo"].staging, "cpu", 10), HostStaging)
-    make_staging(BACKENDS["nccl"].staging, "cuda:1", 11)
-    make_staging(BACKENDS["hccl"].staging, "npu:0", 12)
+    assert isinstance(make_staging("cpu", 10, on_host=COLLECTIVES["gloo"].on_host), HostStaging)
+    make_staging("cuda:1", 11, on_host=COLLECTIVES["nccl"].on_host)
+    make_staging("npu:0", 12, on_host=COLLECTIVES["hccl"].on_host)
 
     assert made == [(11, "cuda:1"), (12, "npu:0")]
 
@@ -88,7 +88,7 @@ def test_a_full_device_is_unavailable_and_no_defect(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(payload, "DeviceStaging", full)
 
     with pytest.raises(Unavailable, match="no 11 bytes of staging memory on cuda:1: CUDA out of memory"):
-        make_staging("cuda", "cuda:1", 11)
+        make_staging("cuda:1", 11, on_host=False)
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
             super().__init__(layout)
             self.device = f"npu:{next(numbers)}"
 
-    monkeypatch.setitem(BACKENDS, "hccl", made.backend())
+    monkeypatch.setitem(COLLECTIVES, "hccl", made.collective())
     monkeypatch.setattr(rigs, "Pool", NpuPool)
-    monkeypatch.setattr(payload, "make_staging", lambda staging, device, num_bytes: DeviceStaging(num_bytes, "cpu"))
+    monkeypatch.setattr(payload, "make_staging", lambda device, num_bytes, on_host: DeviceStaging(num_bytes, "cpu"))
     yield made
     assert made.broken == []
     until(lambda: not group_threads())

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kvtransfer.process_group.backends import BACKENDS
+from devices.collectives import COLLECTIVES
 from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
@@ -24,7 +24,7 @@ P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
     made = HcclRules()
-    monkeypatch.setitem(BACKENDS, "hccl", made.backend())
+    monkeypatch.setitem(COLLECTIVES, "hccl", made.collective())
     yield made
     assert made.broken == []
     until(lambda: not group_threads())
@@ -153,12 +153,12 @@ def test_a_link_that_does_not_fit_is_refused_with_both_values_before_it_is_made(
     ],
 )
 def test_a_link_costs_two_buffers(environ: dict[str, str], num_bytes: int) -> None:
-    assert BACKENDS["hccl"].link_bytes(environ) == num_bytes
+    assert COLLECTIVES["hccl"].link_bytes(environ) == num_bytes
 
 
 def test_nccls_cost_follows_its_channels() -> None:
-    assert 90 << 20 < BACKENDS["nccl"].link_bytes({}) < 110 << 20
-    assert BACKENDS["nccl"].link_bytes({"NCCL_MAX_NCHANNELS": "8"}) == BACKENDS["nccl"].link_bytes({}) // 2
+    assert 90 << 20 < COLLECTIVES["nccl"].link_bytes({}) < 110 << 20
+    assert COLLECTIVES["nccl"].link_bytes({"NCCL_MAX_NCHANNELS": "8"}) == COLLECTIVES["nccl"].link_bytes({}) // 2
 
 
 def test_the_rules_are_enforced() -> None:

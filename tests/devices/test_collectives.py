@@ -1,0 +1,101 @@
+"""Process groups by name: which kind has which, what HCCL is told of the environment, how its group is made."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import ModuleType
+
+import pytest
+
+from devices import table
+from devices.collectives import COLLECTIVES, HCCL_DEFAULTS, collective_of, set_hccl_defaults
+from devices.npu import TRAITS
+from tests.devices.fake_device import FakeDevice, FakeKind
+
+
+def test_a_kind_has_the_collective_that_its_traits_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table.KINDS, "fake", FakeKind())
+
+    found = [collective_of(device) for device in ("cpu", "cuda:1", "npu:0", "fake:2", "tpu:0")]
+
+    assert [None if one is None else one.name for one in found] == ["gloo", "nccl", "hccl", "gloo", None]
+    assert all(kind.traits.collective in COLLECTIVES for kind in table.KINDS.values())
+
+
+def test_hccl_is_told_what_the_user_has_not() -> None:
+    environ = {"HCCL_CONNECT_TIMEOUT": "600"}
+
+    set_hccl_defaults(environ, "10.0.0.7")
+
+    assert environ == {**HCCL_DEFAULTS, "HCCL_CONNECT_TIMEOUT": "600", "HCCL_IF_IP": "10.0.0.7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [({}, "127.0.0.1"), ({"HCCL_SOCKET_IFNAME": "eth"}, "10.0.0.7"), ({"HCCL_IF_IP": "10.0.0.9"}, "10.0.0.7")],
+)
+def test_the_interface_is_named_only_where_nobody_did_and_it_leads_to_others(
+    environ: dict[str, str], host: str
+) -> None:
+    told = dict(environ)
+
+    set_hccl_defaults(told, host)
+
+    assert told == {**HCCL_DEFAULTS, **environ}
+
+
+@pytest.mark.parametrize(("asked", "meet_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
+def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, meet_s: float) -> None:
+    environ = {} if asked is None else {"HCCL_CONNECT_TIMEOUT": asked}
+
+    assert COLLECTIVES["hccl"].meet_s(environ) == meet_s
+    assert COLLECTIVES["gloo"].meet_s(environ) == 60.0
+
+
+@dataclass
+class Options:
+    """Of a stand-in for ProcessGroupHCCL."""
+
+    _timeout: timedelta = timedelta(minutes=30)
+
+
+@dataclass
+class Made:
+    """What the stand-in was made with."""
+
+    store: object
+    rank: int
+    of: int
+    options: Options
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+def test_an_hccl_group_is_made_on_its_device_with_the_variables_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    activated: list[int] = []
+
+    class Device(FakeDevice):
+        def activate(self) -> None:
+            activated.append(self.index)
+
+    class Kind(FakeKind):
+        def open(self, index: int = 0) -> Device:
+            return Device(index, self.traits, self.total_bytes)
+
+    c10d = ModuleType("torch_npu._C._distributed_c10d")
+    c10d.ProcessGroupHCCL = type("ProcessGroupHCCL", (Made,), {"Options": Options})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
+    monkeypatch.setitem(table.KINDS, "npu", Kind(TRAITS))
+    for name in (*HCCL_DEFAULTS, "HCCL_IF_IP", "HCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    store = object()
+    group = COLLECTIVES["hccl"].make(store, 1, 2, "10.0.0.7", 2.5, "npu:3")
+
+    assert (group.store, group.rank, group.of, group.options._timeout) == (store, 1, 2, timedelta(seconds=2.5))
+    assert activated == [3]
+    assert {name: group.environ[name] for name in HCCL_DEFAULTS} == HCCL_DEFAULTS
+    assert group.environ["HCCL_IF_IP"] == "10.0.0.7"
+    assert COLLECTIVES["hccl"].lacking() is None
+    assert COLLECTIVES["hccl"].free_bytes("npu:3") == 1 << 30
