@@ -7,7 +7,7 @@ from wire.errors import ConfigError
 
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
-    pool_alignment=512, attention="cuda",
+    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"),
 )  # fmt: skip
 
 

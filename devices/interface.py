@@ -27,7 +27,8 @@ class Traits:
     `collective` is the name of its process groups in torch. `block_size` and `prefill_chunk_size` (tokens) are the
     defaults of these flags. A pool's base address is a multiple of `pool_alignment` bytes. `attention` names its own
     attention backend. `packages` are the Python packages, besides torch, without which there is no such device.
-    `pools_on_host`: its pools are host memory, which peers may map and native kernels read.
+    `pools_on_host`: its pools are host memory, which peers may map and native kernels read. `kept_linears` names the
+    ways in which its linear layers can stay quantised, the best first (engine/quantization/kept_table.py).
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Traits:
     attention: str
     packages: tuple[str, ...] = ()
     pools_on_host: bool = False
+    kept_linears: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
