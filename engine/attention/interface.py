@@ -4,10 +4,11 @@ PagedAttention (paged.py) --plan once a step--> StepAttention --write, attend on
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from engine.attention.tables import DecodeInputs, HostTables
 from engine.step_metadata import StepMetadata
 
 
@@ -48,4 +49,35 @@ class AttentionBackend(Protocol):
 
     def plan(self, metadata: StepMetadata) -> StepAttention:
         """Prepare what all layers of the step share."""
+        ...
+
+
+class DecodeAttention(Protocol):
+    """Attention of steps that decode over one set of DecodeInputs; what a step launches, a graph may replay."""
+
+    def prepare(self, host: HostTables) -> dict[str, list[int]] | None:
+        """Hear, before each run and each replay, what the inputs hold from now on.
+
+        Return what Graph.replay needs: new values of the lists that ops took from the host, by keyword.
+        """
+        ...
+
+    def step(self) -> StepAttention:
+        """Start one run: what its layers share belongs to it alone."""
+        ...
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose decode steps graphs can replay."""
+
+    def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention:
+        """Attend over these inputs, whose tensors are written anew before each step."""
+        ...
+
+    def table_width(self, needed: int, most: int) -> int:
+        """Return how many blocks wide the tables of a step should be that needs `needed`, `most` at most.
+
+        There is a graph for each width.
+        """
         ...

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from devices.interface import Device
 from engine.attention.cpu import CpuAttention
+from engine.attention.cuda import make_cuda_attention
 from engine.attention.interface import AttentionBackend
 from engine.attention.reference import ReferenceAttention
 from native.engine_library import Threads
@@ -23,7 +24,11 @@ def _cpu(device: Device, threads: Threads | None) -> AttentionBackend:
     return CpuAttention(threads)
 
 
-MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu}
+def _cuda(device: Device, threads: Threads | None) -> AttentionBackend:
+    return make_cuda_attention(device)
+
+
+MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu, "cuda": _cuda}
 
 
 def make_backend(asked: str, device: Device, threads: Threads | None = None) -> AttentionBackend:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine.attention.cuda import CudaAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.attention.native import NativeAttention
 from engine.attention.paged import PagedAttention
@@ -35,7 +36,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["reference", "torch", "native-plain", "native-avx2", "native-avx512"])
+@pytest.fixture(scope="module", params=["reference", "torch", "cuda", "native-plain", "native-avx2", "native-avx512"])
 def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
     """Every backend; the native kernel with each instruction set this CPU has, in three threads."""
     kind, _, isa = request.param.partition("-")
@@ -43,7 +44,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
         with threads_with(isa, 3) as threads:
             yield NativeAttention(threads)
     else:
-        yield ReferenceAttention() if kind == "reference" else TorchCpuAttention()
+        yield {"reference": ReferenceAttention, "torch": TorchCpuAttention, "cuda": CudaAttention}[kind]()
 
 
 def check(

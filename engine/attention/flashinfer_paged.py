@@ -1,0 +1,278 @@
+"""Attention by FlashInfer's paged wrappers: blocks are read where they lie, the work is planned on the host.
+
+plan       | indptr [n + 1], indices, last_page_len [n], int32 on the CPU; a query's end is its sequence's end
+run        | q [num_tokens, num_heads, dim]; (keys, values), each [num_blocks, block_size, num_kv_heads, dim] (NHD)
+
+Steps in which every sequence has one token go to the decode wrapper, all others to the prefill wrapper. A wrapper's
+plan is of one kind of layer; it stages its numbers in pinned memory of its own, which is read before the next plan.
+Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a GPU yet.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from devices.interface import Device, Event
+from engine.attention.interface import AttentionOptions
+from engine.attention.reference import write_rows
+from engine.attention.tables import DecodeInputs, HostTables, counts, read_tables
+from engine.step_metadata import StepMetadata
+
+WORKSPACE_BYTES = 128 << 20
+DIMS = (64, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16)
+_FEW = 2
+"""Query heads of one KV head up to which its kernel without tensor cores is the faster one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What a plan depends on beside the step."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    block_size: int
+    options: AttentionOptions
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """Whether decoding is by the kernel that computes a KV head's group as one matrix."""
+        return self.num_heads // self.num_kv_heads > _FEW
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords that both plans take. FlashInfer's window counts the keys left of the query's own."""
+        window = self.options.sliding_window
+        return {
+            "sm_scale": self.options.scaling,
+            "window_left": -1 if window is None else window - 1,
+            "logits_soft_cap": self.options.softcap or 0.0,
+            "q_data_type": self.dtype,
+            "kv_data_type": self.dtype,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A step as FlashInfer's plans take it: int32 on the CPU, `indices` on the device."""
+
+    query_ends: torch.Tensor  # [num_sequences + 1], from 0
+    indptr: torch.Tensor  # [num_sequences + 1], from 0
+    indices: torch.Tensor  # [indptr[-1]]
+    last_lengths: torch.Tensor  # [num_sequences]: tokens in the last block, 1 to block_size
+    is_decode: bool
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A wrapper, and the event behind which its staged numbers have been read."""
+
+    wrapper: Any
+    staged: Event
+    plan: Callable[[Pages], None] = field(repr=False)
+
+    def replan(self, pages: Pages) -> None:
+        """Plan for these pages."""
+        self.staged.synchronize()
+        self.plan(pages)
+        self.staged.record()
+
+
+class FlashInferAttention:
+    """Implements PagedLibrary. Owner of the workspace that all wrappers share: they run one after the other."""
+
+    def __init__(self, flashinfer: Any, device: Device) -> None:
+        """`flashinfer` is the module. Raises AttributeError for one without the wrappers."""
+        self.device = device
+        self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+        self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._workspace: torch.Tensor | None = None
+        self._wrappers: dict[tuple[LayerKind, bool], _Planned] = {}
+
+    def takes(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> bool:  # fmt: skip
+        """16 bits, one dim for keys and values, no sinks: for the rest its kernels would have to be compiled anew."""
+        return (
+            query.dtype in DTYPES
+            and query.dtype == keys.dtype == values.dtype
+            and keys.shape[-1] == values.shape[-1]
+            and keys.shape[-1] in DIMS
+            and options.sinks is None
+        )
+
+    def plan(self, metadata: StepMetadata) -> "FlashInferStep":
+        """See AttentionBackend; the first layer of each kind plans."""
+        return FlashInferStep(self, metadata)
+
+    def plan_decode(self, inputs: DecodeInputs) -> "FlashInferDecode":
+        """See GraphBackend."""
+        return FlashInferDecode(self, inputs)
+
+    def table_width(self, needed: int, most: int) -> int:
+        """Return `most`: its kernels read what each row needs."""
+        return most
+
+    def wrapper_for(self, kind: LayerKind, *, is_decode: bool) -> _Planned:
+        """Return the wrapper of such steps and layers; it is planned anew for each step."""
+        planned = self._wrappers.get((kind, is_decode))
+        if planned is None:
+            if is_decode:
+                wrapper = self._decode(self.workspace(), "NHD", use_tensor_cores=kind.uses_tensor_cores)
+                planned = self.planned_decode(wrapper, kind)
+            else:
+                wrapper = self._prefill(self.workspace(), "NHD")
+                planned = _Planned(wrapper, self.device.event(), lambda pages: _plan_prefill(wrapper, kind, pages))
+            self._wrappers[kind, is_decode] = planned
+        return planned
+
+    def fixed_wrapper(self, kind: LayerKind, inputs: DecodeInputs) -> _Planned:
+        """Return a decode wrapper of its own for these inputs: its plans are copied to fixed places."""
+        rows, device = inputs.tables.shape[0], inputs.tables.device
+        wrapper = self._decode(
+            self.workspace(), "NHD", use_cuda_graph=True, use_tensor_cores=kind.uses_tensor_cores,
+            paged_kv_indptr_buffer=torch.zeros(rows + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buffer=torch.zeros(inputs.tables.numel(), dtype=torch.int32, device=device),
+            paged_kv_last_page_len_buffer=torch.zeros(rows, dtype=torch.int32, device=device),
+        )  # fmt: skip
+        return self.planned_decode(wrapper, kind)
+
+    def planned_decode(self, wrapper: Any, kind: LayerKind) -> _Planned:
+        """Return a decode wrapper with its way of planning."""
+        return _Planned(wrapper, self.device.event(), lambda pages: _plan_decode(wrapper, kind, pages))
+
+    def workspace(self) -> torch.Tensor:
+        """Return what split computations meet in; zeros at first, as its kernels ask for."""
+        if self._workspace is None:
+            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device.torch_device)
+        return self._workspace
+
+
+class FlashInferStep:
+    """One step."""
+
+    def __init__(self, backend: FlashInferAttention, metadata: StepMetadata) -> None:
+        self._backend, self._metadata = backend, metadata
+        self._pages: Pages | None = None
+        self._ready: dict[LayerKind, _Planned] = {}
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._metadata.slots)
+        write_rows(values, new_values, self._metadata.slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        kind = _kind_of(query, keys, options, self._metadata.block_size)
+        planned = self._ready.get(kind)
+        if planned is None:
+            pages = self._pages = self._pages or _step_pages(self._metadata, keys.device)
+            planned = self._ready[kind] = self._backend.wrapper_for(kind, is_decode=pages.is_decode)
+            planned.replan(pages)
+        return _run(planned.wrapper, query, keys, values, kind)
+
+
+class FlashInferDecode:
+    """Implements DecodeAttention. Wrappers are made in the first run, which is no capture."""
+
+    def __init__(self, backend: FlashInferAttention, inputs: DecodeInputs) -> None:
+        self._backend, self.inputs = backend, inputs
+        self._pages: Pages | None = None
+        self._planned: dict[LayerKind, _Planned] = {}
+
+    def prepare(self, host: HostTables) -> None:
+        """Plan again for every kind of layer: a replay reads the plans where they were."""
+        self._pages = _pages(host, self.inputs.block_size, self.inputs.tables.device, None)
+        for planned in self._planned.values():
+            planned.replan(self._pages)
+
+    def step(self) -> "FlashInferFixedStep":
+        """See DecodeAttention."""
+        return FlashInferFixedStep(self)
+
+    def wrapper_for(self, kind: LayerKind) -> Any:
+        """Return the kind's wrapper, planned."""
+        if kind not in self._planned:
+            assert self._pages is not None, "prepare comes before a run"
+            planned = self._planned[kind] = self._backend.fixed_wrapper(kind, self.inputs)
+            planned.replan(self._pages)
+        return self._planned[kind].wrapper
+
+
+class FlashInferFixedStep:
+    """One run over fixed inputs."""
+
+    def __init__(self, decode: FlashInferDecode) -> None:
+        self._decode = decode
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._decode.inputs.slots)
+        write_rows(values, new_values, self._decode.inputs.slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        kind = _kind_of(query, keys, options, self._decode.inputs.block_size)
+        return _run(self._decode.wrapper_for(kind), query, keys, values, kind)
+
+
+def _kind_of(query: torch.Tensor, keys: torch.Tensor, options: AttentionOptions, block_size: int) -> LayerKind:
+    return LayerKind(query.shape[0], keys.shape[1], keys.shape[2], query.dtype, block_size, options)
+
+
+def _step_pages(metadata: StepMetadata, device: torch.device) -> Pages:
+    """Return the pages of a step of any sequences."""
+    packed = metadata.packed
+    query_ends = None if bool((counts(packed) == 1).all()) else np.frombuffer(packed.query_ends, np.int32)
+    return _pages(read_tables(packed, metadata.block_size), metadata.block_size, device, query_ends)
+
+
+def _pages(host: HostTables, block_size: int, device: torch.device, query_ends: Any) -> Pages:
+    """Return the pages; `query_ends` [num_sequences] are None where every sequence has one query."""
+    used, num_sequences = host.num_used(block_size), len(host.kv_lengths)
+    indices = host.tables[np.arange(host.tables.shape[1]) < used[:, None]]  # row after row
+    ends = np.arange(1, num_sequences + 1) if query_ends is None else query_ends
+    staged = torch.from_numpy(indices.astype(np.int32))
+    if device.type != "cpu":
+        staged = staged.pin_memory()  # torch keeps it until the copy has ended
+    return Pages(
+        query_ends=_from_zero(ends),
+        indptr=_from_zero(np.cumsum(used)),
+        indices=staged.to(device, non_blocking=True),
+        last_lengths=torch.from_numpy((host.kv_lengths - (used - 1) * block_size).astype(np.int32)),
+        is_decode=query_ends is None,
+    )
+
+
+def _from_zero(ends: Any) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))
+
+
+def _plan_decode(wrapper: Any, kind: LayerKind, pages: Pages) -> None:
+    wrapper.plan(
+        pages.indptr, pages.indices, pages.last_lengths, kind.num_heads, kind.num_kv_heads, kind.dim,
+        kind.block_size, **kind.keywords(),
+    )  # fmt: skip
+
+
+def _plan_prefill(wrapper: Any, kind: LayerKind, pages: Pages) -> None:
+    wrapper.plan(
+        pages.query_ends, pages.indptr, pages.indices, pages.last_lengths, kind.num_heads, kind.num_kv_heads,
+        kind.dim, kind.block_size, causal=True, **kind.keywords(),
+    )  # fmt: skip
+
+
+def _run(
+    wrapper: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: LayerKind
+) -> torch.Tensor:  # fmt: skip
+    pages = (-1, kind.block_size, kind.num_kv_heads, kind.dim)
+    out: torch.Tensor = wrapper.run(query.transpose(0, 1).contiguous(), (keys.view(pages), values.view(pages)))
+    return out

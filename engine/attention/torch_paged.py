@@ -1,0 +1,293 @@
+"""Attention in torch alone, on any device: rows that decode in few calls, each chunk of a prompt in one.
+
+rows   | keys                                              | one call for
+decode | gathered by block tables, padded, masked          | sequences of like length, at most MOST_KEYS keys
+chunk  | gathered as they are                              | one sequence's prompt tokens
+
+A decode step over fixed tensors (DecodeInputs) is computed from these alone, so that a graph can replay it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.reference import write_rows
+from engine.attention.tables import DecodeInputs, HostTables, Ints, counts, read_tables
+from engine.step_metadata import StepMetadata
+
+MOST_KEYS = 1 << 16
+"""Gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+_MOST_SCORES = 1 << 26
+"""Held at once where the fused kernel cannot be used: 256 MiB in float32."""
+
+
+class TorchPagedAttention:
+    """The backend. It has no state."""
+
+    def plan(self, metadata: StepMetadata) -> "TorchPagedStep":
+        """Each sequence's place is found on first use."""
+        return TorchPagedStep(metadata)
+
+    def plan_decode(self, inputs: DecodeInputs) -> "FixedDecode":
+        """All keys that the tables have room for are gathered, so they are to be no wider than needed."""
+        return FixedDecode(inputs)
+
+    def table_width(self, needed: int, most: int) -> int:
+        """Return the next power of two: a graph for each, and at most half of what is gathered is for nothing."""
+        return min(most, 1 << (needed - 1).bit_length())
+
+
+class TorchPagedStep:
+    """One step; keeps what its layers share."""
+
+    def __init__(self, metadata: StepMetadata) -> None:
+        self._metadata = metadata
+        self._decoding = tuple(_decode_groups(metadata))
+        self._chunks = tuple(_chunks(metadata))
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._metadata.slots)
+        write_rows(values, new_values, self._metadata.slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        if len(self._decoding) == 1 and not self._chunks and self._decoding[0].is_in_order:
+            return self._decoding[0].attend(query, keys, values, options)
+        output = query.new_empty(query.shape[1], query.shape[0], values.shape[-1])  # [num_tokens, num_heads, dim]
+        for group in self._decoding:
+            output[group.rows] = group.attend(query[:, group.rows], keys, values, options)
+        for chunk in self._chunks:
+            output[chunk.rows] = chunk.attend(query[:, chunk.rows], keys, values, options)
+        return output
+
+
+class FixedDecode:
+    """Implements DecodeAttention: nothing is read but the inputs."""
+
+    def __init__(self, inputs: DecodeInputs) -> None:
+        self._inputs = inputs
+
+    def prepare(self, host: HostTables) -> None:
+        """Nothing is planned on the host."""
+
+    def step(self) -> "FixedStep":
+        """What layers share is computed within the run, for it alone."""
+        return FixedStep(self._inputs)
+
+
+class FixedStep:
+    """One run over fixed inputs."""
+
+    def __init__(self, inputs: DecodeInputs) -> None:
+        self._slots = inputs.slots
+        self._table = _Table(inputs.tables, inputs.kv_lengths, inputs.slots, inputs.block_size)
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._slots)
+        write_rows(values, new_values, self._slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        return self._table.attend(query, keys, values, options)
+
+
+class _Table:
+    """Rows of one query each, and where their keys lie by their block tables.
+
+    What a row does not see is read from its own token's slot, which is always its own and written: masked keys must
+    not be another request's, nor NaN.
+    """
+
+    def __init__(
+        self, tables: torch.Tensor, kv_lengths: torch.Tensor, own_slots: torch.Tensor, block_size: int,
+        most_keys: int | None = None, *, is_whole: bool = False,
+    ) -> None:  # fmt: skip
+        """`most_keys` is the longest row's; `is_whole`: all rows are as long as that."""
+        self._tables, self._lengths, self._own, self._block_size = tables, kv_lengths, own_slots, block_size
+        self._most_keys = tables.shape[1] * block_size if most_keys is None else most_keys
+        self._is_whole = is_whole
+        self._places: dict[int | None, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Return [num_rows, num_heads, value_dim]. query: [num_heads, num_rows, head_dim]."""
+        slots, visible = self._places_in(options.sliding_window)
+        num_rows, num_kv_heads = slots.shape[0], keys.shape[1]
+        rows = query.transpose(0, 1).reshape(num_rows, num_kv_heads, -1, query.shape[-1])  # a KV head's group
+        sinks = None if options.sinks is None else options.sinks.view(num_kv_heads, -1)
+        mask = None if visible is None else visible[:, None, None]
+        out = _weigh(rows, _gather(keys, slots), _gather(values, slots), mask, options, sinks)
+        return out.flatten(1, 2)
+
+    def _places_in(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the slots of the keys, [num_rows, num_keys], and which are seen; None where all are."""
+        hides = window is not None and window < self._most_keys
+        key = window if hides else None
+        if key not in self._places:
+            self._places[key] = self._find(key)
+        return self._places[key]
+
+    def _find(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        size, device, lengths = self._block_size, self._tables.device, self._lengths[:, None]
+        tables, most_keys, first = self._tables, self._most_keys, torch.zeros_like(lengths)
+        if window is not None:  # only the blocks that the window may touch
+            first = (lengths - window).clamp(min=0) // size
+            width = min(tables.shape[1], -(-window // size) + 1)
+            most_keys = min(most_keys, width * size)
+            tables = tables.gather(1, (first + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1))
+        slots = (tables[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :most_keys]
+        if self._is_whole and window is None:
+            return slots, None
+        positions = first * size + torch.arange(slots.shape[1], device=device)
+        visible = positions < lengths
+        if window is not None:
+            visible &= positions >= lengths - window
+        return torch.where(visible, slots, self._own[:, None]), visible
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Some of the step's rows that decode; `is_in_order`: all of them, in the step's order."""
+
+    rows: torch.Tensor
+    table: _Table
+    is_in_order: bool
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        return self.table.attend(query, keys, values, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Several tokens of one prompt, tokens [start, end), and the slots of all tokens up to them."""
+
+    rows: slice
+    start: int
+    end: int
+    slots: torch.Tensor  # [end]
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Return [count, num_heads, value_dim]; a KV head is a batch entry whose group shares its keys."""
+        window = options.sliding_window
+        first = 0 if window is None else max(0, self.start - window + 1)
+        slots, group = self.slots[None, first:], query.shape[0] // keys.shape[1]
+        own_keys, own_values = (
+            _gather(pool, slots)[0][:, None].expand(-1, group, -1, -1) for pool in (keys, values)
+        )  # fmt: skip
+        rows = query.reshape(keys.shape[1], group, query.shape[1], -1)  # [num_kv_heads, group, count, head_dim]
+        sinks = None if options.sinks is None else options.sinks.view(-1, group, 1)
+        if self.start == 0 and (window is None or window >= self.end) and not _is_plain(options):
+            out = _weigh(rows, own_keys, own_values, None, options, None, is_causal=True)
+        else:
+            parts = [
+                _weigh(
+                    rows[:, :, part], own_keys, own_values, self._visible(part, first, window), options, sinks
+                )
+                for part in self._parts(query.shape[0], options)
+            ]  # fmt: skip
+            out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return out.flatten(0, 1).transpose(0, 1)
+
+    def _parts(self, num_heads: int, options: AttentionOptions) -> Iterator[slice]:
+        """Yield the queries of one call each: all, unless their scores would have to be held."""
+        count = self.end - self.start
+        size = max(1, _MOST_SCORES // (num_heads * self.end)) if _is_plain(options) else count
+        for begin in range(0, count, size):
+            yield slice(begin, min(begin + size, count))
+
+    def _visible(self, part: slice, first: int, window: int | None) -> torch.Tensor:
+        """Return [queries, keys from `first` on] bool."""
+        device = self.slots.device
+        queries = torch.arange(self.start + part.start, self.start + part.stop, device=device)[:, None]
+        positions = torch.arange(first, self.end, device=device)
+        visible = positions <= queries
+        return visible if window is None else visible & (positions > queries - window)
+
+
+def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
+    """Yield the sequences of one row: longest first, so that those together are of like length."""
+    packed, size = metadata.packed, metadata.block_size
+    alone = np.flatnonzero(counts(packed) == 1)
+    if not len(alone):
+        return
+    host, device = read_tables(packed, size, alone), metadata.slots.device
+    rows = np.frombuffer(packed.query_ends, np.int32).astype(np.int64)[alone] - 1
+    used = host.num_used(size)
+    fits = len(alone) * int(used.max()) * size <= MOST_KEYS
+    order = np.arange(len(alone)) if fits else np.argsort(-used, kind="stable")
+    begin = 0
+    while begin < len(order):
+        width = int(used[order[begin:]].max())
+        chosen = order[begin : begin + max(1, MOST_KEYS // (width * size))]
+        begin += len(chosen)
+        lengths = host.kv_lengths[chosen]
+        whole = bool((lengths == lengths[0]).all())
+        made = _on(device, np.column_stack([rows[chosen], lengths, host.tables[chosen, :width]]))
+        at = made[:, 0].contiguous()
+        table = _Table(
+            made[:, 2:], made[:, 1], metadata.slots[at], size, most_keys=int(lengths.max()), is_whole=whole
+        )  # fmt: skip
+        yield _DecodeGroup(at, table, is_in_order=fits and len(alone) == len(packed.query_ends))
+
+
+def _chunks(metadata: StepMetadata) -> Iterator[_Chunk]:
+    size, device = metadata.block_size, metadata.slots.device
+    for rows, sequence in metadata.rows():
+        if sequence.count > 1:
+            used = np.array(sequence.block_ids[: -(-sequence.kv_length // size)], np.int64)
+            slots = (used[:, None] * size + np.arange(size)).reshape(-1)[: sequence.kv_length]
+            yield _Chunk(rows, sequence.start, sequence.kv_length, _on(device, slots))
+
+
+def _on(device: torch.device, values: Ints) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+def _gather(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return [rows, heads, keys, dim] of slots [rows, keys]."""
+    return pool.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[1:]).transpose(1, 2)
+
+
+def _is_plain(options: AttentionOptions) -> bool:
+    """Whether the fused kernel lacks something that the layer asks for."""
+    return options.softcap is not None or options.sinks is not None
+
+
+def _weigh(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None,
+    options: AttentionOptions, sinks: torch.Tensor | None, *, is_causal: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Return [batch, heads, queries, value_dim] in the query's dtype.
+
+    `visible` broadcasts to [batch, heads, queries, keys]; `sinks` to the scores but for the keys.
+    """
+    dtype = query.dtype
+    if dtype != keys.dtype or _is_plain(options):
+        query, keys, values = query.float(), keys.float(), values.float()
+    if not _is_plain(options):
+        out = scaled_dot_product_attention(query, keys, values, visible, is_causal=is_causal, scale=options.scaling)
+        return out.to(dtype)
+    scores = query @ keys.transpose(-1, -2) * options.scaling
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        return (scores.softmax(dim=-1) @ values).to(dtype)
+    column = sinks.float()[..., None].expand(*scores.shape[:-1], 1)
+    return (torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1] @ values).to(dtype)

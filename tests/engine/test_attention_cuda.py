@@ -1,0 +1,243 @@
+"""Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and what FlashInfer is asked for."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention import torch_paged
+from engine.attention.cuda import CudaAttention, choose_library
+from engine.attention.flashinfer_paged import FlashInferAttention
+from engine.attention.interface import AttentionBackend, AttentionOptions, GraphBackend, StepAttention
+from engine.attention.tables import DecodeInputs, HostTables, read_tables
+from engine.attention.torch_paged import TorchPagedAttention
+from tests.devices.fake_device import FakeDevice
+from tests.engine import flashinfer_stand_in
+from tests.engine.attention_case import Case, Shape, make_case
+
+_DECODES = [(3, 1), (16, 1), (15, 1), (70, 1), (0, 1), (64, 1)]
+_MIXED = [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)]
+_HALF = Shape(num_heads=8, num_kv_heads=2, key_dim=64, value_dim=64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16)
+_SINKS = torch.tensor([0.1, 2.0, -1.0, 0.5])
+
+
+@pytest.fixture(autouse=True)
+def no_wrapper_is_made_yet() -> None:
+    flashinfer_stand_in._Wrapper.made.clear()
+
+
+def made() -> list[Any]:
+    return flashinfer_stand_in._Wrapper.made
+
+
+def with_flashinfer() -> CudaAttention:
+    return CudaAttention(FlashInferAttention(flashinfer_stand_in, FakeDevice()), "flashinfer's stand-in")
+
+
+def fixed_inputs(case: Case, *, padded: int, width: int) -> tuple[DecodeInputs, HostTables]:
+    """Return the case's step in tables of `width` blocks, with `padded` rows more that have a block of their own."""
+    packed, size = case.metadata.packed, case.metadata.block_size
+    host = read_tables(packed, size)
+    spare = max(block for one in case.metadata.sequences for block in one.block_ids) + 1
+    tables = np.full((len(host.kv_lengths) + padded, width), spare, np.int64)
+    tables[: len(host.kv_lengths), : host.tables.shape[1]] = host.tables
+    lengths = np.concatenate([host.kv_lengths, np.ones(padded, np.int64)])
+    slots = torch.tensor([*packed.slots, *[spare * size] * padded])
+    zeros = torch.zeros(len(tables), dtype=torch.int64)
+    inputs = DecodeInputs(size, zeros, zeros, slots, torch.from_numpy(lengths), torch.from_numpy(tables))
+    return inputs, HostTables(tables, lengths)
+
+
+class Fixed:
+    """A backend that runs each step of a case as a fixed decode step, with padding rows and wide tables."""
+
+    def __init__(self, backend: GraphBackend, case: Case) -> None:
+        self._inputs, host = fixed_inputs(case, padded=2, width=9)
+        self._decode = backend.plan_decode(self._inputs)
+        self._decode.prepare(host)
+
+    def run(self, case: Case, options: AttentionOptions) -> torch.Tensor:
+        shape, pool = case.shape, case.pool_with_past()
+        pad = torch.full((case.metadata.block_size, *pool.keys.shape[1:]), float("nan"), dtype=pool.keys.dtype)
+        keys, values = torch.cat([pool.keys, pad]), torch.cat([pool.values, pad])
+        heads = {"query": shape.num_heads, "keys": shape.num_kv_heads, "values": shape.num_kv_heads}
+        rows = [
+            torch.cat([case._new(name), torch.randn(count, 2, shape.key_dim).to(shape.dtype)], dim=1)
+            for name, count in heads.items()
+        ]
+        step: StepAttention = self._decode.step()
+        step.write(keys, values, rows[1], rows[2])
+        out = step.attend(rows[0], keys, values, options)
+        assert out.isfinite().all()
+        return out[:-2]
+
+
+def agree(got: torch.Tensor, case: Case, options: AttentionOptions) -> None:
+    rtol, atol = (1e-2, 1e-2) if case.shape.dtype == torch.bfloat16 else (1e-4, 1e-5)
+    torch.testing.assert_close(got.float(), case.expected(options), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 33, 64, 1000])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_a_fixed_decode_step_equals_dense(block_size: int, window: int | None) -> None:
+    case = make_case(_DECODES, Shape(block_size=block_size))
+    fixed = Fixed(CudaAttention(), case)
+
+    for options in (
+        AttentionOptions(0.35, window), AttentionOptions(0.35, window, softcap=2.0),
+        AttentionOptions(0.35, window, sinks=_SINKS), AttentionOptions(0.35, window, 2.0, _SINKS),
+    ):  # fmt: skip
+        agree(fixed.run(case, options), case, options)
+
+
+@pytest.mark.parametrize("most_keys", [1, 40, 200])
+@pytest.mark.parametrize("parts", [_DECODES, _MIXED])
+def test_rows_that_do_not_fit_one_gather_are_grouped(
+    parts: list[tuple[int, int]], most_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_paged, "MOST_KEYS", most_keys)
+    monkeypatch.setattr(torch_paged, "_MOST_SCORES", 50)
+    case = make_case(parts, Shape())
+
+    for options in (AttentionOptions(0.35), AttentionOptions(0.35, 7, 2.0, _SINKS)):
+        agree(case.run(TorchPagedAttention(), options), case, options)
+
+
+def test_a_decode_batch_is_one_call_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    weigh = torch_paged._weigh
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return weigh(*args, **kwargs)
+
+    monkeypatch.setattr(torch_paged, "_weigh", counted)
+    case = make_case([(length, 1) for length in range(3, 90, 2)], Shape())
+
+    agree(case.run(TorchPagedAttention(), AttentionOptions(0.35)), case, AttentionOptions(0.35))
+
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)], [(40, 1)]], ids=["decode", "mixed", "prompt", "one"])
+def test_flashinfer_is_asked_for_the_step(
+    parts: list[tuple[int, int]], softcap: float | None, window: int | None
+) -> None:
+    case, options = make_case(parts, _HALF), AttentionOptions(0.1, window, softcap)
+
+    agree(case.run(with_flashinfer(), options), case, options)
+
+    decodes = all(count == 1 for _, count in parts)
+    kind = "BatchDecodeWithPagedKVCacheWrapper" if decodes else "BatchPrefillWithPagedKVCacheWrapper"
+    assert [(type(one).__name__, one.num_plans) for one in made()] == [(kind, 1)]
+    assert made()[0].arguments["window_left"] == (-1 if window is None else window - 1)
+
+
+@pytest.mark.parametrize(("heads", "cores"), [(2, False), (4, False), (6, True), (16, True)])
+def test_large_groups_decode_on_tensor_cores(heads: int, cores: bool) -> None:
+    case, options = make_case(_DECODES, replace(_HALF, num_heads=heads)), AttentionOptions(0.1)
+
+    agree(case.run(with_flashinfer(), options), case, options)
+
+    assert made()[0].use_tensor_cores is cores
+
+
+def test_layers_of_one_kind_share_a_plan_and_steps_a_wrapper() -> None:
+    backend, case = with_flashinfer(), make_case(_DECODES, _HALF)
+    pool = case.pool_with_past()
+    query = case._new("query")
+    for _ in range(3):
+        step = backend.plan(case.metadata)
+        step.write(pool.keys, pool.values, case._new("keys"), case._new("values"))
+        for options in (AttentionOptions(0.1), AttentionOptions(0.1, 20), AttentionOptions(0.1)):
+            step.attend(query, pool.keys, pool.values, options)
+
+    assert [one.num_plans for one in made()] == [3, 3]
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(window: int | None) -> None:
+    backend, options = with_flashinfer(), AttentionOptions(0.1, window)
+    case = make_case(_DECODES, _HALF)
+    fixed = Fixed(backend, case)
+
+    agree(fixed.run(case, options), case, options)
+
+    (wrapper,) = made()
+    assert wrapper.use_cuda_graph
+    places = [buffer.data_ptr() for buffer in wrapper._buffers]
+    later = make_case([(start + 17, 1) for start, _ in _DECODES], _HALF)
+    inputs, host = fixed_inputs(later, padded=2, width=9)
+    for mine, new in (
+        (fixed._inputs.slots, inputs.slots), (fixed._inputs.tables, inputs.tables),
+        (fixed._inputs.kv_lengths, inputs.kv_lengths),
+    ):  # fmt: skip
+        mine.copy_(new)
+    fixed._decode.prepare(host)
+    agree(fixed.run(later, options), later, options)
+    assert [buffer.data_ptr() for buffer in wrapper._buffers] == places
+    assert len(made()) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (replace(_HALF, dtype=torch.float32, pool_dtype=torch.float32), AttentionOptions(0.1)),
+        (replace(_HALF, dtype=torch.float32), AttentionOptions(0.1)),
+        (replace(_HALF, key_dim=80, value_dim=80), AttentionOptions(0.1)),
+        (replace(_HALF, value_dim=128), AttentionOptions(0.1)),
+        (replace(_HALF, num_heads=4), AttentionOptions(0.1, sinks=_SINKS)),
+    ],
+    ids=["float32", "mixed-dtypes", "dim-80", "two-dims", "sinks"],
+)
+def test_what_flashinfer_does_not_take_is_torchs(shape: Shape, options: AttentionOptions) -> None:
+    backend, case = with_flashinfer(), make_case(_MIXED, shape)
+    assert backend.table_width(3, 99) == 99
+
+    agree(case.run(backend, options), case, options)
+
+    assert made() == []
+    assert backend.table_width(3, 99) == 4
+
+
+def test_a_library_that_fails_is_left_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("nvcc not found")
+
+    monkeypatch.setattr(flashinfer_stand_in.BatchDecodeWithPagedKVCacheWrapper, "plan", fail)
+    backend, case, options = with_flashinfer(), make_case(_DECODES, _HALF), AttentionOptions(0.1)
+
+    agree(case.run(backend, options), case, options)
+    agree(case.run(backend, options), case, options)
+
+    assert len(made()) == 1
+    assert "nvcc not found" in backend.note
+    assert backend.table_width(3, 99) == 4
+
+
+def test_the_choice_says_why_without_the_library() -> None:
+    library, note = choose_library(FakeDevice())
+
+    assert (library, note) == (None, "attention by torch: flashinfer is not installed")
+
+
+@pytest.mark.parametrize("wrong", ["last_lengths", "indptr", "indices", "query_ends"])
+def test_the_stand_in_refuses_other_dtypes(wrong: str) -> None:
+    from engine.attention import flashinfer_paged
+
+    case = make_case(_MIXED, _HALF)
+    backend: AttentionBackend = FlashInferAttention(flashinfer_stand_in, FakeDevice())
+    right = flashinfer_paged._pages
+
+    def broken(*args: Any) -> Any:
+        pages = right(*args)
+        return replace(pages, **{wrong: getattr(pages, wrong).long()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flashinfer_paged, "_pages", broken)
+        with pytest.raises(ValueError, match="int32"):
+            case.run(backend, AttentionOptions(0.1))
