@@ -1,0 +1,36 @@
+"""The wheel as data: fetched once, never imported, and refused in words where it cannot be had."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.npu.ops import NpuOps
+from tests.npu.wheel import VERSION, NoWheel, Wheel, wheel_in
+
+
+def test_it_is_of_the_torch_that_is_tested_and_holds_what_is_read(wheel: Wheel) -> None:
+    assert torch.__version__.startswith(VERSION.rpartition(".")[0])
+    assert len(wheel.schemas()) > 400
+    assert "class NPUGraph" in wheel.source("torch_npu/npu/graphs.py")
+    assert not list(wheel.root.rglob("*.so"))
+    assert "torch_npu" not in sys.modules
+
+
+def test_without_an_index_the_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+
+    with pytest.raises(NoWheel, match=f"pip download torch-npu=={VERSION} failed: "):
+        wheel_in(tmp_path, nowhere | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull})
+
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
+    image, kernel = torch.empty(1, 2, 8, 8, device="meta"), torch.empty(4, 2, 3, 3, device="meta")
+
+    assert torch.nn.functional.conv2d(image, kernel).shape == (1, 4, 6, 6)
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::matmul_backward", "Meta")
+    assert len(npu_ops.schemas) > 400
