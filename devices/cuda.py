@@ -1,5 +1,6 @@
 """NVIDIA GPUs by torch.cuda."""
 
+from devices import versions
 from devices.interface import Traits
 from devices.nodes import has_node
 from devices.torch_device import TorchDevice
@@ -26,9 +27,10 @@ class CudaKind:
 
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA: install one that has it (pdserve[cuda])"
-        if not torch.cuda.is_available():
-            return f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU"
-        return None
+        if torch.cuda.is_available():
+            return None
+        found = versions.cuda_versions(torch.version.cuda)
+        return versions.cuda_mismatch(found) or f"torch {torch.__version__} sees no GPU ({versions.in_words(found)})"
 
     def open(self, index: int = 0) -> "CudaDevice":
         """See DeviceKind."""

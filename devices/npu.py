@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 
+from devices import versions
 from devices.interface import Traits
 from devices.nodes import has_node
 from devices.torch_device import TorchDevice
@@ -34,11 +35,16 @@ class NpuKind:
         version = importlib.metadata.version("torch_npu")
         if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
             return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"
+        found = versions.npu_versions()
+        mismatch, seen = versions.npu_mismatch(found), versions.in_words(found)
+        if mismatch is not None:
+            return mismatch
         try:
             npu = importlib.import_module("torch_npu").npu
         except (ImportError, RuntimeError) as error:
-            return f"torch_npu {version} cannot be imported, CANN is missing or another version: {error}"
-        return None if npu.is_available() else f"torch_npu {version} sees no NPU"
+            said = " ".join(str(error).split())
+            return f"torch_npu {version} cannot be imported, CANN is missing or another version: {said} ({seen})"
+        return None if npu.is_available() else f"torch_npu {version} sees no NPU ({seen})"
 
     def open(self, index: int = 0) -> "NpuDevice":
         """See DeviceKind."""

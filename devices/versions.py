@@ -1,0 +1,120 @@
+"""Which driver, CUDA or CANN, torch and torch_npu meet here, and what of it does not fit: one line, nothing is run.
+
+    versions --mismatch of a kind--> "why (driver 570.86, CUDA 13.0, torch 2.13.0+cu130)"
+
+Read from files and from packages' metadata: no tool is asked, torch_npu is not imported.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+LEAST_CANN: Final = "9.0"
+"""What torch_npu 2.10, the oldest whose ops are those we call, was built for."""
+LEAST_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""The oldest driver on Linux for a major release of CUDA: NVIDIA's table of minor version compatibility."""
+_NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
+_CANN_HOMES = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
+_CANN_FILES = (
+    ("ascend_toolkit_install.info", re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE)),
+    (f"{platform.machine()}-linux/ascend_toolkit_install.info", re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE)),
+    ("runtime/version.info", re.compile(r"^version_dir\s*=\s*(\S+)", re.MULTILINE)),
+)
+_ASCEND_DRIVER = re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
+_WANTED_TORCH = re.compile(r"^torch\s*\(?==\s*([0-9]+\.[0-9]+)")
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package without importing it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (2, 13, 0) for "2.13.0+cpu", (9, 1) for "9.1.RC1"."""
+    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def cuda_versions(cuda: str | None, root: Path = Path("/")) -> dict[str, str]:
+    """Return what was found of the stack below torch on GPUs; `cuda` is torch.version.cuda."""
+    driver = _first(_NVIDIA_DRIVER, root / "proc/driver/nvidia/version")
+    return _known({"driver": driver, "CUDA": cuda, "torch": package_version("torch")})
+
+
+def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> dict[str, str]:
+    """Return what was found of the stack below torch on NPUs."""
+    packages = {name: package_version(name) for name in ("torch", "torch_npu")}
+    driver = _first(_ASCEND_DRIVER, root / "usr/local/Ascend/driver/version.info")
+    return _known({"driver": driver, "CANN": _cann(os.environ if environ is None else environ, root), **packages})
+
+
+def cuda_mismatch(found: Mapping[str, str]) -> str | None:
+    """Return why these cannot work together, or None."""
+    driver, cuda = found.get("driver"), found.get("CUDA")
+    if cuda is None:
+        return f"torch is built without CUDA: install a build that has it ({in_words(found)})"
+    if driver is None:
+        return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({in_words(found)})"
+    least = LEAST_DRIVER.get(numbers(cuda)[0])
+    if least is not None and numbers(driver) < numbers(least):
+        return (
+            f"driver {driver} is too old for CUDA {cuda}, which needs {least}: update it, or take a torch for an older "
+            f"CUDA ({in_words(found)})"
+        )
+    return None
+
+
+def npu_mismatch(found: Mapping[str, str], wanted_torch: str | None = None) -> str | None:
+    """Return why these cannot work together, or None; `wanted_torch` is the minor release that torch_npu is for."""
+    torch, torch_npu, cann = found.get("torch"), found.get("torch_npu"), found.get("CANN")
+    if torch is None or torch_npu is None:
+        return f"torch and torch_npu are both needed ({in_words(found)})"
+    wanted = wanted_torch or torch_of(torch_npu)
+    if numbers(torch)[:2] != numbers(wanted):
+        return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({in_words(found)})"
+    if "+cu" in torch:
+        return f"torch {torch} is a CUDA build, torch_npu takes the CPU's (+cpu) ({in_words(found)})"
+    if cann is not None and numbers(cann)[:2] < numbers(LEAST_CANN):
+        return f"CANN {cann} is too old: {LEAST_CANN} or later is needed ({in_words(found)})"
+    return None
+
+
+def torch_of(torch_npu: str) -> str:
+    """Return the minor release of torch that torch_npu asks for: by its metadata, else the same as its own."""
+    try:
+        requires = importlib.metadata.requires("torch_npu") or ()
+    except importlib.metadata.PackageNotFoundError:
+        requires = ()
+    asked = next((match[1] for text in requires if (match := _WANTED_TORCH.match(text))), None)
+    return asked or ".".join(map(str, numbers(torch_npu)[:2]))
+
+
+def in_words(found: Mapping[str, str]) -> str:
+    """Return the versions for people: "driver 570.86, CUDA 13.0, torch 2.13.0"."""
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _known(found: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _cann(environ: Mapping[str, str], root: Path) -> str | None:
+    named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
+    homes = [Path(named)] if named else [root / home for home in _CANN_HOMES]
+    tries = (_first(pattern, home / file) for home in homes for file, pattern in _CANN_FILES)
+    return next((version for version in tries if version is not None), None)
+
+
+def _first(pattern: re.Pattern[str], file: Path) -> str | None:
+    try:
+        match = pattern.search(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[1] if match else None
