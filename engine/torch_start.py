@@ -1,4 +1,4 @@
-"""What must stand before torch is imported: how its threads wait for each other, and how little the collector runs."""
+"""What must stand before torch is imported: which backends it loads, how its threads wait, how little is collected."""
 
 import gc
 import os
@@ -11,8 +11,18 @@ _SPIN_COUNT = "10000"
 _YOUNG, _NEVER = 20_000, 1_000_000
 
 
+def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Keep torch from importing each installed device's package, unless the user wants it to. Before torch's import.
+
+    One whose driver is missing would end every process here, also those on the CPU (torch_npu without CANN). Ours is
+    imported by name when its device is asked for.
+    """
+    environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
 def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Choose how torch's threads wait, where there are several and the user has not chosen. Before torch's import."""
+    name_backends(environ)
     if num_threads > 1 and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
         environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 

@@ -67,9 +67,11 @@ def guarded(name: str, action: Callable[[], int]) -> int:
 
 
 def _in_one_line(name: str, action: Callable[[], int]) -> int:
+    from engine.torch_start import name_backends
     from ranktable_tools.errors import RanktableError
     from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
+    name_backends()  # of this process and its children: torch is imported by the action, if at all
     try:
         return action()
     except (PdserveError, RanktableError) as error:

@@ -60,8 +60,10 @@ def _of_cluster(
 def _of_own(
     model: str, keywords: Mapping[str, Any], pair: tuple[int, int] | None, max_in_flight: int | None
 ) -> Opening:
+    from engine.torch_start import name_backends
     from pdserve.offline.keywords import fill_model, read_keywords
 
+    name_backends()
     told = read_keywords(model, keywords)
     if keywords.get("log_level") is not None:  # else the script's own logging is left as it is
         logs.configure(told.engine.log_level, log_format=told.engine.log_format)

@@ -1,4 +1,4 @@
-"""Before torch: how its threads wait, and what the collector does while loading."""
+"""Before torch: which backends it loads, how its threads wait, and what the collector does while loading."""
 
 import gc
 
@@ -21,7 +21,7 @@ def test_what_the_user_chose_stays(environ: dict[str, str]) -> None:
 
     prepare_torch(2, environ)
 
-    assert environ == chosen
+    assert environ == chosen | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def test_one_thread_waits_for_nobody() -> None:
@@ -29,7 +29,15 @@ def test_one_thread_waits_for_nobody() -> None:
 
     prepare_torch(1, environ)
 
-    assert environ == {}
+    assert environ == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def test_the_user_may_let_torch_load_every_installed_backend() -> None:
+    environ = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+
+    prepare_torch(1, environ)
+
+    assert environ == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
 
 
 def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
