@@ -20,12 +20,13 @@ class StepRope:
     """Owns the lengths of the step in progress; the network's rotary modules read them."""
 
     def __init__(self) -> None:
-        self.lengths = torch.empty(0, dtype=torch.int64)  # [num_tokens]
+        self.lengths: Sequence[int] = ()
+        self.device = torch.device("cpu")
 
     def begin(self, sequences: Sequence[BatchSequence], device: torch.device) -> None:
-        """Note the lengths of the rows that the next forward pass computes."""
-        lengths = [n for one in sequences for n in token_lengths(one.start, one.count, one.prompt_length)]
-        self.lengths = torch.tensor(lengths, dtype=torch.int64).to(device)
+        """Note the lengths of the rows that the next forward pass computes, and where it does."""
+        self.lengths = [n for one in sequences for n in token_lengths(one.start, one.count, one.prompt_length)]
+        self.device = device
 
 
 class RowRotary(torch.nn.Module):
@@ -39,30 +40,31 @@ class RowRotary(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         """Return what the module returns. x: [1, num_tokens, hidden], position_ids: [1, num_tokens]."""
-        self._rotary.inv_freq = self._frequencies(self._step.lengths)
+        self._rotary.inv_freq = self._frequencies(self._step.lengths).to(self._step.device)
         return self._compute(self._rotary, x, position_ids)
 
 
 class Frequencies:
-    """Inverse frequencies by length, from transformers' own formulas."""
+    """Inverse frequencies by length, from transformers' own formulas; on the CPU, so the same for every device."""
 
     def __init__(self, rotary: Any) -> None:
         lengths = rope_lengths(rotary.config)
         assert lengths is not None, "only modules of LENGTH_TYPES are replaced"
         self.border, self._rope_type, self._config = lengths.border, lengths.rope_type, rotary.config
-        self._short = rotary.original_inv_freq.clone()
+        self._short: torch.Tensor = rotary.original_inv_freq.clone().cpu()
         self._long = self._past_border(self.border + 1)
 
-    def __call__(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return [num_tokens, dim / 2] for lengths [num_tokens]."""
-        past = lengths > self.border
-        if self._rope_type == DYNAMIC and bool(past.any()):
-            distinct, rows = torch.unique(lengths, return_inverse=True)
-            return torch.stack([self._of(int(length)) for length in distinct])[rows]
-        return torch.where(past[:, None], self._long, self._short)
+    def __call__(self, lengths: Sequence[int]) -> torch.Tensor:
+        """Return [num_tokens, dim / 2] for the length of each token."""
+        distinct = sorted({max(length, self.border) for length in lengths})  # all up to the border are alike
+        places = {length: place for place, length in enumerate(distinct)}
+        rows = torch.tensor([places[max(length, self.border)] for length in lengths])
+        return torch.stack([self._of(length) for length in distinct]).index_select(0, rows)
 
     def _of(self, length: int) -> torch.Tensor:
-        return self._short if length <= self.border else self._past_border(length)
+        if length <= self.border:
+            return self._short
+        return self._past_border(length) if self._rope_type == DYNAMIC else self._long
 
     def _past_border(self, length: int) -> torch.Tensor:
         """As transformers computes it: its length is a tensor, so the arithmetic is float32's, not Python's."""
@@ -120,11 +122,9 @@ def _plain_forward(rotary: Any) -> Callable[..., Any]:
 def _agrees(rotary: Any, frequencies: Frequencies, forward: Callable[..., Any]) -> bool:
     """Whether rows of unlike lengths in one pass are as in a pass of their own, and lengths make a difference."""
     border, positions = frequencies.border, torch.arange(3, 9)[None]
-    lengths = torch.tensor([border, 2 * border] * 3)
-    mixed, alone = _rows(rotary, forward, frequencies(lengths), positions), []
+    mixed, alone = _rows(rotary, forward, frequencies([border, 2 * border] * 3), positions), []
     for length in (border, 2 * border):
-        one = frequencies(torch.tensor([length]))[0]
-        alone.append(_rows(rotary, forward, one, positions))
+        alone.append(_rows(rotary, forward, frequencies([length])[0], positions))
     expected = torch.stack([alone[row % 2][row] for row in range(6)])
     return torch.equal(mixed, expected) and not torch.equal(alone[0], alone[1])
 

@@ -65,8 +65,8 @@ def _gap(network: Any, token_id: int) -> float:
 @torch.inference_mode()
 def _logits(network: Any, token_ids: list[int]) -> torch.Tensor:
     """Return the last token's logits; that token is at the same place of its sequence in every call."""
-    positions = [0] * (len(token_ids) - 1) + [_PLACE]
+    positions, place = [0] * (len(token_ids) - 1) + [_PLACE], next(iter(network.parameters())).device
     logits: torch.Tensor = network(
-        input_ids=torch.tensor([token_ids]), position_ids=torch.tensor([positions]), use_cache=False
+        input_ids=torch.tensor([token_ids]).to(place), position_ids=torch.tensor([positions]).to(place), use_cache=False
     ).logits
     return logits[0, -1].float()

@@ -168,7 +168,7 @@ def test_frequencies_are_those_of_a_lone_sequence_in_transformers(settings: dict
     lone = AutoModelForCausalLM.from_config(config).model.rotary_emb
     lone(torch.zeros(1, length, 1), torch.arange(length)[None])
 
-    rows = Frequencies(AutoModelForCausalLM.from_config(config).model.rotary_emb)(torch.tensor([5, length, 200]))
+    rows = Frequencies(AutoModelForCausalLM.from_config(config).model.rotary_emb)([5, length, 200])
 
     assert torch.equal(rows[1], lone.inv_freq)
 
