@@ -1,7 +1,9 @@
 """Attention in plain torch, sequence by sequence, on any device: the truth that other backends are tested against."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from engine.attention.interface import AttentionOptions
@@ -13,15 +15,18 @@ class ReferenceAttention:
     """The reference backend. Scores and softmax are float32 whatever the pool's dtype."""
 
     def plan(self, metadata: StepMetadata) -> "ReferenceStep":
-        """Nothing is shared between layers."""
+        """What layers share is made by the first that attends."""
         return ReferenceStep(metadata)
 
 
-@dataclass(frozen=True, slots=True)
 class ReferenceStep:
-    """One step: each sequence's keys are gathered through its block table and attended alone."""
+    """One step: each sequence's keys are gathered through its block table and attended alone.
 
-    metadata: StepMetadata
+    All block tables go to the device in one piece, once; no layer waits for the device, or sends it anything.
+    """
+
+    def __init__(self, metadata: StepMetadata) -> None:
+        self.metadata = metadata
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write."""
@@ -33,10 +38,26 @@ class ReferenceStep:
     ) -> torch.Tensor:
         """See StepAttention.attend."""
         outputs = []
-        for rows, sequence in self.metadata.rows():
-            slots = slots_of(sequence, self.metadata.block_size, keys.device)
-            outputs.append(_attend(sequence, query[:, rows], keys[slots], values[slots], options))
+        for (rows, sequence), slots in zip(self.metadata.rows(), self._slots, strict=True):
+            first_key = 0 if options.sliding_window is None else max(0, sequence.start - options.sliding_window + 1)
+            seen = slots[first_key:]
+            outputs.append(_attend(sequence, first_key, query[:, rows], keys[seen], values[seen], options))
         return torch.cat(outputs)
+
+    @cached_property
+    def _slots(self) -> list[torch.Tensor]:
+        """Of each sequence, the pool slots of all its tokens in order: [kv_length] int64."""
+        device, size = self.metadata.slots.device, self.metadata.block_size
+        blocks = torch.from_numpy(np.array(self.metadata.packed.blocks, np.int64)).to(device)  # of all sequences
+        slots = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()
+        return [slots[start : start + length] for start, length in self._places(size)]
+
+    def _places(self, block_size: int) -> Iterator[tuple[int, int]]:
+        """Yield where each sequence's slots begin among those of all blocks, and how many there are."""
+        packed, first = self.metadata.packed, 0
+        for end, length in zip(packed.table_ends, packed.kv_lengths, strict=True):
+            yield first * block_size, length
+            first = end
 
 
 def write_rows(pool: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> None:
@@ -60,23 +81,30 @@ def visible(sequence: BatchSequence, first_key: int, window: int | None, device:
 
 
 def _attend(
-    sequence: BatchSequence, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-) -> torch.Tensor:
-    """Return [count, num_heads, value_dim]. query: [num_heads, count, dim]; keys, values: [kv_length, heads, dim]."""
-    group = query.shape[0] // keys.shape[1]
-    keys_by_head = keys.float().transpose(0, 1).repeat_interleave(group, dim=0)  # [num_heads, kv_length, dim]
-    values_by_head = values.float().transpose(0, 1).repeat_interleave(group, dim=0)
-    scores = query.float() @ keys_by_head.transpose(1, 2) * options.scaling  # [num_heads, count, kv_length]
+    sequence: BatchSequence, first_key: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+    options: AttentionOptions,
+) -> torch.Tensor:  # fmt: skip
+    """Return [count, num_heads, value_dim]. query: [num_heads, count, dim]; keys, values: [length, kv_heads, dim].
+
+    The heads of a group are more queries of their one KV head. `length` counts from `first_key`.
+    """
+    num_heads, count, _ = query.shape
+    length, kv_heads, _ = keys.shape
+    grouped = query.float().reshape(kv_heads, -1, query.shape[2])  # [kv_heads, group * count, dim]
+    scores = (grouped @ keys.float().permute(1, 2, 0) * options.scaling).view(num_heads, count, length)
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    mask = visible(sequence, 0, options.sliding_window, query.device)
-    scores = scores.masked_fill(~mask, float("-inf"))
-    weights = _softmax(scores, options.sinks)
-    return (weights @ values_by_head).to(query.dtype).transpose(0, 1)
+    if count > 1:  # a single query sees all keys that its window leaves
+        mask = visible(sequence, first_key, options.sliding_window, query.device)
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = _softmax(scores, options.sinks).view(kv_heads, -1, length)
+    outputs = weights @ values.float().transpose(0, 1)  # [kv_heads, group * count, value_dim]
+    return outputs.view(num_heads, count, -1).to(query.dtype).transpose(0, 1)
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of keys, [num_heads, count, length]; a head's sink takes its part of them."""
     if sinks is None:
         return scores.softmax(dim=-1)
     column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1].contiguous()
