@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from devices.table import choose
 from engine.interface import Engine
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
@@ -33,10 +34,14 @@ def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]
         if config.num_ranks > 1:
             raise ConfigError(f"{path}: an encoder runs on one device, not on {config.num_ranks}")
         torch.set_num_threads(num_threads)
-        encoder, notes = load_encoder(path, dtype=options.dtype, max_model_len=options.max_model_len)
+        choice = choose(options.device)
+        device = choice.kind.open()
+        encoder, notes = load_encoder(
+            path, dtype=options.dtype, max_model_len=options.max_model_len, device=device
+        )  # fmt: skip
         core = EncoderCore(
-            encoder, identify(path, name_of(path)), block_size=config.block_size("cpu"),
+            encoder, identify(path, name_of(path)), block_size=config.block_size(device.name),
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
         )  # fmt: skip
-    return core, notes
+    return core, (f"{choice.reason} ({device.describe()})", *notes)

@@ -31,7 +31,13 @@ class EncoderCore:
         layout = PoolLayout((tensor, KvTensor(0, "v", 1, 1, "float32")), num_blocks=blocks, block_size=block_size)
         self._encoder = encoder
         self._info = EngineInfo(
-            identity, encoder.info.max_length, encoder.info.vocab_size, encoder.info.dtype, "cpu", layout, ()
+            identity,
+            encoder.info.max_length,
+            encoder.info.vocab_size,
+            encoder.info.dtype,
+            encoder.info.device,
+            layout,
+            (),
         )
         self._memory = HostPool(layout)
         self._blocks = BlockPool(blocks)

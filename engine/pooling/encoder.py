@@ -1,6 +1,6 @@
 """Models that read a text whole and in both directions: BERT and its kin, for vectors, and cross-encoders, for scores.
 
-They keep no KV and generate nothing; transformers runs them as they are, a padded batch at a time.
+They keep no KV and generate nothing; transformers runs them as they are, a padded batch at a time, on any device.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from devices.cpu import CpuDevice
+from devices.interface import Device
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.pooling.settings import PoolingSettings, read_settings
 from engine.pooling.vectors import finish_vector
 from wire.errors import ConfigError
 from wire.model_identity import stored_tensors
-from wire.types import PromptState
+from wire.types import Pooling, PromptState
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _SCORES = "ForSequenceClassification"
@@ -27,13 +29,14 @@ _BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining", _SCORES)
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
-    """What the model is. `kind` is embed or score; `hidden_size` the width of its vectors."""
+    """What the model is. `kind` is embed or score; `hidden_size` the width of its vectors; `device` where it lies."""
 
     kind: str
     hidden_size: int
     vocab_size: int
     max_length: int
     dtype: str
+    device: str
 
 
 def is_encoder(path: Path) -> bool:
@@ -69,24 +72,33 @@ class Encoder:
             second = state.pooling.second_text if state.pooling is not None else None
             if second is not None:
                 types[row, second:length] = 1
-        kwargs = {"token_type_ids": types} if self._types > 1 else {}
-        output = self._network(input_ids=ids, attention_mask=mask, **kwargs)
+        place = self._network.device
+        kwargs = {"token_type_ids": types.to(place)} if self._types > 1 else {}
+        output = self._network(input_ids=ids.to(place), attention_mask=mask.to(place), **kwargs)
         if self.info.kind == "score":
-            return [(float(value),) for value in output.logits[:, 0].double().sigmoid()]
+            return [(value,) for value in output.logits[:, 0].double().sigmoid().tolist()]
         hidden = output.last_hidden_state.float()  # [batch, longest, hidden_size]
-        return [self._vector(hidden[row, : len(state.token_ids)], state) for row, state in enumerate(states)]
+        pooled = torch.stack([self._pool(hidden[row, : len(one.token_ids)], one) for row, one in enumerate(states)])
+        return [
+            finish_vector(values, _pooling(state), self._settings)
+            for values, state in zip(pooled.tolist(), states, strict=True)
+        ]
 
-    def _vector(self, hidden: torch.Tensor, state: PromptState) -> tuple[float, ...]:
-        """Pool [num_tokens, hidden_size]."""
-        pooling = state.pooling
-        assert pooling is not None, "an encoder is only asked for vectors"
-        how = pooling.how or self._settings.how
-        pooled = hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1]
-        return finish_vector(pooled.tolist(), pooling, self._settings)
+    def _pool(self, hidden: torch.Tensor, state: PromptState) -> torch.Tensor:
+        """Return one state of [num_tokens, hidden_size]: [hidden_size] float64."""
+        how = _pooling(state).how or self._settings.how
+        return hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1].double()
 
 
-def load_encoder(path: Path, *, dtype: str, max_model_len: int | None = None) -> tuple[Encoder, tuple[str, ...]]:
-    """Load the model in folder `path` on the CPU; return it with notes for the user. Raises ConfigError in words."""
+def load_encoder(
+    path: Path, *, dtype: str, max_model_len: int | None = None, device: Device | None = None
+) -> tuple[Encoder, tuple[str, ...]]:
+    """Load the model in folder `path` on `device` (the CPU); return it with notes for the user.
+
+    Raises ConfigError in words.
+    """
+    device = device or CpuDevice()
+    device.activate()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     config = _read_config(path)
@@ -95,12 +107,14 @@ def load_encoder(path: Path, *, dtype: str, max_model_len: int | None = None) ->
         raise ConfigError(f"{path}: it has {config.num_labels} labels; a cross-encoder that scores pairs has 1")
     settings = read_settings(path, is_decoder=False)
     stored = next((_STORED_DTYPES[t.dtype] for t in stored_tensors(path) if t.dtype in _STORED_DTYPES), "float32")
-    choice = choose_dtype(dtype, stored, cpu_flags=read_cpu_flags())
+    choice = choose_dtype(dtype, stored, cpu_flags=read_cpu_flags() if device.traits.pools_on_host else None)
     network = _load(path, config, kind, choice.name)
+    num_bytes = _move(network, device, path)
     length = _length(path, config, settings, max_model_len)
-    info = EncoderInfo(kind, int(config.hidden_size), int(config.vocab_size), length, choice.name)
+    info = EncoderInfo(kind, int(config.hidden_size), int(config.vocab_size), length, choice.name, device.name)
     told = "scores pairs of texts" if kind == "score" else f"makes vectors of {info.hidden_size} ({settings.how})"
-    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {told}")
+    weights = f"{num_bytes / 2**20:.0f} MiB of weights on {device.name}"
+    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {told}; {weights}")
 
 
 def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
@@ -116,6 +130,23 @@ def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
     if missing:
         raise ConfigError(f"{path}: {len(missing)} missing keys, the first {missing[0]}")
     return network.eval()
+
+
+def _move(network: Any, device: Device, path: Path) -> int:
+    """Put the network on the device; return its bytes. Raises ConfigError where they do not fit."""
+    tensors = [*network.parameters(), *network.buffers()]
+    num_bytes: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not device.traits.pools_on_host:
+        free = device.memory().free
+        if num_bytes > free:
+            raise ConfigError(f"{path}: {num_bytes} bytes of weights on {device.name}, which has {free} free")
+        network.to(device.torch_device)
+    return num_bytes
+
+
+def _pooling(state: PromptState) -> Pooling:
+    assert state.pooling is not None, "an encoder is only asked for vectors"
+    return state.pooling
 
 
 def _length(path: Path, config: Any, settings: PoolingSettings, asked: int | None) -> int:
