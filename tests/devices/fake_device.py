@@ -11,6 +11,7 @@ import torch
 
 from devices.device_pool import DevicePool
 from devices.interface import DeviceBytes, Graph, Traits
+from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
 
 TRAITS = Traits(
@@ -60,6 +61,8 @@ class FakeDevice:
         return DeviceBytes(total=self.total_bytes, free=self.total_bytes)
 
     def make_pool(self, layout: PoolLayout) -> DevicePool:
+        if layout.total_bytes > self.total_bytes:
+            raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {self.total_bytes}")
         return DevicePool(layout, self)
 
     def activate(self) -> None:

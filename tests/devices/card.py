@@ -1,0 +1,231 @@
+"""A device of torch's own sort in this process: its tensors are not the CPU's, and it fails where one took them for it.
+
+torch leaves one device to others, PrivateUse1. Here its tensors hold one of the CPU each, and every op on them checks
+what a real card would check: a host tensor beside them is refused, numpy cannot read them, and each time their numbers
+go to the host is counted, with the line of the product that asked. So is each time a host tensor comes.
+"""
+
+import gc
+import sys
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _DummyDeviceGuard
+
+_REPOSITORY = Path(__file__).parents[2]
+_ATEN = torch.ops.aten
+_CROSSING = frozenset({_ATEN.copy_.default, _ATEN._to_copy.default})
+"""Ops that take tensors of both sides."""
+_READS = frozenset(
+    {
+        _ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default, _ATEN.masked_select.default,
+        _ATEN.nonzero.default, _ATEN._unique2.default, _ATEN.unique_dim.default, _ATEN.unique_consecutive.default,
+        _ATEN.repeat_interleave.Tensor,
+    }
+)  # fmt: skip
+"""Ops whose result, or its size, the host has to wait for."""
+
+
+@dataclass(slots=True)
+class Crossings:
+    """How often numbers crossed between host and card, by the place in the product, as "engine/sampler.py:best"."""
+
+    reads: Counter[str] = field(default_factory=Counter)
+    uploads: Counter[str] = field(default_factory=Counter)
+
+
+class CardTensor(torch.Tensor):
+    """A tensor of the card. `held` is what it holds, on the CPU."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> "CardTensor":
+        made: CardTensor = torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
+            device=torch_device(), requires_grad=False,
+        )  # fmt: skip
+        made.held = held
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"CardTensor({list(self.shape)}, {self.dtype})"
+
+    def tolist(self) -> Any:
+        """torch does not let subclasses."""
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is a static function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        _check(func, tensors)
+        made = func.decompose(*args, **kwargs)  # what inference mode hands over whole
+        if made is not NotImplemented:
+            return made
+        asked = kwargs.get("device")
+        to_host = asked is not None and torch.device(asked).type == "cpu"
+        if func is _ATEN.copy_.default:
+            return _copy(*args[:2])
+        if func in _READS or (func is _ATEN._to_copy.default and to_host) or _picks_by_mask(func, args):
+            _note(_seen.reads)
+        known = {id(one.held): one for one in tensors if isinstance(one, CardTensor)}
+        made = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+        for one in known.values():
+            assert one.shape == one.held.shape, f"{func} changed the shape of its argument: no card tensor can follow"
+        if to_host:
+            return made
+        return tree_map(lambda leaf: _wrapped(leaf, known), made)
+
+
+def torch_device() -> torch.device:
+    """Return the card, by the name that this process knows its kind by."""
+    return torch.device(kind_name(), 0)
+
+
+def kind_name() -> str:
+    """Return torch's word for the kind; whoever renames it does so for the whole process."""
+    name: str = torch._C._get_privateuse1_backend_name()
+    return name
+
+
+@contextmanager
+def crossings() -> Iterator[Crossings]:
+    """Count what crosses within the block, on all threads."""
+    global _seen
+    before, _seen = _seen, Crossings()
+    try:
+        yield _seen
+    finally:
+        _seen = before
+
+
+def used_bytes() -> int:
+    """Return the bytes of all card tensors that are alive, shared memory once."""
+    storages = [one.held.untyped_storage() for one in gc.get_objects() if type(one) is CardTensor]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def _check(func: Any, tensors: list[torch.Tensor]) -> None:
+    if func in _CROSSING:
+        return
+    host = next((one for one in tensors if not isinstance(one, CardTensor) and one.dim() > 0), None)
+    if host is not None:
+        raise RuntimeError(f"{func}: a tensor of the host, {list(host.shape)} {host.dtype}, beside one of the card")
+
+
+def _picks_by_mask(func: Any, args: Any) -> bool:
+    if func not in (_ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default):
+        return False
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if not isinstance(target, CardTensor):
+        _note(_seen.reads)
+    elif not isinstance(source, CardTensor) and source.dim() > 0:
+        _note(_seen.uploads)
+    _held(target).copy_(_held(source))
+    return target
+
+
+def _held(leaf: Any) -> Any:
+    if isinstance(leaf, CardTensor):
+        return leaf.held
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _wrapped(leaf: Any, known: dict[int, CardTensor]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    made = known.get(id(leaf))
+    return CardTensor(leaf) if made is None else made
+
+
+def _note(counter: Counter[str]) -> None:
+    """Count one for the innermost function of the product that is running; tests have none."""
+    frame = sys._getframe(1)
+    place = "tests"
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(_REPOSITORY) and file.relative_to(_REPOSITORY).parts[0] not in ("tests", ".venv"):
+            place = f"{file.relative_to(_REPOSITORY)}:{frame.f_code.co_name}"
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    with _lock:
+        counter[place] += 1
+
+
+class Stream:
+    """The one there is: what is launched is done on return."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+
+class Event:
+    """A mark that is reached when it is set. One that nobody set must not be waited for: real ones would not wait."""
+
+    def __init__(self, **_: Any) -> None:
+        self.is_recorded = False
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.is_recorded = True
+
+    def wait(self, stream: Stream | None = None) -> None:
+        assert self.is_recorded, "an event is waited for that was never recorded"
+
+    def synchronize(self) -> None:
+        assert self.is_recorded, "an event is waited for that was never recorded"
+
+    def query(self) -> bool:
+        return self.is_recorded
+
+
+def _module() -> types.ModuleType:
+    """Return what torch.cuda is for GPUs."""
+    module: Any = types.ModuleType(f"torch.{kind_name()}")
+    module.Stream, module.Event = Stream, Event
+    module.stream = lambda stream: nullcontext()
+    module.synchronize = lambda device=None: None
+    module.set_device = lambda index: None
+    module.current_device = lambda: 0
+    module.device_count = lambda: 1
+    module.is_available = lambda: True
+    module._is_in_bad_fork, module.manual_seed_all = (lambda: False), (lambda seed: None)
+    module.get_device_name = lambda index: "a card of the tests"
+    return module  # type: ignore[no-any-return]
+
+
+def _factory(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return CardTensor(op(*args, **{**kwargs, "device": torch.device("cpu"), "pin_memory": False}))
+
+    return make
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return _copy(target, source)
+
+
+_seen = Crossings()
+_lock = threading.Lock()
+_guard = _DummyDeviceGuard()
+_library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+# What makes a tensor of nothing but numbers has no tensor whose class could be asked.
+for _name in ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"):
+    _base, _, _overload = _name.partition(".")
+    _library.impl(_name, _factory(getattr(getattr(_ATEN, _base), _overload or "default")), "PrivateUse1")
+_library.impl("_copy_from", _copy_from, "PrivateUse1")
+torch._register_device_module(kind_name(), _module())  # type: ignore[no-untyped-call]
+torch._C._acc.register_python_privateuseone_device_guard(_guard)

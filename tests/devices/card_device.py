@@ -1,0 +1,37 @@
+"""The card of card.py as a Device: the code that GPUs and NPUs share (devices/torch_device.py) runs over it."""
+
+from devices.interface import DeviceBytes, Traits
+from devices.torch_device import TorchDevice
+from tests.devices import card
+
+TRAITS = Traits(
+    kind=card.kind_name(), visible_variable=None, collective="gloo", block_size=16, prefill_chunk_size=64,
+    pool_alignment=512, attention="card",
+)  # fmt: skip
+
+
+class CardKind:
+    """Implements DeviceKind."""
+
+    traits = TRAITS
+
+    def sees_card(self) -> bool:
+        return True
+
+    def lacking(self) -> str | None:
+        return None
+
+    def open(self, index: int = 0) -> "CardDevice":
+        assert index == 0, "there is one card"
+        return CardDevice()
+
+
+class CardDevice(TorchDevice):
+    """Implements Device: a card of `total_bytes`, of which all tensors of the process that lie on it are in use."""
+
+    def __init__(self, total_bytes: int = 1 << 30) -> None:
+        super().__init__(TRAITS, 0)
+        self._total_bytes = total_bytes
+
+    def memory(self) -> DeviceBytes:
+        return DeviceBytes(total=self._total_bytes, free=self._total_bytes - card.used_bytes())

@@ -1,0 +1,30 @@
+"""The device of a test that takes one: every one in turn."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from devices.interface import Device
+from tests.devices.every_device import ACCELERATORS, DEVICES, open_device
+
+
+@pytest.fixture(params=list(DEVICES))
+def device(request: pytest.FixtureRequest) -> Device:
+    """Each device that this machine has; the others are skipped by name."""
+    return open_device(request.param)
+
+
+@pytest.fixture(params=ACCELERATORS)
+def accelerator(request: pytest.FixtureRequest) -> Device:
+    """Each device but the CPU itself."""
+    return open_device(request.param)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """The models are tiny: several threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,81 @@
+"""The devices that the suites of this folder run on, by name; one that cannot be had here is skipped by name.
+
+cpu   what the product opens on every machine
+fake  a device in one file (fake_device.py): CPU tensors, pools like a card's
+card  a device whose tensors are not the CPU's (card.py): what takes them for it fails
+cuda  a GPU, where torch sees one
+npu   the NPU's own ops by their schemas, computed on the CPU (tests/npu)
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from devices.cpu import CpuDevice
+from devices.cuda import CudaKind
+from devices.interface import Device
+from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
+from engine.attention.table import make_backend
+from engine.step import StepBatch
+from engine.step_metadata import StepMetadata, build
+from tests.devices.card_device import CardDevice
+from tests.devices.fake_device import FakeDevice
+
+
+def _cuda() -> Device:
+    lacking = CudaKind().lacking()
+    if lacking is not None:
+        pytest.skip(f"cuda: {lacking}")
+    return CudaKind().open()
+
+
+DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "fake": FakeDevice, "card": CardDevice, "cuda": _cuda}
+ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
+
+
+def open_device(name: str) -> Device:
+    """Return the device, or skip the test that asks, with the reason."""
+    return DEVICES[name]()
+
+
+def attention_of(name: str) -> AttentionBackend:
+    """Return the device's own attention, which takes and gives tensors of the CPU."""
+    device = open_device(name)
+    return OnDevice(make_backend("auto", device), device.torch_device)
+
+
+class OnDevice:
+    """Implements AttentionBackend: a step's tensors go to the device, and what it makes comes back."""
+
+    def __init__(self, backend: AttentionBackend, device: torch.device) -> None:
+        self._backend, self._device = backend, device
+
+    def plan(self, metadata: StepMetadata) -> "StepOnDevice":
+        """Plan the same step there."""
+        batch = StepBatch(tuple(metadata.packed.token_ids), tuple(metadata.sequences), ())
+        there = build(batch, block_size=metadata.block_size, device=self._device)
+        return StepOnDevice(self._backend.plan(there), self._device)
+
+
+class StepOnDevice:
+    """Implements StepAttention; pools go there whole, and come back once they are written."""
+
+    def __init__(self, step: StepAttention, device: torch.device) -> None:
+        self._step, self._device = step, device
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        there = keys.to(self._device), values.to(self._device)
+        self._step.write(*there, new_keys.to(self._device), new_values.to(self._device))
+        keys.copy_(there[0])
+        values.copy_(there[1])
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        sinks = None if options.sinks is None else options.sinks.to(self._device)
+        there = AttentionOptions(options.scaling, options.sliding_window, options.softcap, sinks)
+        query, keys, values = (tensor.to(self._device) for tensor in (query, keys, values))
+        return self._step.attend(query, keys, values, there).cpu()

@@ -1,0 +1,147 @@
+"""What every Device keeps, whatever it is: the seam of devices/interface.py."""
+
+import threading
+
+import pytest
+import torch
+
+from devices.device_pool import DevicePool
+from devices.interface import Device
+from devices.table import find_kind
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout
+
+LAYOUT = PoolLayout(
+    [KvTensor(0, "k", 2, 4, "float32"), KvTensor(0, "v", 2, 6, "bfloat16")], num_blocks=5, block_size=16
+)  # fmt: skip
+
+
+def test_it_has_a_name_of_its_kind_and_a_line_for_people(device: Device) -> None:
+    name = device.name
+
+    assert name.partition(":")[0] == device.traits.kind
+    assert device.describe().startswith(f"{name}: ")
+    assert "\n" not in device.describe()
+
+
+def test_its_tensors_lie_where_it_says(device: Device) -> None:
+    made = torch.arange(4, device=device.torch_device)
+
+    assert made.device.type == device.torch_device.type
+    assert made.cpu().tolist() == [0, 1, 2, 3]
+
+
+def test_its_memory_is_free_in_part(device: Device) -> None:
+    memory = device.memory()
+
+    assert 0 < memory.free <= memory.total
+
+
+def test_an_event_is_done_once_it_is_recorded_and_waited_for(device: Device) -> None:
+    event = device.event()
+    event.record()
+    event.wait()
+    event.synchronize()
+
+    assert event.is_done
+
+
+def test_it_is_activated_in_another_thread_and_works_there(device: Device) -> None:
+    made: list[list[float]] = []
+
+    def work() -> None:
+        device.activate()
+        event = device.event()
+        made.append((torch.ones(3, device=device.torch_device) * 2).tolist())
+        event.record()
+        event.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=30)
+
+    assert made == [[2.0] * 3]
+
+
+def test_work_on_a_stream_of_its_own_is_seen_after_an_event(device: Device) -> None:
+    enter, event = device.new_stream(), device.event()
+    with enter():
+        made = torch.full((4,), 7, device=device.torch_device)
+        event.record()
+    event.wait()
+
+    device.synchronize()
+    assert made.tolist() == [7] * 4
+
+
+def test_a_pool_has_its_layouts_bytes_where_the_kind_wants_them(device: Device) -> None:
+    pool = device.make_pool(LAYOUT)
+
+    assert pool.layout is LAYOUT
+    if device.traits.pools_on_host:
+        assert pool.fd is not None
+        assert len(pool.buffer) == LAYOUT.total_bytes
+    else:
+        assert isinstance(pool, DevicePool)
+        assert pool.fd is None
+        assert pool.device == device.name
+        assert (pool.tensor.dtype, pool.tensor.numel()) == (torch.uint8, LAYOUT.total_bytes)
+        assert pool.tensor.data_ptr() % device.traits.pool_alignment == 0
+        with pytest.raises(TypeError, match=f"{device.name} has no buffer"):
+            _ = pool.buffer
+    pool.close()
+
+
+def test_a_pool_closes_twice_and_is_not_used_after(device: Device) -> None:
+    pool = device.make_pool(LAYOUT)
+    pool.close()
+    pool.close()
+
+    with pytest.raises(ValueError, match="closed" if isinstance(pool, DevicePool) else "released"):
+        _ = pool.tensor if isinstance(pool, DevicePool) else pool.buffer[:1]
+
+
+def test_a_pool_waits_for_the_newest_mark_and_for_none_before_the_first(accelerator: Device) -> None:
+    pool = accelerator.make_pool(LAYOUT)
+    assert isinstance(pool, DevicePool)
+
+    pool.ready()
+    pool.written()
+    pool.tensor.fill_(1)
+    pool.written()
+    pool.ready()
+
+    assert pool.tensor[-1].item() == 1
+    pool.close()
+
+
+def test_a_pool_that_does_not_fit_is_refused_with_its_bytes(device: Device) -> None:
+    layout = PoolLayout([KvTensor(0, "k", 2**20, 2**20, "float32")], num_blocks=2, block_size=16)  # all addresses
+
+    with pytest.raises(ConfigError, match=str(layout.total_bytes)):
+        device.make_pool(layout)
+
+
+def test_it_captures_graphs_or_says_that_it_does_not(device: Device) -> None:
+    if device.captures_graphs:
+        buffer = torch.zeros(2, device=device.torch_device)
+
+        def run() -> None:
+            buffer.add_(1)
+
+        graph = device.capture(run)
+        before = buffer.tolist()
+        graph.replay()
+        assert buffer.tolist() == [value + 1 for value in before]
+    else:
+        with pytest.raises(RuntimeError, match=f"{device.traits.kind} captures no graphs"):
+            device.capture(lambda: None)
+
+
+def test_its_traits_are_those_of_its_kind_where_the_product_has_it(device: Device) -> None:
+    traits = device.traits
+
+    assert traits.block_size % 16 == 0
+    assert traits.pool_alignment & (traits.pool_alignment - 1) == 0
+    if traits.kind in ("cpu", "cuda", "npu"):
+        assert find_kind(traits.kind).traits == traits
