@@ -64,6 +64,10 @@ class DevicePool:
         event.record()
         self._written = event
 
+    def mark(self) -> "Event | None":
+        """Return the newest mark: all KV that the engine reported so far lies behind it. None before the first."""
+        return self._written
+
     def ready(self) -> None:
         """Make torch's current stream wait for the newest mark; does not block."""
         written = self._written

@@ -74,7 +74,7 @@ class CudaEvent:
         self._device = device
         with _context(device):
             self._stream = _cuda.Stream(device=device)
-            self._event = _cuda.Event(interprocess=True)
+            self._event = _cuda.Event(interprocess=True, blocking=True)
             self._event.record(self._stream)
             self.handle = bytes(self._event.ipc_handle())
 
@@ -83,6 +83,7 @@ class CudaEvent:
         with _context(self._device), torch.cuda.stream(self._stream):
             ready()
             self._event.record(self._stream)
+            self._event.synchronize()
 
 
 class CudaPool:

@@ -33,7 +33,10 @@ class LentEvent(Protocol):
         ...
 
     def record(self, ready: Callable[[], None]) -> None:
-        """Record it on a stream of its own, behind what `ready` makes that stream wait for. Raises OSError."""
+        """Record it on a stream of its own, behind what `ready` makes that stream wait for; wait until it is reached.
+
+        Raises OSError.
+        """
         ...
 
 

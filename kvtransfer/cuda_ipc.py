@@ -7,7 +7,9 @@ driver does not enforce. An allocation is opened whole, with all that lies in it
 only between processes of one user (as on every Unix socket here), which have proven the cluster's secret where there is
 one: without a secret the same user is enough.
 
-The sender's KV is complete before a frame is announced: it records an event that the receiver's stream waits for.
+The sender's KV is complete before a frame is announced: its link's thread waits for the mark of what it announces, with
+an event that the receiver's stream waits for too. There is one event a link, so a frame announced before its mark was
+reached would have the receiver wait for those of later frames.
 The calls of the driver stand behind IpcDriver (cuda_handles.py; cuda_driver.py has the real ones, never run by us).
 """
 
@@ -101,9 +103,11 @@ class CudaIpcOutlet:
         self._memory, self._event, self._namer = memory, event, Namer()
 
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
-        """The header alone, which names the blocks; the event is behind the kernels that filled them."""
+        """The header alone, which names the blocks, once the kernels that filled them are done."""
+        region = source.region
+        ready = region.ready if isinstance(region, DeviceRegion) else None
         try:
-            self._event.record(self._memory.ready)
+            self._event.record(ready or self._memory.ready)
         except OSError as error:
             raise LinkLost(f"the KV of frame {frame.number} cannot be awaited: {error}") from error
         return [self._namer.encode(frame)]

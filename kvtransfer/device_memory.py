@@ -16,6 +16,8 @@ from wire.kv_layout import PoolLayout
 if TYPE_CHECKING:
     import torch
 
+    from devices.interface import Event
+
 
 class DeviceMemory(Protocol):
     """A pool in device memory. It is a PoolMemory too: its `fd` is None, and its `buffer` raises TypeError."""
@@ -32,11 +34,15 @@ class DeviceMemory(Protocol):
         """The whole pool as bytes: uint8, [layout.total_bytes], one piece of memory until the pool is closed."""
         ...
 
-    def ready(self) -> None:
-        """Make torch's current stream wait for all KV that was handed to `Sender.put` so far; must not block.
+    def mark(self) -> "Event | None":
+        """Return the newest mark, None before the first; `Sender.put` takes it along.
 
-        The engine records an event after the layer's kernels and before the put; this waits for the last of them.
+        The engine records an event after the layer's kernels and before the put, so all that was put lies behind it.
         """
+        ...
+
+    def ready(self) -> None:
+        """Make torch's current stream wait for the newest mark; must not block."""
         ...
 
 
@@ -57,6 +63,10 @@ class DeviceRegion(Region):
         self.tensor, self.ready = tensor, ready
         self.num_bytes, self.readonly = tensor.numel(), readonly
 
+    def behind(self, mark: "Event") -> "DeviceRegion":
+        """Return the same memory for what is complete behind `mark`, whatever later marks say."""
+        return DeviceRegion(self.tensor, readonly=self.readonly, ready=mark.wait)
+
     def __getattr__(self, name: str) -> NoReturn:
         """What Region has and this lacks. Raises TypeError."""
         raise TypeError(f"memory on {self.tensor.device} has no {name}: only a TorchMover moves it")
@@ -68,7 +78,7 @@ def device_memory(memory: PoolMemory) -> DeviceMemory | None:
 
 
 def region_of(memory: PoolMemory) -> Region:
-    """Return the whole pool as a region, for Places of either kind of memory."""
+    """Return the whole pool as a region, for Places of either kind of memory; reads wait for the newest mark."""
     device = device_memory(memory)
     if device is None:
         return Region(memory.buffer)

@@ -69,7 +69,10 @@ class Sender(Protocol):
         ...
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
-        """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
+        """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks.
+
+        On a device they may still be computed: they go out once the pool's newest mark of now is reached.
+        """
         ...
 
     def commit(self, ticket_id: str, description: bytes) -> None:

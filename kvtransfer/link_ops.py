@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
+from devices.interface import Event
 from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.transport import Timeouts, Transport
@@ -31,13 +32,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Send the frames of every KV tensor of `layers` for tokens [start, end)."""
+    """Send the frames of every KV tensor of `layers` for tokens [start, end).
+
+    They are complete behind `mark`, where the pool lies on a device.
+    """
 
     ticket_id: str
     layers: tuple[int, ...]
     start: int
     end: int
     block_ids: tuple[int, ...]
+    mark: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
     """Join the puts of one ticket that wait behind each other: a link that is behind sends fewer, larger frames.
 
     A later put goes out with the earlier one whose tokens it continues in the same layer; then layers whose tokens are
-    the same go out together. All else keeps its order.
+    the same go out together. All else keeps its order. What is still being computed is joined to nothing before it,
+    which would wait for its mark too.
     """
     return _join(_join(ops, _key_of_layers, _continued), _key_of_tokens, _with_layers)
 
@@ -120,13 +126,18 @@ def _join(
         if isinstance(op, Put):
             key = key_of(op)
             earlier = kept[places[key]] if key in places else None
-            both = joined(earlier, op) if isinstance(earlier, Put) else None
+            both = joined(earlier, op) if isinstance(earlier, Put) and _is_complete(op) else None
             if both is not None:
                 kept[places[key]] = both
                 continue
             places[key] = len(kept)
         kept.append(op)
     return kept
+
+
+def _is_complete(put: Put) -> bool:
+    """Whether nothing is to be waited for, nor for any put before it: marks are reached in their order."""
+    return put.mark is None or put.mark.is_done
 
 
 def _key_of_layers(put: Put) -> Hashable:
@@ -143,7 +154,7 @@ def _key_of_tokens(put: Put) -> Hashable:
 
 def _with_layers(earlier: Put, later: Put) -> Put | None:
     same = earlier.block_ids is later.block_ids or earlier.block_ids == later.block_ids
-    return replace(earlier, layers=earlier.layers + later.layers) if same else None
+    return replace(earlier, layers=earlier.layers + later.layers, mark=later.mark) if same else None
 
 
 TicketOp = Begin | Put | Finish | Drop | Heard

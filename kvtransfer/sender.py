@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvtransfer.device_memory import device_memory
 from kvtransfer.guarded_events import GuardedEvents
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.link import Link, join_all
@@ -51,6 +52,7 @@ class KvSender:
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip
+        self._device_pool = device_memory(memory)
         self._peers: dict[PeerKey, Peer] = {}
         self._epochs: dict[str, deque[int]] = {}  # of each instance, by the time they were first seen; newest last
         self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D sent to, by how many it has
@@ -75,8 +77,9 @@ class KvSender:
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks."""
+        mark = None if self._device_pool is None else self._device_pool.mark()
         for link in self._routes.links(ticket_id):
-            link.post(Put(ticket_id, (layer,), start, end, tuple(block_ids)))
+            link.post(Put(ticket_id, (layer,), start, end, tuple(block_ids), mark))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """After the last frame: tell the receiver what the prompt is."""

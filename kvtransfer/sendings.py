@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kvtransfer.device_memory import region_of
+from devices.interface import Event
+from kvtransfer.device_memory import DeviceRegion, region_of
 from kvtransfer.digest import Place, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage, encode
 from kvtransfer.framing import Cut, cut_frames
@@ -194,6 +195,8 @@ class Sendings:
     def _put(self, sending: _Sending, put: Put, behind: bool) -> None:
         if sending.started is None:
             sending.started = self._settings.clock()
+        if put.mark is not None and not put.mark.is_done:
+            self._outbox.flush()  # this thread waits for it now, and what is complete need not
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
@@ -204,10 +207,13 @@ class Sendings:
         for cut in cut_frames(self._part, wanted, most_bytes, shared_bytes):
             if ticket.over or sending.ending_heard:
                 return
-            self._send(ticket, cut, sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end))
+            where = sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
+            self._send(ticket, cut, where, put.mark)
 
-    def _send(self, ticket: SenderTicket, cut: Cut, where: Window) -> None:
+    def _send(self, ticket: SenderTicket, cut: Cut, where: Window, mark: Event | None) -> None:
         source = self._place(cut.tensor, cut.num_tensors, where)
+        if mark is not None and isinstance(source.region, DeviceRegion):
+            source = source._replace(region=source.region.behind(mark))
         digest = self._mover.digest(source) if self._digests else 0
         self._announce(ticket.send(cut, digest, where.block_ids), source)
 

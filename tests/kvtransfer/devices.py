@@ -37,6 +37,9 @@ class DevicePool:
             raise TypeError(f"a pool on {self.device} has no buffer")
         return memoryview(self.tensor.numpy())  # type: ignore[arg-type]
 
+    def mark(self) -> None:
+        """No KV of this pool is ever under way."""
+
     def ready(self) -> None:
         self.waits += 1
 

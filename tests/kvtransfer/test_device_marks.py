@@ -1,0 +1,158 @@
+"""An engine that launches all layers ahead: each frame waits for the mark of its own layer, and for no later one."""
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from devices import table
+from devices.device_pool import DevicePool
+from kvtransfer import transports
+from kvtransfer.link_ops import Put, merge_puts
+from tests.devices.fake_device import FakeDevice, FakeKind
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.devices import FakeDriver, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
+from tests.kvtransfer.rig import DEADLINE_S, Rig, address, fill, make_rig, read, until
+from wire.kv_layout import PoolLayout
+
+P_BLOCKS, D_BLOCKS, NUM_TOKENS, NUM_LAYERS = (3, 9, 4, 5, 20), (7, 8, 30, 2, 11), 18, 3
+
+_numbers = itertools.count()  # of the devices: two ends of a group never lie on one
+
+
+class Mark:
+    """An event that is reached when the test says; a thread that waits for it stands for its stream."""
+
+    def __init__(self, device: "AheadDevice") -> None:
+        self._device, self._reached, self.is_recorded = device, threading.Event(), False
+
+    def record(self) -> None:
+        self.is_recorded = True
+
+    def wait(self) -> None:
+        assert self.is_recorded
+        self._device.waited_for.append(self._device.marks.index(self))
+        assert self._reached.wait(DEADLINE_S), "the mark was never reached"
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    @property
+    def is_done(self) -> bool:
+        return self._reached.is_set()
+
+    def reach(self) -> None:
+        self._reached.set()
+
+
+@dataclass
+class AheadDevice(FakeDevice):
+    """A device whose work is done when the test says. Owner of its marks, in their order."""
+
+    marks: list[Mark] = field(default_factory=list)
+    waited_for: list[int] = field(default_factory=list)
+
+    def event(self) -> Mark:  # type: ignore[override]
+        self.marks.append(Mark(self))
+        return self.marks[-1]
+
+
+class MarkedPool(DevicePool):
+    """The product's pool of a device; `buffer` is for tests alone."""
+
+    def __init__(self, layout: PoolLayout, seals: int = 0) -> None:
+        self.ahead = AheadDevice(next(_numbers))
+        super().__init__(layout, self.ahead)
+
+    @property
+    def buffer(self) -> memoryview:
+        if sys._getframe(1).f_globals["__name__"].startswith("kvtransfer"):
+            return super().buffer
+        return memoryview(self.tensor.numpy())  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["cuda_ipc", *(one for one in EVERY_TRANSPORT if one.values[0] != "shm")])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    makers, names = offer_cuda_ipc(FakeDriver(FakeHost()))
+    monkeypatch.setattr(transports, "_MAKERS", makers)
+    monkeypatch.setattr(transports, "NAMES", names)
+    monkeypatch.setattr(rigs, "Pool", MarkedPool)
+    monkeypatch.setitem(table.KINDS, "fake", FakeKind())
+    return str(request.param)
+
+
+@pytest.fixture(params=[True, False], ids=["digests", "no-digests"])
+def rig(transport: str, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with make_rig(transport, digests=request.param) as made:
+        yield made
+
+
+def compute(rig: Rig, layer: int, tokens: dict[int, bytes]) -> None:
+    """Write a layer's KV, as its kernels do just before its mark is reached."""
+    pool = rig.p_pool
+    for tensor in pool.layout.tensors_of(layer):
+        size = len(tokens[tensor]) // NUM_TOKENS
+        for token in range(NUM_TOKENS):
+            where = address(pool.layout, tensor, P_BLOCKS, token)
+            pool.buffer[where] = tokens[tensor][token * size : (token + 1) * size]
+
+
+def test_a_layers_frames_wait_for_its_mark_and_for_no_later_one(rig: Rig) -> None:
+    tokens = fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
+    pool: MarkedPool = rig.p_pool  # type: ignore[assignment]
+    pool.tensor.fill_(0xEE)  # nothing is computed yet
+    layer_bytes = sum(map(len, tokens.values())) // NUM_LAYERS
+    ticket = rig.open(NUM_TOKENS, D_BLOCKS)
+
+    rig.sender.begin(ticket)
+    for layer in range(NUM_LAYERS):  # the engine's thread, which is held up by nothing
+        pool.written()
+        rig.sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+    rig.sender.commit(ticket.ticket_id, b"prompt")
+    for layer, mark in enumerate(pool.ahead.marks):
+        compute(rig, layer, tokens)
+        mark.reach()
+        until(lambda layer=layer: rig.receiver.bytes_received == (layer + 1) * layer_bytes)  # type: ignore[misc]
+    rig.events.wait("acked", ticket.ticket_id)
+
+    assert read(rig.d_pool, D_BLOCKS, NUM_TOKENS) == tokens
+    assert pool.ahead.waited_for == sorted(pool.ahead.waited_for)
+    assert set(pool.ahead.waited_for) == set(range(NUM_LAYERS))
+    assert rig.d_pool.ahead.marks == []  # type: ignore[attr-defined]
+
+
+def test_puts_that_are_complete_are_joined_and_others_wait_alone() -> None:
+    device = AheadDevice()
+    marks = [device.event() for _ in range(4)]
+    for mark in marks:
+        mark.record()
+    waiting = [Put("aa" * 16, (layer,), 0, 4, (1,), mark) for layer, mark in enumerate(marks)]
+
+    alone = merge_puts(waiting)
+    marks[0].reach()
+    marks[1].reach()
+    some = merge_puts(waiting)
+    marks[2].reach()
+    marks[3].reach()
+    joined = merge_puts(waiting)
+
+    assert alone == waiting
+    assert some == [Put("aa" * 16, (0, 1), 0, 4, (1,), marks[1]), *waiting[2:]]
+    assert joined == [Put("aa" * 16, (0, 1, 2, 3), 0, 4, (1,), marks[3])]
+
+
+def test_chunks_of_a_layer_are_joined_once_the_later_one_is_complete() -> None:
+    device = AheadDevice()
+    marks = [device.event() for _ in range(2)]
+    waiting = [Put("aa" * 16, (0,), 4 * number, 4 * number + 4, (1, 2), mark) for number, mark in enumerate(marks)]
+
+    alone = merge_puts(waiting)
+    for mark in marks:
+        mark.reach()
+
+    assert alone == waiting
+    assert merge_puts(waiting) == [Put("aa" * 16, (0,), 0, 8, (1, 2), marks[1])]
