@@ -26,7 +26,7 @@ from pdserve.bench.load.record import Record
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.session import get_json, open_session
-from pdserve.bench.load.summary import Summary, summarize
+from pdserve.bench.load.summary import summarize
 from pdserve.bench.load.svg import to_svg
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.serve_about import about, file_name
@@ -40,7 +40,10 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when a request completed, 1 when none did, 130 after Ctrl-C with what was measured."""
+    """Run the command: 0 when it was measured, 130 after Ctrl-C with what was measured so far.
+
+    Raises Unavailable, with the reasons, where no request completed.
+    """
     options = parse(argv)
     arrival_times(0, options.request_rate, options.burstiness, random.Random(0))
     unwind_on_sigterm()
@@ -52,8 +55,10 @@ def main(argv: Sequence[str]) -> int:
         if not bench.is_measuring:
             raise
         status = _INTERRUPTED
-    summary = bench.tell()
-    return status or (0 if summary.completed else 1)
+    bench.tell()
+    if not status:
+        bench.check()
+    return status
 
 
 class _Bench:
@@ -98,12 +103,12 @@ class _Bench:
             self._client = ClientCpu(cpu_s() - began_cpu_s, time.perf_counter() - began_s)
             live.close()
 
-    def tell(self) -> Summary:
+    def tell(self) -> None:
         """Print what was measured and write what was asked for. Raises ConfigError for what cannot be written."""
         options, record = self._options, self.record
         summary = summarize(record, options.metrics, options.metric_percentiles, options.goals)
         for line in report(record, summary, self._client, options.goals):
-            print(line)
+            print(line, flush=True)
         now = datetime.now()
         if options.save_result:
             result = about(options, self._model, now)
@@ -114,7 +119,14 @@ class _Bench:
         if options.plot:
             picture = draw(record.in_order, title=f"{self._model}, {options.url}")
             _write(Path(options.plot), to_png(picture) if options.plot.endswith(".png") else to_svg(picture))
-        return summary
+
+    def check(self) -> None:
+        """Raise Unavailable where no request completed: figures of nothing are none."""
+        lines = self.record.lines.values()
+        if all(line.failure is not None for line in lines):
+            raise Unavailable(
+                f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
+            )
 
 
 async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:

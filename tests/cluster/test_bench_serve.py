@@ -106,8 +106,11 @@ def test_errors_are_counted_by_kind_and_all_of_them_is_a_failure(cluster: GuideC
     done = bench(cluster, "--num-prompts", "3", "--random-input-len", "4000", "--disable-tqdm")
 
     assert done.returncode == 1
-    assert done.stdout.startswith("0 requests completed, 3 failed in ")
-    assert "  3 x HTTP 400, first: " in done.stdout
+    first, kinds = done.stdout.splitlines()
+    assert first.startswith("0 requests completed, 3 failed in ")
+    assert kinds.startswith("  3 x HTTP 400, first: ")
+    url = cluster.client.base_url
+    assert done.stderr == f"pdserve bench: nothing was measured: none of the 3 requests to {url} completed\n"
 
 
 def test_ctrl_c_prints_what_was_measured(cluster: GuideCluster, tmp_path: Path) -> None:

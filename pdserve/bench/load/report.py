@@ -9,12 +9,17 @@ from pdserve.text_table import printable, text_table
 
 
 def report(record: Record, summary: Summary, client: ClientCpu, goals: Mapping[str, float]) -> Iterator[str]:
-    """Yield the lines: what ended how, rates, times, and what is to be known before believing them."""
+    """Yield the lines: what ended how, rates, times, and what is to be known before believing them.
+
+    Where nothing completed there are no rates and times: zeros would be no figures.
+    """
     ended = [f"{summary.completed} requests completed", f"{summary.failed} failed"]
     if summary.unfinished:
         ended.append(f"{summary.unfinished} unfinished")
     yield f"{', '.join(ended)} in {summary.duration_s:.2f} s"
     yield from _errors(record)
+    if not summary.completed:
+        return
     yield ""
     yield from _rates(summary, goals)
     yield ""

@@ -73,6 +73,15 @@ def test_the_report_says_errors_by_kind_and_warns_of_a_busy_client() -> None:
     assert lines[-1].startswith("warning: this client took 90% of a core")
 
 
+def test_where_nothing_completed_the_report_has_no_table_of_zeros() -> None:
+    failed = record_of([made(0.0, [], failure=Failure("HTTP 404", "no such model"))], num_requests=2)
+
+    lines = list(report(failed, summarize(failed, METRICS, (50.0,), {"ttft": 1.0}), ClientCpu(0.1, 3.0), {"ttft": 1.0}))
+
+    assert lines[0].startswith("0 requests completed, 1 failed, 1 unfinished in ")
+    assert lines[1:] == ["  1 x HTTP 404, first: no such model"]
+
+
 def test_a_client_with_time_to_spare_is_no_warning() -> None:
     assert ClientCpu(0.8, 1.0).warning is None
     assert ClientCpu(0.0, 0.0).share == 0.0
