@@ -6,13 +6,14 @@ start -> open ... run, run, run ... close or loss -> runs are cancelled -> close
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar
 
 from scheduler.loop import new_loop
-from wire.errors import Unavailable
+from wire.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,6 +37,7 @@ class LoopThread(Generic[T]):
         self._loop = new_loop()
         self._stop = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name="pdserve-offline", daemon=True)
         self._thread.start()
         try:
@@ -45,7 +47,16 @@ class LoopThread(Generic[T]):
             raise
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Return what `work` returns. Raises what it raises, and what ended the loop meanwhile."""
+        """Return what `work` returns. Raises what it raises, and what ended the loop meanwhile.
+
+        Raises ConfigError in a fork of the process that made this: no thread of it is there.
+        """
+        if self._is_a_fork:
+            work.close()
+            raise ConfigError(
+                f"this LLM was made by process {self._process} and this is {os.getpid()}, a fork of it without its "
+                "threads: make an LLM after the fork"
+            )
         run = _Run(work, self._runs)
         try:
             self._loop.call_soon_threadsafe(run.begin)
@@ -76,10 +87,16 @@ class LoopThread(Generic[T]):
                     raise self._failure or Unavailable("this LLM is closed") from None
 
     def close(self) -> None:
-        """Cancel what runs, close what is open and end the thread. More than once does no harm."""
+        """Cancel what runs, close what is open and end the thread. More than once, and in a fork, does no harm."""
+        if self._is_a_fork:
+            return
         self._tell(self._end)
         if threading.current_thread() is not self._thread:  # which may be the one that collects garbage
             self._thread.join(self._close_s)
+
+    @property
+    def _is_a_fork(self) -> bool:
+        return os.getpid() != self._process
 
     def _tell(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be told

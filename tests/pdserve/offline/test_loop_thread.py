@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -186,7 +187,7 @@ class _SlowToClose(asyncio.SelectorEventLoop):
 
 def test_what_comes_after_the_last_turn_of_the_loop_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = _SlowToClose()
-    monkeypatch.setattr("pdserve.offline.loop_thread._new_loop", lambda: loop)
+    monkeypatch.setattr("pdserve.offline.loop_thread.new_loop", lambda: loop)
     thread = LoopThread(Place().open)
     closer = threading.Thread(target=thread.close)
     closer.start()
@@ -195,3 +196,30 @@ def test_what_comes_after_the_last_turn_of_the_loop_hears_of_the_end(monkeypatch
     with pytest.raises(Unavailable, match="this LLM is closed"):
         thread.run(number())
     closer.join(WAIT_S)
+
+
+def test_a_fork_is_told_what_it_lacks_and_its_end_harms_nobody() -> None:
+    place = Place()
+    thread = LoopThread(place.open)
+    ours, theirs = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            thread.run(number())
+        except BaseException as error:
+            os.write(theirs, f"{type(error).__name__}: {error}".encode())
+        thread.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(theirs)
+    with open(ours, encoding="utf-8") as pipe:
+        said = pipe.read()
+
+    assert said == (
+        f"ConfigError: this LLM was made by process {os.getpid()} and this is {pid}, a fork of it without its threads: "
+        "make an LLM after the fork"
+    )
+    assert thread.run(number()) == 7
+    thread.close()
+    assert place.said == ["open", "closed"]
