@@ -9,9 +9,9 @@ from aiohttp.abc import AbstractResolver
 
 from batch.remote.addresses import AddressRules
 from batch.remote.answers import REDIRECTS, failure
-from batch.remote.digests import Digests
 from batch.remote.exchange import Peers
 from batch.remote.limits import DownloadLimits
+from batch.remote.part import Part
 from batch.remote.patience import Patience
 from batch.remote.received_file import ReceivedFile
 from batch.remote.retries import Transient, retried
@@ -19,7 +19,7 @@ from batch.remote.url import RemoteUrl
 from wire.errors import ConfigError
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes that went over and, where it is known, how many there are; a new try counts from 0 again."""
+"""Told the bytes that went over and, where it is known, how many there are; a try from the beginning counts from 0."""
 _DEFAULT_LIMITS = DownloadLimits()
 # Some stores keep the last one of an upload, whose framing they took off.
 _PLAIN = ("", "identity", "aws-chunked")
@@ -40,58 +40,78 @@ async def download(
     limits, and a disk that refuses; Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
     """
     source = RemoteUrl.parse(url)
-    fetch = _Fetch(Peers(rules, resolver), limits, on_bytes)
-    return await retried(
-        partial(fetch.attempt, source, to), what=str(source), retries=limits.retries, whole_s=limits.whole_s
-    )
+    with ReceivedFile(to) as file:
+        fetch = _Fetch(Peers(rules, resolver), file, limits, on_bytes)
+        return await retried(
+            partial(fetch.attempt, source), what=str(source), retries=limits.retries, whole_s=limits.whole_s
+        )
 
 
 class _Fetch:
-    """One download's tries."""
+    """One download's tries; one that is cut off is taken up by the next where the server can."""
 
-    def __init__(self, peers: Peers, limits: DownloadLimits, on_bytes: Progress | None) -> None:
+    def __init__(self, peers: Peers, file: ReceivedFile, limits: DownloadLimits, on_bytes: Progress | None) -> None:
         self._peers = peers
+        self._file = file
         self._limits = limits
         self._on_bytes = on_bytes
+        self._part: Part | None = None
 
-    async def attempt(self, source: RemoteUrl, to: Path) -> int:
+    async def attempt(self, source: RemoteUrl) -> int:
         """Follow redirects to the file and receive it; each hop is a new connection to an address checked anew."""
         url = source
+        headers = {} if self._part is None else self._part.headers
         for _ in range(self._limits.max_redirects + 1):
             patience = Patience(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
             connected = partial(patience.expect, "answer", self._limits.waits.idle_s)
-            async with self._peers.exchange("GET", url, patience, connected) as response:
+            async with self._peers.exchange("GET", url, patience, connected, headers=headers) as response:
                 if response.status not in REDIRECTS:
-                    return await self._receive(response, url, to, patience)
+                    return await self._receive(response, url, patience)
                 url = _redirected(response, url)
         raise ConfigError(f"{source}: more than {self._limits.max_redirects} redirects")
 
-    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, to: Path, patience: Patience) -> int:
-        waits = self._limits.waits
+    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> int:
+        waits, most = self._limits.waits, self._limits.max_bytes
         patience.expect("next bytes of the answer", waits.idle_s)
-        if response.status != 200:
+        part = await self._answered(response, url, patience)
+        window_end = part.num_bytes + waits.window_bytes
+        while piece := await response.content.readany():
+            if part.num_bytes + len(piece) > most:
+                raise ConfigError(f"{url}: the file is above the limit of {most} bytes")
+            self._file.write(piece)
+            part.digests.update(piece)
+            part.num_bytes += len(piece)
+            if part.num_bytes >= window_end:
+                window_end = part.num_bytes + waits.window_bytes
+                patience.expect(f"{waits.window_bytes} bytes more", waits.idle_s)
+            if self._on_bytes is not None:
+                self._on_bytes(part.num_bytes, part.length)
+        if part.length is not None and part.num_bytes != part.length:
+            raise Transient(f"{part.num_bytes} of {part.length} bytes came")
+        self._part = None  # what does not pass the check is worth nothing
+        part.digests.check()
+        self._file.keep()
+        return part.num_bytes
+
+    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> Part:
+        """Return what the bytes of this answer are put behind. Raises what the answer means where it has none."""
+        begun, self._part = self._part, None
+        if response.status == 206 and begun is not None and begun.headers:
+            if _acceptable_length(response, url, self._limits.max_bytes) is None or not begun.is_continued(
+                response.headers
+            ):
+                raise Transient("the server answered with other bytes than the rest of the file")
+            self._part = begun
+        elif response.status == 200:
+            length = _acceptable_length(response, url, self._limits.max_bytes)
+            self._file.restart()
+            self._part = Part.begun(response.headers, length)
+        elif response.status == 416 and begun is not None:
+            raise Transient("the file is another one by now")
+        else:
+            self._part = begun
             raise await failure(response, url, patience)
-        length = _acceptable_length(response, url, self._limits.max_bytes)
-        digests = Digests(response.headers)
-        received = 0
-        window_end = waits.window_bytes
-        with ReceivedFile(to) as file:
-            while piece := await response.content.readany():
-                received += len(piece)
-                if received > self._limits.max_bytes:
-                    raise ConfigError(f"{url}: the file is above the limit of {self._limits.max_bytes} bytes")
-                file.write(piece)
-                digests.update(piece)
-                if received >= window_end:
-                    window_end = received + waits.window_bytes
-                    patience.expect(f"{waits.window_bytes} bytes more", waits.idle_s)
-                if self._on_bytes is not None:
-                    self._on_bytes(received, length)
-            if length is not None and received != length:
-                raise Transient(f"{received} of {length} bytes came")
-            digests.check()
-            file.keep()
-        return received
+        return self._part
 
 
 def _redirected(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:

@@ -35,6 +35,12 @@ class ReceivedFile:
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)
 
+    def restart(self) -> None:
+        """Forget what was written."""
+        with self._in_words():
+            os.ftruncate(self._fd, 0)
+            os.lseek(self._fd, 0, os.SEEK_SET)
+
     def write(self, piece: bytes) -> None:
         """Add these bytes."""
         with self._in_words():

@@ -1,0 +1,148 @@
+"""A download that is cut off goes on where it was, if the server still has that very file."""
+
+import asyncio
+import base64
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from batch.remote.digests import Digests
+from batch.remote.download import download
+from batch.remote.limits import DownloadLimits, Retries, Waits
+from batch.remote.part import Part
+from tests.batch.remote.raw_server import LOOPBACK, Asked, answer, ok, raw_server
+from wire.errors import PdserveError
+
+pytestmark = pytest.mark.anyio
+
+BODY = bytes(range(256)) * 4
+CUT = 700
+CHUNK = b"320\r\n"  # before 800 bytes
+TAG = 'ETag: "v1"'
+LIMITS = DownloadLimits(
+    max_bytes=5000, waits=Waits(connect_s=5, idle_s=5), retries=Retries(tries=3, first_delay_s=0.001, max_delay_s=0.01)
+)
+SIGNED = "/in.jsonl?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders=host&X-Amz-Signature=SECRET"
+
+
+def rest(begin: int, body: bytes = BODY, *headers: str) -> bytes:
+    """Return a 206 with what follows from `begin` on."""
+    told = f"Content-Range: bytes {begin}-{len(body) - 1}/{len(body)}"
+    return answer("206 Partial Content", body[begin:], told, *headers)
+
+
+class Cutting:
+    """Cuts its first answer once the client has `CUT` bytes of it; later ones are as told, the last from then on."""
+
+    def __init__(self, first: bytes, *later: bytes) -> None:
+        self.seen: list[int] = []
+        self._first = first
+        self._later = list(later)
+        self._arrived = asyncio.Event()
+
+    def see(self, num_bytes: int, length: int | None) -> None:
+        """Take the client's progress."""
+        self.seen.append(num_bytes)
+        if num_bytes >= CUT - len(CHUNK):
+            self._arrived.set()
+
+    async def handle(self, asked: Asked) -> None:
+        """Answer one request."""
+        if self._first:
+            first, self._first = self._first, b""
+            head, mark, body = first.partition(b"\r\n\r\n")
+            await asked.say(head + mark + body[:CUT])
+            await self._arrived.wait()
+            return
+        await asked.say(self._later.pop(0) if len(self._later) > 1 else self._later[0])
+
+
+async def _fetch(cutting: Cutting, to: Path, path: str = SIGNED) -> list[Asked]:
+    async with raw_server(cutting.handle) as server:
+        num_bytes = await download(server.url(path), to, rules=LOOPBACK, limits=LIMITS, on_bytes=cutting.see)
+
+        assert num_bytes == len(BODY)
+        assert os.listdir(to.parent) == [to.name]
+        return server.asked
+
+
+async def test_a_download_that_is_cut_asks_for_the_rest_alone(tmp_path: Path) -> None:
+    cutting = Cutting(ok(BODY, TAG), rest(CUT, BODY, TAG))
+
+    first, second = await _fetch(cutting, tmp_path / "in")
+
+    assert (tmp_path / "in").read_bytes() == BODY
+    assert "range" not in first.headers
+    assert (second.headers["range"], second.headers["if-range"]) == (f"bytes={CUT}-", '"v1"')
+    assert second.target == SIGNED
+    assert cutting.seen == sorted(cutting.seen)
+
+
+async def test_the_checksum_of_the_first_answer_is_that_of_all_of_it(tmp_path: Path) -> None:
+    def told(body: bytes) -> str:
+        return f"Content-MD5: {base64.b64encode(hashlib.md5(body).digest()).decode()}"
+
+    good = Cutting(ok(BODY, TAG, told(BODY)), rest(CUT, BODY, told(BODY[CUT:])))
+    await _fetch(good, tmp_path / "in")
+    torn = Cutting(ok(BODY, TAG, told(BODY)), rest(CUT, BODY[::-1], TAG), ok(BODY, TAG))
+    asked = await _fetch(torn, tmp_path / "in")
+
+    assert (tmp_path / "in").read_bytes() == BODY
+    assert "range" not in asked[2].headers, "what does not pass its check is fetched from the beginning"
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        ok(BODY[::-1], 'ETag: "v2"'),
+        answer("416 Range Not Satisfiable"),
+        rest(CUT, BODY[::-1], 'ETag: "v2"'),
+        rest(CUT - 1),
+        rest(CUT, BODY + b"more"),
+        answer("206 Partial Content", BODY[CUT:-1], f"Content-Range: bytes {CUT}-{len(BODY) - 2}/{len(BODY)}"),
+        answer("206 Partial Content", BODY[CUT:]),
+    ],
+    ids=["200", "416", "another file", "another place", "another length", "not to its end", "no range told"],
+)
+async def test_where_it_is_another_file_by_now_all_of_it_is_fetched(tmp_path: Path, answered: bytes) -> None:
+    await _fetch(Cutting(ok(BODY, TAG), answered, ok(BODY[::-1], 'ETag: "v2"')), tmp_path / "in")
+
+    assert (tmp_path / "in").read_bytes() == BODY[::-1]
+
+
+@pytest.mark.parametrize("headers", [(), ('ETag: W/"v1"',), ("ETag: v1",), ("Last-Modified: yesterday",)])
+async def test_without_a_strong_name_of_the_file_it_is_fetched_from_the_beginning(
+    tmp_path: Path, headers: tuple[str, ...]
+) -> None:
+    asked = await _fetch(Cutting(ok(BODY, *headers), ok(BODY, *headers)), tmp_path / "in")
+
+    assert "range" not in asked[1].headers
+    assert (tmp_path / "in").read_bytes() == BODY
+
+
+async def test_an_error_in_between_forgets_nothing(tmp_path: Path) -> None:
+    asked = await _fetch(Cutting(ok(BODY, TAG), answer("503 Slow Down"), rest(CUT)), tmp_path / "in")
+
+    assert [one.headers.get("range") for one in asked] == [None, f"bytes={CUT}-", f"bytes={CUT}-"]
+    assert (tmp_path / "in").read_bytes() == BODY
+
+
+async def test_the_limit_is_that_of_the_whole(tmp_path: Path) -> None:
+    big = b"x" * 5500
+    head = f"HTTP/1.1 200 OK\r\n{TAG}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunked = head + CHUNK + b"x" * 800 + b"\r\n"
+
+    with pytest.raises(PdserveError, match="the file is above the limit of 5000 bytes"):
+        await _fetch(Cutting(chunked, rest(CUT - len(CHUNK), big)), tmp_path / "in")
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_asked_for_where_nothing_has_come_or_nothing_lacks() -> None:
+    part = Part('"v1"', 10, Digests({}))
+    assert part.headers == {}
+
+    part.num_bytes = 10
+    assert part.headers == {}
