@@ -45,7 +45,8 @@ class BatchJob:
     """Local files and how they are run. Every line has its answer in the output, in the order of the input.
 
     `error_path` gets the lines that failed once more. `binding` is what answers depend on beside the input, as the
-    model and the dtype: a run that was stopped is taken up only where it is the same.
+    model and the dtype: a run that was stopped is taken up only where it is the same. `retry_failed` keeps the good
+    answers of the output that is there and asks the other lines again.
     """
 
     input_path: Path
@@ -55,6 +56,7 @@ class BatchJob:
     max_inflight: int = 256
     limits: InputLimits = InputLimits()
     retries: RetryPolicy = RetryPolicy()
+    retry_failed: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

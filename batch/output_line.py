@@ -5,6 +5,7 @@ failed     response.body is {"error": E} as over HTTP, and error is the same E: 
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,13 +48,22 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outc
         body = None
     if not is_good:
         return _failed(custom_id, request_id, answer.status, _told_error(path, answer, body))
-    usage = body.get("usage") if isinstance(body, dict) else None
-    counts = usage if isinstance(usage, dict) else {}
     try:
         line = _line(custom_id, request_id, answer.status, body, None)
     except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
         return failed(custom_id, request_id, 502, "the answer is nested deeper than 250 levels")
-    return Outcome(line, False, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+    return Outcome(line, False, *_tokens(body))
+
+
+def good_outcome(told: Mapping[str, Any], line: bytes) -> Outcome | None:
+    """Return what an output's `line`, read as `told`, says where it is a good answer; None where it failed."""
+    response = told.get("response")
+    if told.get("error") is not None or not isinstance(response, dict):
+        return None
+    status = response.get("status_code")
+    if not isinstance(status, int) or not 200 <= status < 300:
+        return None
+    return Outcome(line, False, *_tokens(response.get("body")))
 
 
 def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> Outcome:
@@ -105,6 +115,13 @@ def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[s
     response = {"status_code": status, "request_id": request_id, "body": body}
     line = {"id": f"pdserve-{secrets.token_hex(16)}", "custom_id": custom_id, "response": response, "error": error}
     return orjson.dumps(line)
+
+
+def _tokens(body: Any) -> tuple[int, int]:
+    """Return the prompt and completion tokens of an answer's body, as its usage says."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    counts = usage if isinstance(usage, dict) else {}
+    return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
 
 
 def _count(value: Any) -> int:

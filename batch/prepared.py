@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from batch.earlier_output import take_over
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
@@ -52,7 +53,8 @@ def prepare(job: BatchJob) -> Prepared:
     """Read the whole input and open the journal, which may have answers of a run that was stopped.
 
     Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
-    cannot be written or that another run writes, a journal with answers to another input or of another model.
+    cannot be written or that another run writes, a journal with answers to another input or of another model, and,
+    where failed lines are to be asked again, an output that is not there or answers another input.
     """
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)
@@ -61,10 +63,17 @@ def prepare(job: BatchJob) -> Prepared:
             if source.is_at(path) or source.is_at(beside(path)):
                 raise ConfigError(f"{what} {path} would be written over the input: name another file")
         binding = {"input": f"sha256 {source.digest}", **job.binding}
-        return Prepared(job, source, Journal.open(job.journal_path, binding, len(source)))
+        prepared = Prepared(job, source, Journal.open(job.journal_path, binding, len(source)))
     except BaseException:
         source.close()
         raise
+    if job.retry_failed:
+        try:
+            take_over(job.output_path, source, prepared.journal)
+        except BaseException:
+            prepared.close()
+            raise
+    return prepared
 
 
 def _check_places(job: BatchJob) -> None:

@@ -76,6 +76,8 @@ def _target(request: BatchRequest) -> RemoteUrl | None:
         raise ConfigError(f"--error-file {redacted(errors)} is a URL: it is a local file")
     if not is_remote(ends[1]):
         return None
+    if request.options.retry_failed:
+        raise ConfigError(f"--retry-failed reads the output of the run before, and {redacted(ends[1])} is only written")
     if is_remote(ends[0]) and _plain(ends[0]) == _plain(ends[1]):
         raise ConfigError(f"the output {redacted(ends[1])} is the input: name another")
     target = RemoteUrl.parse(ends[1])

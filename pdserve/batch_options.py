@@ -10,6 +10,9 @@ class BatchOptions:
     """Flags of `run-batch` beside -i and -o; those of engine and front end say how the model answers."""
 
     error_file: str | None = flag(None, "file for the lines that failed, again, in the same form (default: none)")
+    retry_failed: bool = flag(
+        False, "keep the good answers of the output that is there and ask its failed and missing lines again"
+    )
     base_url: str | None = flag(
         None, "ask the server that runs there, as http://host:9000 (default: load the model into this process)"
     )

@@ -68,7 +68,7 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             send(request, files, interruption)
         print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
         if ended[0].first_error:
-            print(f"the first error is that of {ended[0].first_error}", file=sys.stderr, flush=True)
+            print(f"the first error is that of {ended[0].first_error}{_again(files)}", file=sys.stderr, flush=True)
 
 
 async def _answer(
@@ -121,7 +121,12 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
         request.binding,
         request.max_inflight,
         InputLimits(options.max_input_bytes, options.max_input_lines, options.max_line_bytes),
+        retry_failed=options.retry_failed,
     )
+
+
+def _again(files: BatchFiles) -> str:
+    return "" if files.target is not None else "\nthe same command with --retry-failed asks the failed lines again"
 
 
 def _said(view: ProgressView, ended: Progress) -> str:

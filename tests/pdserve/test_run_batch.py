@@ -146,6 +146,23 @@ def test_errors_stand_in_a_file_of_their_own_too(tmp_path: Path, loopback: Loopb
     assert [line["custom_id"] for line in read(tmp_path / "errors.jsonl")] == ["bad"]
 
 
+def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> None:
+    write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
+    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
+    first = run(tmp_path, *words)
+    write(tmp_path / "in.jsonl", BATCH)
+
+    again = run(tmp_path, *words, "--retry-failed")
+    nothing = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL, "--retry-failed")
+
+    assert first.err.splitlines()[-1] == "the same command with --retry-failed asks the failed lines again"
+    assert again.out.startswith("4 lines answered (0 errors) in "), again.err
+    assert again.out.endswith(", 3 of them by an earlier run: out.jsonl\n")
+    assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
+    assert dict(loopback.asked) == dict.fromkeys(WORDS, 1)
+    assert nothing.status == 0, f"no model is looked for: {nothing.err}"
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: signal.Signals, status: int) -> None:
     write(tmp_path / "in.jsonl", BATCH)

@@ -1,0 +1,132 @@
+"""Of a run that ended only what failed is asked again; the good answers stay as they are."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from batch.answering import Answer
+from batch.job import BatchJob
+from batch.prepared import prepare
+from tests.batch.scripted import NUM_LINES, Scripted, echo, line, read_lines, run_job, says, write_lines
+from wire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+
+
+def _every_tenth_fails(n: Any, times: int) -> Answer:
+    return says({"error": {"message": "no"}}, 400) if n % 10 == 3 else echo(n)
+
+
+@pytest.fixture
+async def ended(job: BatchJob) -> BatchJob:
+    """A job whose run has ended, three of its lines failed; to be retried."""
+    await run_job(job, Scripted(_every_tenth_fails))
+    return replace(job, retry_failed=True)
+
+
+def _refusal(job: BatchJob) -> str:
+    before = {path: path.read_bytes() for path in job.output_path.parent.iterdir()}
+    with pytest.raises(ConfigError) as refused:
+        prepare(job)
+    assert {path: path.read_bytes() for path in job.output_path.parent.iterdir()} == before
+    return str(refused.value)
+
+
+async def test_only_what_failed_is_asked_again_and_the_rest_stays_byte_for_byte(ended: BatchJob) -> None:
+    before = ended.output_path.read_bytes().splitlines()
+    answerer = Scripted()
+
+    progress = await run_job(ended, answerer)
+
+    after = ended.output_path.read_bytes().splitlines()
+    assert set(answerer.asked) == {3, 13, 23}
+    assert [n for n in range(NUM_LINES) if before[n] != after[n]] == [3, 13, 23]
+    assert [one["response"]["body"]["echo"] for one in read_lines(ended.output_path)] == list(range(NUM_LINES))
+    assert (progress.done, progress.errors, progress.resumed) == (NUM_LINES, 0, NUM_LINES - 3)
+    assert (progress.prompt_tokens, progress.completion_tokens) == (3 * NUM_LINES, 2 * NUM_LINES)
+    assert ended.error_path is not None
+    assert ended.error_path.read_bytes() == b""
+    assert not ended.journal_path.exists()
+
+
+async def test_what_fails_again_stands_in_both_files_and_can_be_asked_a_third_time(ended: BatchJob) -> None:
+    await run_job(ended, Scripted(lambda n, times: says({"error": {"message": "still"}}, 400) if n == 13 else echo(n)))
+
+    assert ended.error_path is not None
+    assert [one["error"]["message"] for one in read_lines(ended.error_path)] == ["still"]
+    third = Scripted()
+    await run_job(ended, third)
+    assert set(third.asked) == {13}
+
+
+async def test_nobody_is_asked_where_nothing_failed(job: BatchJob) -> None:
+    await run_job(job, Scripted())
+    before = job.output_path.read_bytes()
+
+    with prepare(replace(job, retry_failed=True)) as prepared:
+        assert prepared.left == 0
+    assert job.output_path.read_bytes() == before
+
+
+async def test_an_output_in_another_order_and_without_its_end_is_taken_over_too(ended: BatchJob) -> None:
+    lines = ended.output_path.read_bytes().splitlines(keepends=True)
+    ended.output_path.write_bytes(b"".join(reversed(lines[:20])))
+    answerer = Scripted()
+
+    await run_job(replace(ended, error_path=None), answerer)
+
+    assert set(answerer.asked) == {3, 13, *range(20, NUM_LINES)}
+    assert [one["custom_id"] for one in read_lines(ended.output_path)] == [f"request-{n}" for n in range(NUM_LINES)]
+
+
+async def test_a_retry_that_was_stopped_goes_on(ended: BatchJob) -> None:
+    with pytest.raises(RuntimeError, match="killed"):
+        await run_job(ended, Scripted(lambda n, times: RuntimeError("killed") if n == 23 else echo(n)))
+    assert ended.journal_path.exists()
+    again = Scripted()
+
+    await run_job(ended, again)
+
+    assert 23 in again.asked
+    assert set(again.asked) <= {3, 13, 23}
+    assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
+
+
+def test_without_an_output_there_is_nothing_to_ask_again(job: BatchJob) -> None:
+    assert _refusal(replace(job, retry_failed=True)) == (
+        f"{job.output_path} is not there: only the output of a run that ended has lines to ask again"
+    )
+
+
+async def test_an_output_of_another_input_is_refused_and_nothing_of_it_kept(ended: BatchJob) -> None:
+    write_lines(ended.input_path, [line(n) for n in range(20)])
+
+    assert _refusal(ended) == (
+        f"{ended.output_path}: line 21 answers 'request-20', which the input does not have: it is the output of "
+        "another one"
+    )
+
+
+async def test_a_line_that_is_cut_is_named(ended: BatchJob) -> None:
+    ended.output_path.write_bytes(ended.output_path.read_bytes()[:-20])
+
+    assert f"{ended.output_path}: line 30 is not JSON" in _refusal(ended)
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        {"response": None, "error": {"message": "x"}}, {"response": {"status_code": 500, "body": {}}, "error": None},
+        {"response": None, "error": None}, {"response": {"body": {}}, "error": None},
+    ],
+)  # fmt: skip
+async def test_what_other_runners_write_of_a_failure_is_one(job: BatchJob, answered: dict[str, Any]) -> None:
+    write_lines(job.input_path, [line(0)])
+    job.output_path.write_text(json.dumps({"id": "vllm-1", "custom_id": "request-0", **answered}) + "\n")
+    answerer = Scripted()
+
+    await run_job(replace(job, retry_failed=True), answerer)
+
+    assert set(answerer.asked) == {0}
