@@ -12,6 +12,7 @@ from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
 from engine.checkpoint import model_length
+from engine.decode_graphs import graph_rows
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
 from engine.fused_decoder import FusedWeights
@@ -46,11 +47,13 @@ def load_model(
     quantization: str | None = None,
     device: Device | None = None,
     gpu_memory_utilization: float = 0.9,
+    max_graph_rows: int = 0,
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
 
-    `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Sets
-    torch's thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
+    `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
+    of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. Sets torch's
+    thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
     device = device or CpuDevice()
     device.activate()
@@ -67,19 +70,24 @@ def load_model(
     backend, warning = trusted(
         backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
     )  # fmt: skip
+    rope = rotate_by_sequence(weights.network)
+    rows = graph_rows(max_graph_rows, device, backend, rope)
+    spare = 1 if rows else 0  # a block of the pool that only rows of padding write to
     budget = _budget(device, kv_cache_memory, gpu_memory_utilization)
+    budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)
     plan = plan_pool(weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
     layout = PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks, block_size=block_size)
     info = describe(
         folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout,
         device=device.name,
     )  # fmt: skip
+    pool = device.make_pool(PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks + spare, block_size=block_size))
     model = TorchModel(
-        weights.network, info=info, memory=device.make_pool(layout), backend=backend,
-        keeps_logits=folder.checkpoint.keeps_logits, rope=rotate_by_sequence(weights.network), fused=weights.fused,
-        device=device,
+        weights.network, info=info, memory=pool, backend=backend, keeps_logits=folder.checkpoint.keeps_logits,
+        rope=rope, fused=weights.fused, device=device, graph_rows=rows,
     )  # fmt: skip
-    notes = (choice.reason, plan.describe(), kernels.note, warning, *weights.notes)
+    attention: str | None = getattr(backend, "note", None)
+    notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
     return LoadedModel(model, tuple(note for note in notes if note))
 
 

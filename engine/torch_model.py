@@ -11,10 +11,12 @@ import torch
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from devices.interface import Memory as OwnedMemory
-from engine.attention.interface import AttentionBackend
+from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
+from engine.attention.tables import DecodeInputs
 from engine.block_store import BlockStore
+from engine.decode_graphs import DecodeGraphs
 from engine.device_block_store import DeviceBlockStore
 from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.interface import EngineInfo, Memory
@@ -54,12 +56,15 @@ class TorchModel:
         fused: FusedWeights | None = None,
         reduce: Callable[[torch.Tensor], None] | None = None,
         device: Device | None = None,
+        graph_rows: int = 0,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
 
         `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
         `fused` is what became of the network's weights, where native kernels run it, and `reduce` then sums over the
         ranks that have a part of them each. The network and the pool lie on `device`, by default the CPU.
+        Steps of up to `graph_rows` sequences that decode are replayed from graphs; the pool then has one block more
+        than `info.layout`, for rows of padding.
         """
         device = device or CpuDevice()
         self._network = network
@@ -73,6 +78,7 @@ class TorchModel:
         self._attention = PagedAttention(self._pools, backend)
         self._written: Callable[[], None] | None = getattr(memory, "written", None)
         attach(network, self._attention)
+        self._graphs = None if graph_rows == 0 else self._make_graphs(graph_rows, device, backend)
         self._fused = None if fused is None else FusedDecoder(fused, self._pools, backend, reduce=reduce)
         self._head = RowHead(network)
         self._chooser = TorchChooser() if self._fused is None else self._fused.chooser
@@ -122,6 +128,10 @@ class TorchModel:
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
+        if self._graphs is not None and layer_done is None and not (batch.scores or batch.pools):
+            replayed = self._graphs.run(metadata)
+            if replayed is not None:
+                return replayed
         with self._attending(metadata, layer_done):
             return self._forward(metadata)
 
@@ -165,6 +175,24 @@ class TorchModel:
             inputs["logits_to_keep"] = metadata.sample_rows
         logits: torch.Tensor = self._network(**inputs, use_cache=False).logits[0]
         return logits if self._keeps_logits else logits[metadata.sample_rows]
+
+    def _make_graphs(self, most_rows: int, device: Device, backend: AttentionBackend) -> DecodeGraphs:
+        layout = self._info.layout
+        return DecodeGraphs(
+            device, backend, self._decode, block_size=layout.block_size, spare_block=layout.num_blocks,
+            max_rows=most_rows, max_blocks=layout.num_blocks_for(self._info.max_model_len),
+        )  # fmt: skip
+
+    def _decode(self, inputs: DecodeInputs, attention: StepAttention) -> torch.Tensor:
+        """Run the network over fixed inputs; return the logits of every row, [num_rows, vocab_size]."""
+        self._attention.begin_fixed(attention)
+        try:
+            made: torch.Tensor = self._network(
+                input_ids=inputs.token_ids[None], position_ids=inputs.positions[None], use_cache=False
+            ).logits[0]
+        finally:
+            self._attention.end()
+        return made
 
     @contextmanager
     def _attending(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> Iterator[None]:

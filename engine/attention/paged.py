@@ -35,6 +35,10 @@ class PagedAttention:
         """Start a step: the layers that run until `end` belong to it."""
         self._step = _Step(self._backend.plan(metadata), layer_done)
 
+    def begin_fixed(self, attention: StepAttention) -> None:
+        """Start a run of a step whose attention is there already, as a graph is captured of it."""
+        self._step = _Step(attention, None)
+
     def end(self) -> None:
         """Forget the step."""
         self._step = None

@@ -1,0 +1,154 @@
+"""Decode steps replayed from graphs: what the host would launch op by op is launched at once.
+
+    step of n sequences, one token each
+      -> padded to one of SIZES rows, block tables to a width that the attention backend chooses
+      -> inputs copied to the fixed tensors of that (rows, width); captured on first use, replayed from then on
+      -> logits of the first n rows
+
+Padding rows write to a block of the pool that nobody owns. Steps with prompts in them are not for graphs; nor is
+anything more once a capture has failed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from devices.interface import Device, Graph
+from engine.attention.interface import AttentionBackend, DecodeAttention, GraphBackend, StepAttention
+from engine.attention.tables import DecodeInputs, HostTables, read_tables
+from engine.rope import StepRope
+from engine.step_metadata import StepMetadata
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+_SMALL = (1, 2, 4)
+_EVERY = 8
+
+Forward = Callable[[DecodeInputs, StepAttention], torch.Tensor]
+"""Runs the network over inputs: the logits of every row, [num_rows, vocab_size]."""
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Return the batch sizes that steps are padded to, ascending, `most` (1 or more) the last."""
+    return (*(size for size in _SMALL if size < most), *range(_EVERY, most, _EVERY), most)
+
+
+def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
+    """Return the largest step that graphs are for, in sequences, `most` at most; 0 where they cannot be.
+
+    A rotation that looks at lengths is told them by the host, at each step.
+    """
+    can = device.captures_graphs and isinstance(backend, GraphBackend) and rope is None
+    return most if can else 0
+
+
+@dataclass(slots=True)
+class _Captured:
+    """One graph's inputs, all views of `packed`, and what it leaves in `logits` at each replay."""
+
+    inputs: DecodeInputs
+    packed: torch.Tensor  # [num_rows * (4 + width)] int64
+    attention: DecodeAttention
+    graph: Graph | None = None
+    logits: torch.Tensor | None = None  # [num_rows, vocab_size]
+
+
+class DecodeGraphs:
+    """Owner of the graphs of one model. One thread calls it."""
+
+    def __init__(
+        self, device: Device, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int,
+        max_rows: int, max_blocks: int,
+    ) -> None:  # fmt: skip
+        """`spare_block` of the pool is nobody's. Steps have `max_rows` sequences of `max_blocks` blocks at most."""
+        assert isinstance(backend, GraphBackend), "graph_rows says so"
+        self._device, self._backend, self._forward = device, backend, forward
+        self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
+        self._sizes = graph_sizes(max_rows)
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._failed = False
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return len(self._captured)
+
+    def run(self, metadata: StepMetadata) -> torch.Tensor | None:
+        """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None where it is not for graphs.
+
+        They are a copy. `metadata.token_ids` is read on the device, so tokens may be there that the host does not know.
+        """
+        packed = metadata.packed
+        num_rows = len(packed.kv_lengths)
+        if self._failed or len(packed.slots) != num_rows or not 0 < num_rows <= self._sizes[-1]:
+            return None
+        host = self._padded(metadata)
+        captured = self._captured.get(host.tables.shape)
+        if captured is None:
+            captured = self._make(*host.tables.shape)
+        self._fill(captured, metadata, host)
+        host_lengths = captured.attention.prepare(host)
+        if captured.graph is None and not self._capture(captured):
+            return None
+        assert captured.graph is not None
+        assert captured.logits is not None
+        captured.graph.replay(host_lengths)
+        return captured.logits.index_select(0, metadata.sample_rows)
+
+    def _padded(self, metadata: StepMetadata) -> HostTables:
+        """Return the step's tables in a size that has a graph; rows of padding hold one token in the spare block."""
+        host = read_tables(metadata.packed, self._block_size)
+        num_rows, needed = host.tables.shape
+        size = next(size for size in self._sizes if size >= num_rows)
+        width = self._backend.table_width(needed, max(needed, self._max_blocks))
+        tables = np.full((size, width), self._spare_block, np.int64)
+        tables[:num_rows, :needed] = host.tables
+        kv_lengths = np.ones(size, np.int64)
+        kv_lengths[:num_rows] = host.kv_lengths
+        return HostTables(tables, kv_lengths)
+
+    def _make(self, size: int, width: int) -> _Captured:
+        packed = torch.zeros(size * (4 + width), dtype=torch.int64, device=self._device.torch_device)
+        tokens, positions, slots, lengths = packed[: 4 * size].view(4, size)
+        tables = packed[4 * size :].view(size, width)
+        inputs = DecodeInputs(self._block_size, tokens, positions, slots, lengths, tables)
+        return _Captured(inputs, packed, self._backend.plan_decode(inputs))
+
+    def _fill(self, captured: _Captured, metadata: StepMetadata, host: HostTables) -> None:
+        """Copy the step to the fixed tensors, all of it at once; the token ids follow on the device."""
+        packed, size = metadata.packed, len(host.kv_lengths)
+        num_rows = len(packed.slots)
+        heads = np.zeros((4, size), np.int64)
+        heads[1, :num_rows] = packed.positions
+        heads[2] = self._spare_block * self._block_size
+        heads[2, :num_rows] = packed.slots
+        heads[3] = host.kv_lengths
+        staged = torch.from_numpy(np.concatenate([heads.ravel(), host.tables.ravel()]))
+        if self._device.torch_device.type != "cpu":
+            staged = staged.pin_memory()  # torch keeps it until the copy has ended
+        captured.packed.copy_(staged, non_blocking=True)
+        captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
+
+    def _capture(self, captured: _Captured) -> bool:
+        """Capture the step; where that fails say so once, and leave all steps to the host."""
+
+        def run() -> None:
+            captured.logits = self._forward(captured.inputs, captured.attention.step())
+
+        size, width = captured.inputs.tables.shape
+        try:
+            captured.graph = self._device.capture(run)
+        except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
+            self._failed = True
+            self._captured.clear()
+            _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_words(error))
+            return False
+        self._captured[size, width] = captured
+        _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
+        return True
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
