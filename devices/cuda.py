@@ -1,10 +1,16 @@
 """NVIDIA GPUs by torch.cuda."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from devices import versions
 from devices.interface import Traits
 from devices.nodes import has_node
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
@@ -41,10 +47,54 @@ class CudaKind:
 
 
 class CudaDevice(TorchDevice):
-    """Implements Device."""
+    """Implements Device. Owner of the stream and the memory of all graphs: one thread captures and replays."""
+
+    def __init__(self, traits: Traits, index: int) -> None:
+        super().__init__(traits, index)
+        self._graph_stream: torch.cuda.Stream | None = None
+        self._graph_pool: Any = None
 
     def describe(self) -> str:
-        """The card, its memory, and the versions of torch and CUDA."""
+        """The card, its memory, and the versions of torch, CUDA and the driver."""
         import torch
 
-        return f"{super().describe()}, CUDA {torch.version.cuda}"
+        driver = versions.cuda_versions(torch.version.cuda).get("driver")
+        return f"{super().describe()}, CUDA {torch.version.cuda}" + (f", driver {driver}" if driver else "")
+
+    @property
+    def captures_graphs(self) -> bool:
+        """See Device."""
+        return True
+
+    def capture(self, run: Callable[[], None]) -> "CudaGraph":
+        """See Device. Other threads may go on with their own work on the device: only this one's is captured.
+
+        What a capture allocates and frees, the next may use: graphs are replayed one after the other.
+        """
+        import torch
+
+        if self._graph_stream is None:
+            self._graph_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        stream, current = self._graph_stream, torch.cuda.current_stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # the libraries' first calls allocate, which a capture must not
+            run()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
+            run()
+        return CudaGraph(graph)
+
+
+class CudaGraph:
+    """Implements Graph: replays on the thread's current stream."""
+
+    def __init__(self, graph: "torch.cuda.CUDAGraph") -> None:
+        self._graph = graph
+
+    def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
+        """See Graph. Raises ValueError for lists: no operation here takes any from the host."""
+        if host_lengths:
+            raise ValueError(f"a CUDA graph has no lists from the host: {', '.join(sorted(host_lengths))}")
+        self._graph.replay()

@@ -46,13 +46,12 @@ def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepR
 
 @dataclass(slots=True)
 class _Captured:
-    """One graph's inputs, all views of `packed`, and what it leaves in `logits` at each replay."""
+    """One graph and its inputs, all of them views of `packed`."""
 
     inputs: DecodeInputs
     packed: torch.Tensor  # [num_rows * (4 + width)] int64
     attention: DecodeAttention
     graph: Graph | None = None
-    logits: torch.Tensor | None = None  # [num_rows, vocab_size]
 
 
 class DecodeGraphs:
@@ -67,7 +66,8 @@ class DecodeGraphs:
         self._device, self._backend, self._forward = device, backend, forward
         self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
         self._sizes = graph_sizes(max_rows)
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, ...], _Captured] = {}
+        self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: every graph's, of the last replay
         self._failed = False
 
     @property
@@ -93,9 +93,9 @@ class DecodeGraphs:
         if captured.graph is None and not self._capture(captured):
             return None
         assert captured.graph is not None
-        assert captured.logits is not None
+        assert self._logits is not None
         captured.graph.replay(host_lengths)
-        return captured.logits.index_select(0, metadata.sample_rows)
+        return self._logits.index_select(0, metadata.sample_rows)
 
     def _padded(self, metadata: StepMetadata) -> HostTables:
         """Return the step's tables in a size that has a graph; rows of padding hold one token in the spare block."""
@@ -134,10 +134,14 @@ class DecodeGraphs:
     def _capture(self, captured: _Captured) -> bool:
         """Capture the step; where that fails say so once, and leave all steps to the host."""
 
-        def run() -> None:
-            captured.logits = self._forward(captured.inputs, captured.attention.step())
-
         size, width = captured.inputs.tables.shape
+
+        def run() -> None:
+            made = self._forward(captured.inputs, captured.attention.step())
+            if self._logits is None:
+                self._logits = made.new_empty(self._sizes[-1], made.shape[1])
+            self._logits[:size] = made
+
         try:
             captured.graph = self._device.capture(run)
         except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without

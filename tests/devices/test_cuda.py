@@ -1,0 +1,103 @@
+"""A GPU's graphs, in the calls that they are made of: torch.cuda is replaced, its signatures are the real ones'."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from devices.cuda import TRAITS, CudaDevice
+
+
+class Stream:
+    """Notes who waits for whom."""
+
+    def __init__(self, name: Any, said: list[str]) -> None:
+        self.name, self._said = str(name), said
+
+    def wait_stream(self, other: "Stream") -> None:
+        self._said.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done, in order."""
+    told: list[str] = []
+    pools: list[str] = []
+    real = inspect.signature(torch.cuda.graph.__init__)
+
+    @contextmanager
+    def stream(entered: Stream) -> Iterator[None]:
+        told.append(f"on {entered.name}")
+        yield
+        told.append(f"off {entered.name}")
+
+    @contextmanager
+    def graph(*args: Any, **kwargs: Any) -> Iterator[None]:
+        given = real.bind(None, *args, **kwargs).arguments
+        told.append(f"capture in {given['pool']} on {given['stream'].name}, errors {given['capture_error_mode']}")
+        yield
+        told.append("captured")
+
+    class Graph:
+        def replay(self) -> None:
+            told.append("replay")
+
+    def pool() -> str:
+        pools.append("pool")
+        return f"pool {len(pools)}"
+
+    main = Stream("main", told)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(f"side of {device}", told))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", pool)
+    return told
+
+
+def test_a_capture_runs_once_before_on_the_same_stream(said: list[str]) -> None:
+    device = CudaDevice(TRAITS, 3)
+
+    graph = device.capture(lambda: said.append("run"))
+    graph.replay()
+
+    assert device.captures_graphs
+    assert said == [
+        "side of cuda:3 waits for main", "on side of cuda:3", "run", "off side of cuda:3",
+        "main waits for side of cuda:3", "capture in pool 1 on side of cuda:3, errors thread_local", "run", "captured",
+        "replay",
+    ]  # fmt: skip
+
+
+def test_all_captures_share_a_stream_and_their_memory(said: list[str]) -> None:
+    device = CudaDevice(TRAITS, 0)
+
+    for _ in range(2):
+        device.capture(lambda: None)
+
+    assert said.count("capture in pool 1 on side of cuda:0, errors thread_local") == 2
+
+
+def test_a_graph_takes_no_lists_from_the_host(said: list[str]) -> None:
+    graph = CudaDevice(TRAITS, 0).capture(lambda: None)
+
+    graph.replay({})
+    with pytest.raises(ValueError, match="actual_lengths"):
+        graph.replay({"actual_lengths": [3]})
+    assert said.count("replay") == 1
+
+
+def test_the_line_for_people_has_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"card {index}")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 141 << 30))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("devices.versions.cuda_versions", lambda cuda: {"driver": "580.1", "CUDA": cuda})
+
+    device = CudaDevice(TRAITS, 1)
+
+    assert device.describe() == f"cuda:1: card 1, 141 GiB, torch {torch.__version__}, CUDA 13.0, driver 580.1"
+    assert device.memory().free == 3 << 30
