@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from devices.network import interface_variables
+from devices.table import traits_of
 from ranktable_tools.addresses import LOOPBACK, canonical, is_address
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.interfaces import interface_addresses, interface_of
@@ -53,9 +55,5 @@ def network_variables(
     interface = find(address)
     if interface is None:
         return {}
-    wanted = {"GLOO_SOCKET_IFNAME": interface}
-    if kind == "npu":
-        wanted |= {"HCCL_IF_IP": address, "HCCL_SOCKET_IFNAME": f"={interface}"}
-    elif kind == "cuda":
-        wanted |= {"NCCL_SOCKET_IFNAME": f"={interface}"}
+    wanted = interface_variables(traits_of(kind).collective, address, interface)
     return {name: value for name, value in wanted.items() if not environ.get(name)}

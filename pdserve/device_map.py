@@ -5,26 +5,15 @@ as many cards shown as the entry has     rank i is card i, and the variable is l
 more cards shown                         the entry's physical ids are looked up and named in the variable
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from ranktable_tools.devices.kinds import DeviceKind, present_devices
-from ranktable_tools.devices.npu_smi import parse_map
-from ranktable_tools.devices.nvidia_smi import GPU_QUERY, parse_gpus
-from ranktable_tools.devices.tools import Run, find_tool, run_tool
+from devices.table import traits_of
+from ranktable_tools.devices.cards import Card, shown_cards
+from ranktable_tools.devices.kinds import DeviceKind
+from ranktable_tools.devices.tools import Run, run_tool
 from wire.errors import ConfigError
-
-VARIABLES: Final[Mapping[DeviceKind, str]] = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One card that this process could use: its physical id, and what names it in the variable."""
-
-    device_id: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +34,13 @@ def map_devices(
     Raises ConfigError with both numbers where there are fewer cards than ranks, and RanktableError where a driver's
     tool does not answer.
     """
-    variable = VARIABLES.get(kind)
+    variable = traits_of(kind).visible_variable
     if variable is None:
         return None
     preset = environ.get(variable)
     if preset is not None:
         return _obeyed(variable, preset, device_ids)
-    cards = _FINDERS[kind](environ, run, dev)
+    cards = shown_cards(kind, environ, run, dev)
     if len(cards) < len(device_ids):
         raise ConfigError(
             f"{len(cards)} {kind} cards are shown here ({_listed(cards)}), the table's entry has {len(device_ids)} "
@@ -81,31 +70,6 @@ def _obeyed(variable: str, preset: str, device_ids: Sequence[str]) -> DeviceMap:
             f"({','.join(device_ids)}): name them all in it, or unset it"
         )
     return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, as it was set)")
-
-
-def _npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
-    """Return the NPUs by npu-smi, else by their nodes. The runtime counts what it is shown from 0, by physical id."""
-    tool = find_tool("npu-smi", environ)
-    shown = {chip.device_id for chip in parse_map(run((tool, "info", "-m")).text)} if tool is not None else set()
-    ids = sorted(shown or present_devices("npu", dev), key=int)
-    return [Card(device_id, str(place)) for place, device_id in enumerate(ids)]
-
-
-def _gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
-    """Return the GPUs by nvidia-smi, named by UUID: CUDA's own order of them is another.
-
-    Where it says nothing they are counted by their nodes, whose numbers name no card for sure.
-    """
-    tool = find_tool("nvidia-smi", environ)
-    gpus = parse_gpus(run((tool, *GPU_QUERY)).text) if tool is not None else []
-    if gpus:
-        return [Card(gpu.device_id, gpu.uuid) for gpu in gpus]
-    return [Card(device_id, "") for device_id in present_devices("cuda", dev)]
-
-
-_FINDERS: Final[Mapping[DeviceKind, Callable[[Mapping[str, str], Run, Path], list[Card]]]] = {
-    "npu": _npus, "cuda": _gpus,
-}  # fmt: skip
 
 
 def _line(device_ids: Sequence[str], names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pdserve import __version__
 from ranktable_tools.doctor.machine import Machine
-from ranktable_tools.doctor.versions import find_versions, package_version
+from ranktable_tools.doctor.versions import package_version, stack_facts
 
 PACKAGES = (
     "torch", "torch_npu", "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf", "ray", "fastapi",
@@ -48,11 +48,7 @@ def _software(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     yield "system", f"{_os_name(machine)}, {platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}"
     yield "container", "yes" if machine.in_container else "no"
-    if machine.kind == "npu":
-        found = find_versions(machine)
-        yield "driver", found.driver or "-"
-        yield "firmware", found.firmware or "-"
-        yield "CANN", found.cann or "-"
+    yield from stack_facts(machine).items()
 
 
 def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:

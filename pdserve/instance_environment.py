@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Final
 
 from pdserve.addresses import network_variables
-from pdserve.device_map import map_devices
-from ranktable_tools.devices.kinds import DeviceKind
+from pdserve.device_map import DeviceMap, map_devices
+from ranktable_tools.devices.kinds import DeviceKind, find_kind, kind_named
 from ranktable_tools.devices.tools import Run, run_tool
+from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan
+from wire.errors import ConfigError
 from wire.options import EngineOptions
 
-_KINDS: Final[Mapping[str, DeviceKind]] = {"npu": "npu", "cuda": "cuda"}
+AUTO: Final = "auto"
 HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its groups from it
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceEnvironment:
-    """What was done: the line that says which rank has which card, None on CPUs, and the variables of the network."""
+    """What was done, and which device is to be asked for.
 
+    `device_line` says which rank has which card, None on CPUs; `network` are the variables that were set for it.
+    """
+
+    device: str
     device_line: str | None
     network: Mapping[str, str]
 
@@ -28,12 +34,31 @@ def prepare_environment(
     options: EngineOptions, plan: LaunchPlan, environ: MutableMapping[str, str], *,
     run: Run = run_tool, dev: Path = Path("/dev"),
 ) -> InstanceEnvironment:  # fmt: skip
-    """Change `environ` before anything that reads it is imported. Raises ConfigError and RanktableError."""
+    """Change `environ` before anything that reads it is imported. Raises ConfigError and RanktableError.
+
+    Under `auto` cards that are shown here and are not the entry's leave the instance on the CPU, and the line says why.
+    """
     environ.pop(HCCL_TABLE, None)
-    kind = _KINDS.get(options.device, "cpu")
-    devices = map_devices(kind, plan.own.device_ids, environ, run=run, dev=dev)
-    if devices is not None and devices.value is not None:
-        environ[devices.variable] = devices.value
+    device, kind = options.device, find_kind(dev) if options.device == AUTO else kind_named(options.device)
+    cards, line = _settled(device, kind, plan.own.device_ids, environ, run, dev)
+    if cards is None and device == AUTO and line is not None:
+        device = kind = "cpu"
+    if cards is not None and cards.value is not None:
+        environ[cards.variable] = cards.value
     network = network_variables(options.kv_ip or plan.own.server_ip, kind, environ)
     environ.update(network)
-    return InstanceEnvironment(None if devices is None else devices.line, network)
+    return InstanceEnvironment(device, line, network)
+
+
+def _settled(
+    asked: str, kind: DeviceKind, device_ids: tuple[str, ...], environ: Mapping[str, str], run: Run, dev: Path
+) -> tuple[DeviceMap | None, str | None]:
+    try:
+        cards = map_devices(kind, device_ids, environ, run=run, dev=dev)
+    except (ConfigError, RanktableError) as error:
+        if asked != AUTO:
+            raise
+        return None, f"devices: the CPU, because {error} (--device {kind} makes this an error)"
+    if cards is None:
+        return None, None
+    return cards, cards.line if asked != AUTO else f"{cards.line}, should they work here"

@@ -25,6 +25,7 @@ from pdserve.step_tokens import check_step_tokens
 from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on
 from pdserve.trust import trust_of
+from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from telemetry import logs
@@ -65,8 +66,9 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
 
     namespace = read_flags(argv, environ)
     share = getattr(namespace, "share_devices", False)
-    if share and getattr(namespace, "device", "auto") == "npu":
-        raise ConfigError("--share-devices is for GPUs: with --device npu each NPU is in one instance alone")
+    device = getattr(namespace, "device", "auto")
+    if share and not may_share(kind_named(device)):
+        raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU is in one instance alone")
     try:
         return when_completed(
             lambda: resolve(table_variables(namespace, environ), share_devices=share),
@@ -146,6 +148,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
     check_kv_address(options.kv_ip, trust)
     check_engine_flags(options)
     around = prepare_environment(options, plan, os.environ)
+    options = replace(options, device=around.device)
     launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
     _tell((*typed.notices, *launch.notices))
     options = launch.config.options

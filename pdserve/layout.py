@@ -8,6 +8,7 @@ from pathlib import Path
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan, environment, launch_command
 from ranktable_tools.commands import GenArguments, gen
+from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.generate import Generated
 from ranktable_tools.secret import ensure_secret
 
@@ -54,7 +55,7 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
         save_dir=str(tables),
         ip=HOST,
         ports=",".join(map(str, ports)),
-        device_type="npu" if shape.device == "npu" else "cpu",
+        device_type=kind_named(shape.device),
     )
     return gen(arguments, lambda line: None, os.environ)
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranktable_tools.addresses import own_address
-from ranktable_tools.devices.kinds import DeviceKind, absent_note, find_kind, present_devices
-from ranktable_tools.devices.npu_addresses import AddressSource, npu_addresses
+from ranktable_tools.devices.card_addresses import card_addresses, has_own_network
+from ranktable_tools.devices.kinds import DeviceKind, absent_note, find_kind, may_share, present_devices
+from ranktable_tools.devices.npu_addresses import AddressSource
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.generate import (
     Generated,
@@ -48,7 +49,7 @@ def gen(
     """
     request = _request(arguments)
     kind = arguments.device_type or find_kind(root / "dev")
-    if kind == "npu" and request.share_devices:
+    if request.share_devices and not may_share(kind):
         raise RanktableError("--share-devices is for GPUs: an NPU is in one instance alone")
     check_request(request)
     _refuse_other_devices(request, arguments.save_dir)
@@ -82,11 +83,9 @@ def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
 def _device_ips(
     request: GenRequest, kind: DeviceKind, source: AddressSource | None, environ: Mapping[str, str], conf: Path
 ) -> dict[str, str]:
-    if kind == "npu":
-        return npu_addresses(request.device_ids, source, environ, conf=conf)
-    if source is not None:
+    if source is not None and not has_own_network(kind):
         raise RanktableError(f"--device-ip-from {source} is for npu; the devices of {kind} have the host's address")
-    return dict.fromkeys(request.device_ids, request.ip)
+    return card_addresses(kind, request.device_ids, request.ip, environ, source=source, conf=conf)
 
 
 def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:

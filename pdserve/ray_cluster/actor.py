@@ -5,6 +5,7 @@ from typing import Any
 
 from pdserve.ray_cluster.host import InstanceHost, Where
 from pdserve.ray_cluster.messages import Failure, Look, Orders, Wanted, decode, encode
+from pdserve.ray_cluster.need import RESOURCES
 from ranktable_tools.errors import RanktableError
 from wire.errors import ConfigError, PdserveError, to_name
 
@@ -17,7 +18,7 @@ class InstanceActor:
 
         context: Any = ray.get_runtime_context()
         given = context.get_accelerator_ids()
-        ids = {"npu": given.get("NPU", ()), "cuda": given.get("GPU", ())}
+        ids: dict[str, Any] = {kind: given.get(name, ()) for kind, name in RESOURCES.items()}
         self._host = InstanceHost(Where(context.get_node_id(), ray.util.get_node_ip_address(), ids), os.environ)
 
     def do(self, verb: str, text: str) -> tuple[bool, str]:

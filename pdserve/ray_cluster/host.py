@@ -10,7 +10,8 @@ from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import Child, stop
 from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted
 from pdserve.ray_cluster.private_folder import PrivateFolder
-from ranktable_tools.devices.npu_addresses import npu_addresses
+from ranktable_tools.devices.card_addresses import card_addresses
+from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.json_file import write_private
 from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError, Incompatible
@@ -44,7 +45,7 @@ class InstanceHost:
         if wanted.version != __version__:
             raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
         ids = self._device_ids(wanted)
-        ips = npu_addresses(ids, None, self._environ) if wanted.kind == "npu" else dict.fromkeys(ids, self._where.ip)
+        ips = card_addresses(kind_named(wanted.kind), ids, self._where.ip, self._environ)
         self._port = self._free_port()
         where = self._where
         return Seat(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ranktable_tools.devices.kinds import DeviceKind
+from ranktable_tools.devices.kinds import DeviceKind, kind_named
 
 STRATEGIES: Final = ("spread", "pack", "strict-spread", "strict-pack")
 """How instances lie on nodes: apart or together, as far as there is room, or (strict) not at all."""
 
-_KINDS: Final[Mapping[str, DeviceKind]] = {"npu": "npu", "cuda": "cuda"}
-_RESOURCES: Final[Mapping[DeviceKind, str]] = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
+RESOURCES: Final[Mapping[DeviceKind, str]] = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
+"""What Ray calls each kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Need:
     @property
     def resource(self) -> str:
         """What Ray calls the device: NPU, GPU or CPU."""
-        return _RESOURCES[self.kind]
+        return RESOURCES[self.kind]
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -36,7 +36,7 @@ class Need:
 
 def need_of(device: str, num_ranks: int) -> Need:
     """Return what an instance with `--device` and that many ranks needs; auto is the CPU, as on one machine."""
-    return Need(_KINDS.get(device, "cpu"), num_ranks)
+    return Need(kind_named(device), num_ranks)
 
 
 def no_room(

@@ -10,6 +10,16 @@ KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 _NODE = {"npu": re.compile(r"davinci([0-9]+)"), "cuda": re.compile(r"nvidia([0-9]+)")}
 
 
+def kind_named(name: str) -> DeviceKind:
+    """Return the kind of this name; `cpu` for any other: what is no card is a share of the cores."""
+    return next((kind for kind in KINDS if kind == name), "cpu")
+
+
+def may_share(kind: DeviceKind) -> bool:
+    """Whether two instances may have one device: an NPU is in one instance alone."""
+    return kind != "npu"
+
+
 def find_kind(dev: Path = Path("/dev")) -> DeviceKind:
     """Return `npu` where a davinci node is, `cuda` where a GPU is, else `cpu`."""
     if present_devices("npu", dev):

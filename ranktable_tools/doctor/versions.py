@@ -70,6 +70,14 @@ def find_versions(machine: Machine, installed: Callable[[str], str | None] | Non
     )
 
 
+def stack_facts(machine: Machine) -> dict[str, str]:
+    """Return what lies below torch_npu here, by name, for people; nothing on a machine without NPUs."""
+    if machine.kind != "npu":
+        return {}
+    found = find_versions(machine)
+    return {"driver": found.driver or "-", "firmware": found.firmware or "-", "CANN": found.cann or "-"}
+
+
 def find_cann(machine: Machine) -> str | None:
     """Return the version that the toolkit's own files tell, as 9.1.0 or 8.0.RC1."""
     named = machine.environ.get("ASCEND_HOME_PATH") or machine.environ.get("ASCEND_TOOLKIT_HOME")

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pdserve.instance_environment import prepare_environment
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.tools import Answer
 from ranktable_tools.launch_plan import LaunchPlan, resolve
+from wire.errors import ConfigError
 from wire.options import EngineOptions
 
 GPUS = "".join(f"{i}, GPU-{i}, NVIDIA H200, 570.1, 1, 143771\n" for i in range(8))
@@ -45,5 +48,37 @@ def test_an_instance_on_cpus_and_loopback_only_loses_the_table_that_torch_npu_wo
     environ["RANK_TABLE_FILE"] = "/hccl.json"
 
     for device in ("auto", "cpu"):
-        made = prepare_environment(replace(EngineOptions(), device=device), _plan(tmp_path), environ)
-        assert (made.device_line, made.network, environ) == (None, {}, before)
+        made = prepare_environment(replace(EngineOptions(), device=device), _plan(tmp_path), environ, dev=tmp_path)
+        assert (made.device, made.device_line, made.network, environ) == (device, None, {}, before)
+
+
+def test_auto_looks_the_entrys_cards_up_before_anything_can_open_another(tmp_path: Path) -> None:
+    environ = _tool(tmp_path)
+    (tmp_path / "nvidia0").touch()
+
+    made = prepare_environment(
+        EngineOptions(), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), GPUS, 0), dev=tmp_path
+    )
+
+    assert (made.device, environ["CUDA_VISIBLE_DEVICES"]) == ("auto", "GPU-6,GPU-7")
+    assert made.device_line is not None
+    assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), should they work here")
+
+
+def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why(tmp_path: Path) -> None:
+    environ, one = _tool(tmp_path), GPUS.splitlines(keepends=True)[0]
+    (tmp_path / "nvidia0").touch()
+    before = dict(environ)
+
+    made = prepare_environment(
+        EngineOptions(), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), one, 0), dev=tmp_path
+    )
+
+    assert (made.device, environ) == ("cpu", before)
+    assert made.device_line is not None
+    assert made.device_line.startswith("devices: the CPU, because 1 cuda cards are shown here (0), ")
+    with pytest.raises(ConfigError, match="1 cuda cards are shown here"):
+        prepare_environment(
+            EngineOptions(device="cuda"), _plan(tmp_path), environ,
+            run=lambda command: Answer(tuple(command), one, 0), dev=tmp_path,
+        )  # fmt: skip
