@@ -1,4 +1,4 @@
-"""The checksums that a server sends with a file, and that are sent with one."""
+"""The checksums that a server sends with a file, that are sent with one, and that a store tells of what it took."""
 
 import base64
 import binascii
@@ -12,6 +12,9 @@ from batch.remote.retries import Transient
 
 _DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
 _GOOGLE = re.compile(r"\bmd5=([A-Za-z0-9+/=]+)")
+_MD5_ETAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
+_STORES = ("x-amz-request-id", "x-obs-request-id", "x-oss-request-id", "x-cos-request-id")
+"""Headers of stores whose ETag is the MD5 of a file that came by one PUT, unless they encrypt it by a key service."""
 
 
 class Digests:
@@ -23,7 +26,7 @@ class Digests:
     def __init__(self, headers: Mapping[str, str]) -> None:
         told = [
             ("md5", headers.get("Content-MD5")),
-            ("md5", _first(_GOOGLE, headers.get("x-goog-hash"))),
+            ("md5", _first(_GOOGLE, _all(headers, "x-goog-hash"))),
             ("sha256", headers.get("x-amz-checksum-sha256")),
             ("sha256", _first(_DIGEST, headers.get("Repr-Digest"))),
             ("sha256", _first(_DIGEST, headers.get("Content-Digest"))),
@@ -44,13 +47,42 @@ class Digests:
                 raise Transient(f"the file came with {hasher.name} {value.hex()} and is {hasher.hexdigest()}")
 
 
-def content_md5(path: Path) -> str:
-    """Return the value of a Content-MD5 header for this file."""
+def stored_md5(headers: Mapping[str, str]) -> bytes | None:
+    """Return the MD5 that the answer to a PUT tells of the file that was stored, None where it tells none."""
+    value = _first(_GOOGLE, _all(headers, "x-goog-hash"))
+    if value is None and "x-ms-request-id" in headers:
+        value = headers.get("Content-MD5")
+    if value is not None:
+        return _decoded(value)
+    etag = _MD5_ETAG.fullmatch(headers.get("ETag", ""))
+    if etag is None or not any(name in headers for name in _STORES) or _is_encrypted(headers):
+        return None
+    return bytes.fromhex(etag[1])
+
+
+def content_md5(path: Path) -> bytes:
+    """Return the MD5 of this file."""
     hasher = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(MIB):
             hasher.update(piece)
-    return base64.b64encode(hasher.digest()).decode()
+    return hasher.digest()
+
+
+def in_header(md5: bytes) -> str:
+    """Return the value of a Content-MD5 header."""
+    return base64.b64encode(md5).decode()
+
+
+def _is_encrypted(headers: Mapping[str, str]) -> bool:
+    """Whether the store says that it encrypts in a way that makes its ETag another; S3's own AES256 does not."""
+    told = {name.lower(): value for name, value in headers.items() if "server-side-encryption" in name.lower()}
+    return bool(told) and told != {"x-amz-server-side-encryption": "AES256"}
+
+
+def _all(headers: Mapping[str, str], name: str) -> str:
+    """Return the values of a header that may come several times, as one."""
+    return ",".join(value for told, value in headers.items() if told.lower() == name)
 
 
 def _first(pattern: re.Pattern[str], value: str | None) -> str | None:

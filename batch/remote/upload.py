@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractResolver
 
 from batch.remote.addresses import AddressRules
 from batch.remote.answers import REDIRECTS, failure
-from batch.remote.digests import content_md5
+from batch.remote.digests import content_md5, in_header, stored_md5
 from batch.remote.download import Progress
 from batch.remote.exchange import Peers
 from batch.remote.limits import UploadLimits
@@ -36,17 +36,16 @@ async def upload(
 ) -> int:
     """PUT the file at `path` to `url` with its length, and its Content-MD5 where the URL allows one; return its bytes.
 
-    The file is the caller's to keep. Raises ConfigError for a URL or an address that is not allowed, for an answer
-    that would be the same next time (with the server's words), and for a file that cannot be read or changes;
-    Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
+    Where the URL allows none, the MD5 that the store tells afterwards is compared. The file is the caller's to keep.
+    Raises ConfigError for a URL or an address that is not allowed, for an answer that would be the same next time (with
+    the server's words), and for a file that cannot be read or changes; Unavailable when all tries failed;
+    DeadlineExceeded after `limits.whole_s`.
     """
     target = RemoteUrl.parse(url)
-    headers = {}
     try:
-        if target.takes_headers:
-            headers["Content-MD5"] = await asyncio.to_thread(content_md5, path)
+        md5 = await asyncio.to_thread(content_md5, path)
         with path.open("rb") as file:
-            sending = _Sending(file, headers, Peers(rules, resolver), limits, on_bytes)
+            sending = _Sending(file, md5, Peers(rules, resolver), limits, on_bytes)
             return await retried(
                 partial(sending.attempt, target), what=str(target), retries=limits.retries, whole_s=limits.whole_s
             )
@@ -58,12 +57,11 @@ class _Sending:
     """One upload's tries."""
 
     def __init__(
-        self, file: BinaryIO, headers: dict[str, str], peers: Peers, limits: UploadLimits,
-        on_bytes: Progress | None,
+        self, file: BinaryIO, md5: bytes, peers: Peers, limits: UploadLimits, on_bytes: Progress | None
     ) -> None:  # fmt: skip
         self._file = file
         self._size, self._changed_at = self._state()
-        self._headers = {**headers, "Content-Length": str(self._size)}
+        self._md5 = md5
         self._peers = peers
         self._limits = limits
         self._on_bytes = on_bytes
@@ -87,7 +85,7 @@ class _Sending:
         self._sent = 0
         async with self._peers.exchange(
             "PUT", target, patience, partial(self._connected, patience),
-            headers=self._headers, body=self._pieces(patience), expect100=self._asks_first,
+            headers=self._headers(target), body=self._pieces(patience), expect100=self._asks_first,
         ) as response:  # fmt: skip
             if self._asks_first and response.status == 417:
                 raise Transient("the server knows no expectation")
@@ -98,7 +96,18 @@ class _Sending:
                 raise await failure(response, target, patience)
             if self._sent < self._size:
                 raise Transient(f"the server answered {response.status} after {self._sent} of {self._size} bytes")
+            self._check_stored(response.headers, target)
         return self._size
+
+    def _headers(self, target: RemoteUrl) -> dict[str, str]:
+        md5 = {"Content-MD5": in_header(self._md5)} if target.takes_headers else {}
+        return {**md5, "Content-Length": str(self._size)}
+
+    def _check_stored(self, headers: Mapping[str, str], target: RemoteUrl) -> None:
+        """Raise Transient where the store has other bytes; one that was told the MD5 has compared it itself."""
+        stored = None if target.takes_headers else stored_md5(headers)
+        if stored not in (None, self._md5):
+            raise Transient(f"the store took a file of MD5 {stored.hex()}, and this one's is {self._md5.hex()}")
 
     def _connected(self, patience: Patience) -> None:
         if self._asks_first:

@@ -251,10 +251,11 @@ async def test_checksums_of_the_answer_are_checked(tmp_path: Path) -> None:
     md5, sha256 = hashlib.md5(BODY).digest(), hashlib.sha256(BODY).digest()
     good = ok(BODY, f"Content-MD5: {told(md5)}", f"Content-Digest: sha-512=:AA==:, sha-256=:{told(sha256)}:")
     bad = ok(BODY, f"x-amz-checksum-sha256: {told(md5 + md5)}", f"x-goog-hash: crc32c=AA==,md5={told(md5)}")
-    async with raw_server(in_turn(bad, good)) as server:
+    torn = ok(BODY, "x-goog-hash: crc32c=AA==", f"x-goog-hash: md5={told(hashlib.md5(b'').digest())}")
+    async with raw_server(in_turn(bad, torn, good)) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
-        assert len(server.asked) == 2
+        assert len(server.asked) == 3
 
 
 @pytest.mark.parametrize(

@@ -260,3 +260,72 @@ async def test_a_server_that_is_not_there_is_named(small: Path) -> None:
 
     with pytest.raises(Unavailable, match=r"\(hidden\): no connection to 127.0.0.1:\d+: Connection refused \(tried 3"):
         await upload(small, url, rules=LOOPBACK, limits=LIMITS)
+
+
+MD5 = hashlib.md5(BODY).digest()
+OTHER = hashlib.md5(b"torn").digest()
+S3 = "x-amz-request-id: 1"
+
+
+def _stored(*headers: str) -> bytes:
+    return answer("200 OK", b"", *headers)
+
+
+def _etag(md5: bytes) -> str:
+    return f'ETag: "{md5.hex()}"'
+
+
+def _base64(md5: bytes) -> str:
+    return base64.b64encode(md5).decode()
+
+
+TORN = {
+    "S3": (S3, _etag(OTHER)),
+    "S3 by its own key": (S3, _etag(OTHER), "x-amz-server-side-encryption: AES256"),
+    "OBS": ("x-obs-request-id: 1", _etag(OTHER)),
+    "OSS": ("x-oss-request-id: 1", f"ETag: {OTHER.hex().upper()}"),
+    "Google": ("x-goog-hash: crc32c=AAAAAA==", f"x-goog-hash: md5={_base64(OTHER)}"),
+    "Azure": ("x-ms-request-id: 1", f"Content-MD5: {_base64(OTHER)}"),
+}
+
+
+@pytest.mark.parametrize("torn", TORN.values(), ids=TORN)
+async def test_what_a_store_took_otherwise_is_sent_again(small: Path, torn: tuple[str, ...]) -> None:
+    whole = [line.replace(OTHER.hex(), MD5.hex()).replace(_base64(OTHER), _base64(MD5)) for line in torn]
+    whole = [line.replace(OTHER.hex().upper(), MD5.hex().upper()) for line in whole]
+    async with raw_server(in_turn(_stored(*torn), _stored(*whole))) as server:
+        await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
+
+        assert [asked.body for asked in server.asked] == [BODY, BODY]
+
+
+async def test_a_store_that_always_takes_something_else_is_said_with_both_sums(small: Path) -> None:
+    words, asked = await _refusal(in_turn(_stored(*TORN["S3"])), small)
+
+    assert f": the store took a file of MD5 {OTHER.hex()}, and this one's is {MD5.hex()} (tried 3 times)" in words
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (_etag(OTHER),), (S3, 'ETag: "opaque"'), (S3, f'ETag: "{OTHER.hex()}-2"'), (S3, _etag(MD5)), (S3,),
+        (S3, _etag(OTHER), "x-amz-server-side-encryption: aws:kms"),
+        (S3, _etag(OTHER), "x-amz-server-side-encryption-customer-algorithm: AES256"),
+        ("x-obs-request-id: 1", _etag(OTHER), "x-obs-server-side-encryption: kms"),
+        (f"Content-MD5: {_base64(OTHER)}",), ("x-goog-hash: crc32c=AAAAAA==",), ("x-goog-hash: md5=!",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+async def test_what_tells_no_md5_of_the_stored_file_is_not_compared(small: Path, headers: tuple[str, ...]) -> None:
+    async with raw_server(in_turn(_stored(*headers))) as server:
+        await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
+
+        assert len(server.asked) == 1
+
+
+async def test_a_store_that_was_told_the_md5_has_compared_it_itself(small: Path) -> None:
+    async with raw_server(in_turn(_stored(*TORN["S3"]))) as server:
+        await upload(small, server.url(V4), rules=LOOPBACK, limits=LIMITS)
+
+        assert len(server.asked) == 1
