@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from devices.table import choose
 from engine.ranks.team import OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
@@ -26,13 +27,15 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
     num_threads = max(1, min(map(len, cores)))
     prepare_torch(num_threads)
     with loading():
+        device = choose(options.device).kind.traits.kind
         from engine.ranks.load import RanksOptions, load_ranks
 
         ranks = RanksOptions(
-            cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level, log_format=options.log_format
-        )
+            cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level,
+            log_format=options.log_format, device=device,
+        )  # fmt: skip
         loaded = load_ranks(
-            Path(options.model), dtype=options.dtype, block_size=config.block_size("cpu"),
+            Path(options.model), dtype=options.dtype, block_size=config.block_size(device),
             kv_cache_memory=options.kv_cache_memory, ranks=ranks, on_lost=on_lost,
             attention_backend=options.attention_backend, max_model_len=options.max_model_len,
             quantization=options.quantization,

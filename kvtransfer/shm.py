@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 
+from kvtransfer.device_memory import device_memory
 from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Frame, Taken, WireError
 from kvtransfer.hello import Hello
@@ -47,12 +48,14 @@ class ShmTransport:
     lanes = 1
 
     def __init__(self, memory: PoolMemory) -> None:
-        self._fd = memory.fd
+        self._fd, self._device = memory.fd, device_memory(memory)
         self._host_id = host_id()
 
     def unusable(self) -> str | None:
         """It needs a pool of host memory."""
-        return "the KV pool is no host memory" if self._fd is None else None
+        if self._device is not None:
+            return f"the KV pool lies on {self._device.device}: only host memory is mapped by peers"
+        return "the KV pool has no descriptor for peers to map it by" if self._fd is None else None
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Only this host and this network namespace are within reach."""

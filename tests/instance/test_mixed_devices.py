@@ -1,0 +1,259 @@
+"""P and D on devices of unlike kinds, with real models: the tokens are those of one instance, and of transformers."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from devices import npu, table
+from devices.collectives import COLLECTIVES
+from engine.oracle import generate_greedy
+from instance.config import InstanceConfig
+from instance.offers import transports_in_words
+from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
+from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.instance.pair import Client, running
+from tests.instance.test_handoff import wait_empty
+from tests.kvtransfer.groups import group_threads
+from tests.kvtransfer.hccl_rules import HcclRules
+from tests.kvtransfer.rig import until
+from wire.errors import ConfigError
+from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
+from wire.options import EngineOptions
+from wire.types import PromptState, Role, SamplingParams, StageTimes
+
+NUM_TOKENS, CHUNK = 12, 48
+_NUMBERS = random.Random(9)
+PROMPTS = [[_NUMBERS.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in (5, 61, 150)]
+START_S = 100.0  # ranks are processes which import torch
+
+
+@dataclass
+class SeveralKind(FakeKind):
+    """Whoever opens a device gets one of its own, as two instances' processes do."""
+
+    opened: list[FakeDevice] = field(default_factory=list)
+
+    def open(self, index: int = 0) -> FakeDevice:
+        self.opened.append(FakeDevice(len(self.opened), self.traits, self.total_bytes))
+        return self.opened[-1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("mixed") / "llama")
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> list[list[int]]:
+    """What transformers generates after each prompt."""
+    return generate_greedy(model, PROMPTS, NUM_TOKENS, dtype="float32", ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, SeveralKind]:
+    """The fake device, and one that is an NPU in all but its tensors and its attention."""
+    made = {"fake": SeveralKind(TRAITS), "npu": SeveralKind(replace(npu.TRAITS, attention="reference"))}
+    for name, kind in made.items():
+        monkeypatch.setitem(table.KINDS, name, kind)
+    return made
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
+    """hccl is gloo under HCCL's rules, between staging memory of the devices."""
+    made = HcclRules()
+    monkeypatch.setitem(COLLECTIVES, "hccl", replace(made.collective(), on_host=False))
+    yield made
+    assert made.broken == []
+    until(lambda: not group_threads())
+
+
+def config(
+    model: Path, role: Role, device: str, block_size: int | None, *transports: str, ranks: int = 1, port: int = 4
+) -> InstanceConfig:
+    options = EngineOptions(
+        model=str(model), device=device, dtype="float32", port=port, block_size=block_size, kv_transport=transports,
+        kv_cache_memory=2 << 20, prefill_chunk_size=CHUNK,
+    )  # fmt: skip
+    return InstanceConfig(options, role, device_ids=tuple(str(port + rank) for rank in range(ranks)))
+
+
+async def cross(p: Client, d: Client, number: int) -> tuple[list[int | None], StageTimes]:
+    """Run a prompt over the pair; return its tokens, P's first, and what P says of the hand-off."""
+    state = prompt(number)
+    await d.session.send(Reserve(state))
+    reserved = await d.next(Reserved, Refused)
+    assert isinstance(reserved, Reserved), reserved
+    await p.session.send(Prefill(state, reserved.ticket))
+    first = await p.next(Step, Failed)
+    assert isinstance(first, Step), first
+    handed = await p.next(HandedOff, Failed)
+    assert isinstance(handed, HandedOff), handed
+    return [token.token_id for token in first.tokens] + await rest_of(d), handed.times
+
+
+async def rest_of(client: Client) -> list[int | None]:
+    """Return the tokens of the one sequence that runs there, to its end."""
+    tokens: list[int | None] = []
+    while True:
+        step = await client.next(Step, Failed)
+        assert isinstance(step, Step), step
+        tokens += [token.token_id for token in step.tokens]
+        if any(token.finish is not None for token in step.tokens):
+            return tokens
+
+
+def prompt(number: int) -> PromptState:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    return PromptState(f"r/{number}", "r", tuple(PROMPTS[number]), params)
+
+
+def serve_pair(prefill: InstanceConfig, decode: InstanceConfig) -> tuple[list[list[int | None]], set[str]]:
+    """Return the tokens of all prompts over the pair, and the transports that their KV went over."""
+
+    async def run() -> list[tuple[list[int | None], StageTimes]]:
+        async with running(prefill) as (_, p), running(decode) as (_, d):
+            served = [await cross(p, d, number) for number in range(len(PROMPTS))]
+            await wait_empty(p, d)
+            return served
+
+    served = asyncio.run(run())
+    return [tokens for tokens, _ in served], {times.transport for _, times in served}
+
+
+def serve_alone(combined: InstanceConfig) -> list[list[int | None]]:
+    async def run() -> list[list[int | None]]:
+        outputs = []
+        async with running(combined) as (_, client):
+            for number in range(len(PROMPTS)):
+                await client.session.send(Generate(prompt(number)))
+                outputs.append(await rest_of(client))
+            await wait_empty(client)
+        return outputs
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake", "npu"])
+def test_a_combined_instance_on_each_kind_gives_the_tokens_of_transformers(
+    device: str, model: Path, reference: list[list[int]]
+) -> None:
+    assert serve_alone(config(model, Role.COMBINED, device, None)) == reference
+
+
+@pytest.mark.parametrize(
+    ("p_device", "d_device", "p_block", "d_block", "transport"),
+    [
+        ("cpu", "fake", 16, 32, "tcp"), ("fake", "cpu", 32, 128, "tcp"), ("cpu", "npu", None, None, "tcp"),
+        ("npu", "cpu", None, None, "tcp"), ("npu", "fake", 128, 16, "tcp"), ("fake", "npu", 16, 32, "tcp"),
+        ("cpu", "fake", 128, 16, "process_group"), ("fake", "cpu", 16, 32, "process_group"),
+        ("fake", "fake", 32, 128, "process_group"),
+    ],
+)  # fmt: skip
+def test_a_prompt_crosses_between_kinds_and_block_sizes(
+    p_device: str, d_device: str, p_block: int | None, d_block: int | None, transport: str, model: Path,
+    reference: list[list[int]], kinds: dict[str, SeveralKind],
+) -> None:  # fmt: skip
+    prefill = config(model, Role.PREFILL, p_device, p_block, transport, port=4)
+    decode = config(model, Role.DECODE, d_device, d_block, transport, port=6)
+
+    outputs, transports = serve_pair(prefill, decode)
+
+    assert outputs == reference
+    assert transports == {transport}
+    assert all(device.recorded > 0 for name in {p_device} - {"cpu"} for device in kinds[name].opened[:1])
+
+
+@pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
+def test_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
+    blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
+) -> None:
+    prefill = config(model, Role.PREFILL, "npu", blocks[0], "process_group", port=4)
+    decode = config(model, Role.DECODE, "npu", blocks[1], "process_group", port=6)
+
+    outputs, transports = serve_pair(prefill, decode)
+
+    assert outputs == reference
+    assert transports == {"process_group"}
+    assert rules.made == 2
+    assert [device.name for device in kinds["npu"].opened] == ["npu:0", "npu:1"]
+
+
+def test_kinds_without_a_common_collective_fall_back_to_tcp(
+    model: Path, reference: list[list[int]], rules: HcclRules
+) -> None:
+    prefill = config(model, Role.PREFILL, "cpu", None, "process_group", "tcp", port=4)
+    decode = config(model, Role.DECODE, "npu", None, "process_group", "tcp", port=6)
+
+    outputs, transports = serve_pair(prefill, decode)
+
+    assert outputs == reference
+    assert transports == {"tcp"}
+    assert rules.made == 0
+
+
+def test_where_no_transport_is_named_a_mixed_pair_takes_tcp_and_says_why_not_shm(
+    model: Path, reference: list[list[int]]
+) -> None:
+    outputs, transports = serve_pair(
+        config(model, Role.PREFILL, "cpu", None, port=4), config(model, Role.DECODE, "fake", None, port=6)
+    )
+
+    assert outputs == reference
+    assert transports == {"tcp"}
+
+
+def test_shm_is_refused_in_words_where_the_pool_lies_on_a_device(model: Path) -> None:
+    named = config(model, Role.DECODE, "fake", None, "shm", "tcp")
+
+    async def start() -> None:
+        async with running(named):
+            pass
+
+    with pytest.raises(ConfigError, match=r"--kv-transport shm: the KV pool lies on fake:0: only host memory"):
+        asyncio.run(start())
+
+
+def test_an_instance_on_a_device_tells_which_transports_it_has(model: Path) -> None:
+    async def run() -> tuple[str, ...]:
+        async with running(config(model, Role.COMBINED, "fake", None)) as (instance, _):
+            return transports_in_words((), instance._host.engine.memories[0])
+
+    words = asyncio.run(run())
+
+    assert "tcp" in words
+    assert any(one.startswith("shm: the KV pool lies on fake:0") for one in words)
+
+
+def test_a_prompt_crosses_between_two_ranks_of_the_cpu_and_one_device_there_and_back(
+    model: Path, reference: list[list[int]]
+) -> None:
+    two_ranks = config(model, Role.COMBINED, "cpu", 16, "tcp", ranks=2, port=4)
+    device = config(model, Role.COMBINED, "fake", 128, "tcp", port=6)
+
+    async def run() -> list[tuple[list[int | None], StageTimes]]:
+        async with asyncio.timeout(START_S), running(two_ranks) as (_, ranks), running(device) as (_, fake):
+            served = [await cross(ranks, fake, number) for number in (1, 2)]
+            served += [await cross(fake, ranks, 0)]
+            await wait_empty(ranks, fake)
+            return served
+
+    served = asyncio.run(run())
+
+    assert [tokens for tokens, _ in served] == [reference[1], reference[2], reference[0]]
+    assert all(times.kv_bytes > 0 for _, times in served)
+
+
+def test_several_ranks_on_a_device_are_refused_in_words(model: Path) -> None:
+    two_ranks = config(model, Role.COMBINED, "fake", None, ranks=2)
+
+    async def start() -> None:
+        async with running(two_ranks):
+            pass
+
+    with pytest.raises(ConfigError, match=r"ranks on fake would add up by gloo, but .* runs on CPUs alone so far"):
+        asyncio.run(start())
