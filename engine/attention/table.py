@@ -6,6 +6,7 @@ from devices.interface import Device
 from engine.attention.cpu import CpuAttention
 from engine.attention.cuda import make_cuda_attention
 from engine.attention.interface import AttentionBackend
+from engine.attention.npu import NpuAttention
 from engine.attention.reference import ReferenceAttention
 from native.engine_library import Threads
 from wire.errors import ConfigError
@@ -28,7 +29,11 @@ def _cuda(device: Device, threads: Threads | None) -> AttentionBackend:
     return make_cuda_attention(device)
 
 
-MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu, "cuda": _cuda}
+def _npu(device: Device, threads: Threads | None) -> AttentionBackend:
+    return NpuAttention()
+
+
+MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu, "cuda": _cuda, "npu": _npu}
 
 
 def make_backend(asked: str, device: Device, threads: Threads | None = None) -> AttentionBackend:

@@ -5,6 +5,7 @@ A call of either is brought to one form (FiaCall), checked, and computed a seque
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -197,8 +198,7 @@ def _check_mask(call: FiaCall, rows: Sequence[slice], kv_lengths: Sequence[int],
     if mask is None:
         raise Refused(f"sparse_mode {call.sparse_mode} needs its mask of {_MASK_SIZE} x {_MASK_SIZE}")
     need_shape("mask", mask, [_MASK_SIZE, _MASK_SIZE])
-    triangle = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1)
-    need(torch.equal(mask.bool(), triangle), "the mask is not 1 above the diagonal and 0 elsewhere")
+    need(torch.equal(mask.bool(), _triangle()), "the mask is not 1 above the diagonal and 0 elsewhere")
     for chosen, kv_length in zip(rows, kv_lengths, strict=True):
         count = chosen.stop - chosen.start
         need(count <= kv_length, f"{count} queries of {kv_length} keys")
@@ -206,6 +206,11 @@ def _check_mask(call: FiaCall, rows: Sequence[slice], kv_lengths: Sequence[int],
         need(longest > 1, "a band has no meaning for single queries: pre_tokens is ignored")
         need(all(chosen.stop - chosen.start > 1 for chosen in rows), "a band over a single query among others")
         need(call.pre_tokens >= 0 and call.next_tokens == 0, f"a band of {call.pre_tokens}, {call.next_tokens}")
+
+
+@cache
+def _triangle() -> torch.Tensor:
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1)
 
 
 def _hidden(call: FiaCall, index: int, count: int, kv_length: int) -> torch.Tensor:

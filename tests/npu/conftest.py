@@ -1,10 +1,23 @@
 """The ops of torch_npu for all tests of this folder."""
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from engine.npu import fused_attention
 from tests.npu import attention_ops
 from tests.npu.ops import NpuOps, require_npu_ops
 from tests.npu.wheel import Wheel
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The references' matrices are small: several threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -23,5 +36,10 @@ def wheel(npu_ops: NpuOps) -> Wheel:
 
 @pytest.fixture
 def attention_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let fused attention take float32 for this test: whole models are compared with the oracle in it."""
+    """Let fused attention take float32 for this test, in the engine and in its reference.
+
+    No NPU does. Whole models are compared with the oracle in float32, where a wrong row shows at once.
+    """
     monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)
+    for name in ("DTYPES", "TND_DTYPES"):
+        monkeypatch.setattr(fused_attention, name, (*getattr(fused_attention, name), torch.float32))

@@ -28,10 +28,14 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from tests.conftest import MISSING
 from tests.npu import attention_ops, small_ops
 from tests.npu.rules import Refused, need
-from tests.npu.wheel import NoWheel, Wheel, find_wheel
+from tests.npu.wheel import VERSION, NoWheel, Wheel, find_wheel
 
 _META = "torch_npu/op_plugin/meta/_meta_registrations.py"
 _A2 = 220  # of the wheel's numbers of chips, one below Ascend950's 260
+_DTYPE_NUMBERS = {
+    "int4": 285, "hifloat8": 290, "float8_e5m2": 291, "float8_e4m3fn": 292, "float8_e8m0fnu": 293,
+    "float4_e2m1fn_x2": 296, "float4_e1m2fn_x2": 297,
+}  # fmt: skip
 REFERENCES: dict[str, Callable[..., Any]] = {
     "npu_fused_infer_attention_score": attention_ops.fused_infer_attention,
     "npu_fused_infer_attention_score_v2": attention_ops.fused_infer_attention_v2,
@@ -146,7 +150,7 @@ def stand_ins() -> dict[str, types.ModuleType]:
             return name
 
     return {
-        "torch_npu": _Module("torch_npu", __version__="2.13.0"),
+        "torch_npu": _Module("torch_npu", __version__=VERSION, **_DTYPE_NUMBERS),
         "torch_npu.npu": _Module("torch_npu.npu"),
         "torch_npu.npu.utils": _Module("torch_npu.npu.utils", get_cann_version=lambda *_: "9.1.0"),
         "torch_npu.npu._backends": _Module("torch_npu.npu._backends", get_soc_version=lambda: _A2),

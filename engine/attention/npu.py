@@ -1,0 +1,151 @@
+"""Attention on NPUs: torch_npu's fused kernel reads blocks where they lie; layers that it does not take are torch's.
+
+step, layer                      | calls of npu_fused_infer_attention_score (engine/npu/fused_attention.py)
+plain                            | one: all rows, TND
+sliding window                   | chunks together, TND; single rows together, BSH, with a mask of their own
+head dim over 128, or float16    | each chunk alone, BSH; single rows together, BSH
+sinks                            | the same, TND by v2 of the op; under BSH sinks come in afterwards
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+
+from engine.attention.interface import AttentionOptions, StepAttention
+from engine.attention.tables import DecodeInputs, HostTables
+from engine.attention.torch_paged import TorchPagedAttention
+from engine.npu.fused_attention import Layer, attend_alone, attend_together, takes_tnd, triangle, why_not
+from engine.npu.step_rows import FixedRows, PlannedRows, StepRows
+from engine.step_metadata import StepMetadata
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+_OP = "npu_fused_infer_attention_score"
+_LENGTHS = ("actual_seq_lengths_kv", "actual_seq_kvlen")
+"""What the op and its v2 call the lists of the host that change from step to step."""
+
+
+class NpuAttention:
+    """The NPU backend. One thread calls it."""
+
+    def __init__(self, *, uses_tnd: bool = True) -> None:
+        """Without `uses_tnd` every call is BSH."""
+        self.uses_tnd = uses_tnd
+        self.torch = TorchPagedAttention()
+        self._refused: set[str] = set()
+        self._triangles: dict[torch.device, torch.Tensor] = {}
+
+    def plan(self, metadata: StepMetadata) -> "NpuStep":
+        """See AttentionBackend."""
+        return NpuStep(self, PlannedRows(metadata), metadata.slots, self.torch.plan(metadata))
+
+    def plan_decode(self, inputs: DecodeInputs) -> "NpuDecode":
+        """See GraphBackend."""
+        return NpuDecode(self, inputs)
+
+    def table_width(self, needed: int, most: int) -> int:
+        """See GraphBackend: the op reads what each row needs, torch gathers keys of the whole width."""
+        return self.torch.table_width(needed, most) if self._refused else most
+
+    def takes(self, layer: Layer) -> bool:
+        """Whether the op attends this layer; why not is told once."""
+        why = why_not(layer)
+        if why is not None and why not in self._refused:
+            self._refused.add(why)
+            _log.warning("attention_fallback", op=_OP, backend="torch", error=why)
+        return why is None
+
+    def triangle(self, device: torch.device) -> torch.Tensor:
+        """Return the mask of chunks, kept for the next step."""
+        if device not in self._triangles:
+            self._triangles[device] = triangle(device)
+        return self._triangles[device]
+
+
+class NpuStep:
+    """One step, or one run over fixed inputs; each layer goes to who takes it."""
+
+    def __init__(
+        self, backend: NpuAttention, rows: PlannedRows | FixedRows, slots: torch.Tensor, by_torch: StepAttention
+    ) -> None:
+        self._backend, self._rows, self._slots, self._torch = backend, rows, slots, by_torch
+        self._masks: dict[int, torch.Tensor] = {}
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write. "Norm" is the pool's layout: the op's own default is another."""
+        torch.ops.npu.npu_scatter_pa_kv_cache(
+            _by_token(new_keys, keys.dtype), _by_token(new_values, values.dtype), self._blocks(keys),
+            self._blocks(values), self._slots, cache_mode="Norm",
+        )  # fmt: skip
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        layer = Layer(_by_token(query, query.dtype), keys, values, options, self._rows.block_size)
+        if not self._backend.takes(layer):
+            return self._torch.attend(query, keys, values, options)
+        parts = list(self._parts(layer))
+        if len(parts) == 1:
+            return parts[0][1]
+        output = torch.empty_like(layer.query)  # [num_tokens, num_heads, dim]
+        for rows, made in parts:
+            assert rows.places is not None, "one of several parts of a step"
+            output.index_copy_(0, rows.places, made)
+        return output
+
+    def _parts(self, layer: Layer) -> Iterator[tuple[StepRows, torch.Tensor]]:
+        """Yield the rows of each call and what it made of them."""
+        rows, window = self._rows, layer.options.sliding_window
+        if window is not None and window >= rows.longest:
+            window = None  # it hides nothing
+        together = self._backend.uses_tnd and takes_tnd(layer, rows.num_sequences)
+        if together and window is None:
+            yield rows.everything, attend_together(layer, rows.everything, self._triangle, None)
+            return
+        if together and rows.chunks is not None:
+            yield rows.chunks, attend_together(layer, rows.chunks, self._triangle, window)
+        elif not together:
+            for chunk in rows.each_chunk:
+                yield chunk, attend_alone(layer, chunk, self._triangle, window)
+        if rows.singles is not None:
+            mask = None if window is None else self._hidden(rows.singles, window)
+            yield rows.singles, attend_alone(layer, rows.singles, mask, window)
+
+    @cached_property
+    def _triangle(self) -> torch.Tensor:
+        return self._backend.triangle(self._slots.device)
+
+    def _hidden(self, rows: StepRows, window: int) -> torch.Tensor:
+        if window not in self._masks:
+            self._masks[window] = rows.hidden(window, self._rows.block_size)
+        return self._masks[window]
+
+    def _blocks(self, pool: torch.Tensor) -> torch.Tensor:
+        return pool.view(-1, self._rows.block_size, *pool.shape[1:])
+
+
+class NpuDecode:
+    """Implements DecodeAttention. Owner of the lengths that the next run has on the host."""
+
+    def __init__(self, backend: NpuAttention, inputs: DecodeInputs) -> None:
+        self._backend, self._inputs = backend, inputs
+        self._torch = backend.torch.plan_decode(inputs)
+        self._kv_lengths: list[int] = []
+
+    def prepare(self, host: HostTables) -> dict[str, list[int]]:
+        """See DecodeAttention."""
+        self._torch.prepare(host)
+        self._kv_lengths = host.kv_lengths.tolist()
+        return dict.fromkeys(_LENGTHS, self._kv_lengths)
+
+    def step(self) -> NpuStep:
+        """See DecodeAttention."""
+        rows = FixedRows(self._inputs, self._kv_lengths)
+        return NpuStep(self._backend, rows, self._inputs.slots, self._torch.step())
+
+
+def _by_token(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return [num_tokens, heads, dim] of [heads, num_tokens, dim], in one piece."""
+    return rows.transpose(0, 1).to(dtype).contiguous()

@@ -1,0 +1,147 @@
+"""Calls of npu_fused_infer_attention_score over a paged pool, and what it takes.
+
+layout | rows of the step                          | what it takes                      | who says so
+TND    | any sequences, one behind the other       | bfloat16, head dim up to 128       | used so by others on A2 and A3
+BSH    | single rows together, or one chunk alone  | float16 too, head dim up to 512    | the op's document
+
+Lengths are lists on the host, those of keys one a sequence, those of TND's queries cumulative. Masks: for a chunk the
+2048 x 2048 triangle that stands for any size, counted from the last key (sparse_mode 3, or 4 with a band); none for
+single rows, to which the op does not apply bands. The document is _op_plugin_docs.py of torch_npu's wheel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.npu.step_rows import StepRows
+
+DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+"""Of query and pool."""
+TND_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16,)
+_TND_DIM, _TND_ROWS, _TND_SEQUENCES = 128, 65_536, 4_096
+_MAX_HEADS, _MAX_GROUP, _MAX_DIM, _DIM_STEP, _MAX_COLUMNS = 256, 64, 512, 16, 65_535
+_BLOCK_STEP, _MAX_BLOCK, _MAX_ELEMENTS = 128, 512, 2**31 - 1
+_TRIANGLE = 2048
+_CAUSAL, _BAND = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a step: its rows, and its part of the pool with their keys and values in it."""
+
+    query: torch.Tensor  # [num_tokens, num_heads, dim]
+    keys: torch.Tensor  # [num_slots, num_kv_heads, dim], as is the next
+    values: torch.Tensor
+    options: AttentionOptions
+    block_size: int
+
+    def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pool as the op reads it: [num_blocks, block_size, num_kv_heads * dim] each."""
+        keys, values = (
+            pool.view(-1, self.block_size, pool.shape[1] * pool.shape[2]) for pool in (self.keys, self.values)
+        )
+        return keys, values
+
+
+def why_not(layer: Layer) -> str | None:
+    """Return why the op does not attend such a layer, in words, or None."""
+    query, keys, values = layer.query, layer.keys, layer.values
+    heads, kv_heads, dim = query.shape[1], keys.shape[1], keys.shape[2]
+    if layer.options.softcap is not None:
+        return f"it has no softcap, {layer.options.softcap:g} here"
+    if query.dtype not in DTYPES or keys.dtype != query.dtype:
+        return f"queries of {query.dtype} and keys of {keys.dtype}: it takes two of {_names(DTYPES)}"
+    if keys.shape != values.shape:
+        return f"head dims {dim} of keys and {values.shape[2]} of values: it takes equal ones"
+    if dim % _DIM_STEP or dim > _MAX_DIM:
+        return f"head dim {dim}: it takes multiples of {_DIM_STEP} up to {_MAX_DIM}"
+    if heads > _MAX_HEADS or heads > kv_heads * _MAX_GROUP:
+        return f"{heads} heads over {kv_heads}: it takes {_MAX_HEADS} at most, and {_MAX_GROUP} for each KV head"
+    if kv_heads * dim > _MAX_COLUMNS:
+        return f"{kv_heads} KV heads of {dim}: it takes {_MAX_COLUMNS} columns at most"
+    if layer.block_size % _BLOCK_STEP or layer.block_size > _MAX_BLOCK:
+        return f"block size {layer.block_size}: it takes multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
+    if keys.numel() > _MAX_ELEMENTS:
+        return f"a pool of {keys.numel()} numbers a tensor: it takes {_MAX_ELEMENTS} at most"
+    return None
+
+
+def takes_tnd(layer: Layer, num_sequences: int) -> bool:
+    """Whether a layer that the op attends may go to it in one piece."""
+    num_tokens, _, dim = layer.query.shape
+    small = num_tokens <= _TND_ROWS and num_sequences <= _TND_SEQUENCES
+    return small and dim <= _TND_DIM and layer.query.dtype in TND_DTYPES
+
+
+def triangle(device: torch.device) -> torch.Tensor:
+    """Return the mask for chunks of any size: [2048, 2048] bool, true where nothing is seen."""
+    return torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
+
+
+def attend_together(layer: Layer, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return [rows, num_heads, dim] by TND. `mask` is the triangle; with a window no sequence has a single row."""
+    if layer.options.sinks is not None:
+        return _attend_with_sinks(layer, rows, mask, window)
+    keys, values = layer.cache()
+    made: tuple[torch.Tensor, torch.Tensor] = torch.ops.npu.npu_fused_infer_attention_score(
+        rows.of(layer.query), keys, values, atten_mask=mask, actual_seq_lengths=rows.query_ends,
+        actual_seq_lengths_kv=rows.kv_lengths, block_table=rows.table, num_heads=layer.query.shape[1],
+        scale=layer.options.scaling, input_layout="TND", num_key_value_heads=layer.keys.shape[1],
+        block_size=layer.block_size, **_band(window),
+    )  # fmt: skip
+    return made[0]
+
+
+def attend_alone(layer: Layer, rows: StepRows, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
+    """Return [rows, num_heads, dim] by BSH, of single rows or of one chunk.
+
+    `mask` is the triangle for a chunk; for single rows [rows, 1, 1, keys] bool, true where a key lies behind the
+    window, or None.
+    """
+    keys, values = layer.cache()
+    is_chunk = rows.is_one_chunk
+    query = rows.of(layer.query)
+    made: tuple[torch.Tensor, torch.Tensor] = torch.ops.npu.npu_fused_infer_attention_score(
+        query.flatten(1).unsqueeze(0 if is_chunk else 1), keys, values, atten_mask=mask,
+        actual_seq_lengths=[query.shape[0]] if is_chunk else [1] * query.shape[0],
+        actual_seq_lengths_kv=rows.kv_lengths, block_table=rows.table, num_heads=query.shape[1],
+        scale=layer.options.scaling, input_layout="BSH", num_key_value_heads=layer.keys.shape[1],
+        block_size=layer.block_size, softmax_lse_flag=layer.options.sinks is not None,
+        **(_band(window) if is_chunk else {}),
+    )  # fmt: skip
+    output = made[0].view_as(query)
+    return output if layer.options.sinks is None else _with_sinks(output, made[1], layer.options.sinks)
+
+
+def _attend_with_sinks(layer: Layer, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Attend by v2 of the op, which takes sinks in bfloat16 and has other names for its arguments."""
+    assert layer.options.sinks is not None
+    keys, values = layer.cache()
+    made: tuple[torch.Tensor, torch.Tensor] = torch.ops.npu.npu_fused_infer_attention_score_v2(
+        rows.of(layer.query), keys, values, atten_mask=mask, actual_seq_qlen=rows.query_ends,
+        actual_seq_kvlen=rows.kv_lengths, block_table=rows.table, learnable_sink=layer.options.sinks.to(torch.bfloat16),
+        num_query_heads=layer.query.shape[1], num_key_value_heads=layer.keys.shape[1],
+        softmax_scale=layer.options.scaling, input_layout="TND", block_size=layer.block_size, **_band(window),
+    )  # fmt: skip
+    return made[0]
+
+
+def _band(window: int | None) -> dict[str, int]:
+    """Return how the triangle is read. The band's tokens before a query do not count the query itself."""
+    if window is None:
+        return {"sparse_mode": _CAUSAL}
+    return {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
+
+
+def _with_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Let sinks take their part of the softmax afterwards: weights of sum 1 become exp(lse) / (exp(lse) + exp(sink)).
+
+    output: [rows, num_heads, dim]; lse: [batch, num_heads, rows of one, 1] float32, of which one of the two is 1.
+    """
+    by_row = lse.squeeze(-1).transpose(1, 2).flatten(0, 1)  # [rows, num_heads]
+    return (output.float() * torch.sigmoid(by_row - sinks.float())[..., None]).to(output.dtype)
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

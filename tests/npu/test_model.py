@@ -1,0 +1,79 @@
+"""Whole models on the NPU path: tokens are those of transformers, by ops that were each checked."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.loader import load_model
+from engine.oracle import Oracle
+from engine.torch_model import TorchModel
+from tests.engine.step_runner import generate
+from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.npu.npu_on_cpu import NpuOnCpu
+from tests.npu.ops import NpuOps
+
+_FIA = "npu_fused_infer_attention_score"
+
+
+def load(path: Path, dtype: str = "float32", attention: str = "auto") -> TorchModel:
+    return load_model(
+        path, dtype=dtype, block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu(1),
+        attention_backend=attention,
+    ).model  # fmt: skip
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    numbers = random.Random(11)
+    return [[numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.usefixtures("attention_in_float32")
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_output_is_that_of_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
+    path, given = make_tiny_model(kind, tmp_path / kind), prompts(1, 17, 150)
+
+    model = load(path)
+    npu_ops.calls.clear()
+    got = generate(model, given, 16, chunk=61)
+
+    assert got == Oracle(path, "float32").generate_greedy(given, 16, ignore_eos=True)
+    assert model.info.device == "npu:1"
+    calls = Counter(npu_ops.names())
+    assert calls["npu_scatter_pa_kv_cache"] > 0
+    assert calls[_FIA] >= calls["npu_scatter_pa_kv_cache"]
+    model.close()
+
+
+def test_float32_is_attended_by_torch_as_on_an_npu(npu_ops: NpuOps, tmp_path: Path) -> None:
+    path, given = make_tiny_model("llama", tmp_path / "llama"), prompts(3, 40)
+
+    model = load(path)
+    got = generate(model, given, 8, chunk=33)
+
+    assert got == Oracle(path, "float32").generate_greedy(given, 8, ignore_eos=True)
+    assert _FIA not in npu_ops.names()
+    model.close()
+
+
+def test_bfloat16_differs_from_the_reference_by_roundings_alone(npu_ops: NpuOps, tmp_path: Path) -> None:
+    from engine.step import BatchSequence, SampleRow, StepBatch
+    from wire.types import SamplingParams
+
+    path, given = make_tiny_model("qwen3", tmp_path / "qwen3"), prompts(150)[0]
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    batch = StepBatch(
+        tuple(given), (BatchSequence(0, 150, (1, 0)),), tuple(SampleRow(row, greedy, 0, row) for row in range(150))
+    )
+
+    ours, reference = load(path, "bfloat16"), load(path, "bfloat16", "reference")
+    npu_ops.calls.clear()
+    got, expected = (model.logits(batch).float() for model in (ours, reference))
+
+    assert _FIA in npu_ops.names()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+    assert not torch.equal(got, expected)
+    ours.close()
+    reference.close()
