@@ -129,6 +129,7 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
             quantization=options.quantization,
             device=device,
             gpu_memory_utilization=options.gpu_memory_utilization,
+            max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
         )
     return loaded.model, (f"{choice.reason} ({device.describe()})", *loaded.notes)
 

@@ -97,6 +97,7 @@ class EngineOptions:
         "how attention is computed: by the device's own, or by the reference",
         choices=("auto", "reference", "cpu", "cuda", "npu"),
     )
+    enforce_eager: bool = flag(False, "launch each decode step op by op, where GPUs and NPUs replay graphs of it")
     kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)
     kv_links: int = flag(2, "most links to one peer at once, where the transport gains by several (tcp)", parse=int)
     kv_digests: bool = flag(True, "check every KV frame by digest; off only when both ends of a link say so")

@@ -12,7 +12,7 @@ _KERNELS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq"
 
 _ONE_KIND = "only the files that are read are downloaded"
 _IN_CONFIG = "write it into the model's config.json"
-_GRAPHS = "no graphs are captured"
+_GRAPHS = "graphs are captured for every length"
 _STEPS = "each step is one forward pass"
 _ONE_POOL = "there is one kind of KV pool"
 _FAST_TOKENS = "the scheduler tokenises in threads of its own"
@@ -97,7 +97,7 @@ BATCH_FLAGS: Final = (
     no_effect(
         "--scheduling-policy", "by priority; of one priority first come, first served", only=("fcfs", "priority")
     ),
-    no_effect("--enforce-eager", _GRAPHS, _NOTHING),
+    supported("--enforce-eager", _NOTHING),
     no_effect("--max-context-len-to-capture", _GRAPHS),
     no_effect("--max-seq-len-to-capture", _GRAPHS),
     no_effect("--compilation-config", "nothing is compiled", short="-O"),

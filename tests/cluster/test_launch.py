@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_model: Path) -> None:
     file = tmp_path / "cluster.yaml"
-    file.write_text("engine: fake\nmax-num-seqs: 8\nmax-queued-requests: 20\nenforce-eager: true\n")
+    file.write_text("engine: fake\nmax-num-seqs: 8\nmax-queued-requests: 20\nuse-v2-block-manager: true\n")
     flags = ("--config", str(file), "--trust-remote-code")
 
     with GuideCluster(tmp_path, fake_model, flags=flags) as cluster:
@@ -24,7 +24,7 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
 
     assert answer.status == 200
     for log in logs.values():
-        assert log.count("without effect: --enforce-eager") == 1
+        assert log.count("without effect: --use-v2-block-manager") == 1
         assert "--trust-remote-code (code that comes with a model is never run)" in log
     prefill, decode = cluster.ports
     assert f"ports: control 0.0.0.0:{prefill}, KV any free port of 127.0.0.1, " in logs["prefill-0"]

@@ -107,7 +107,7 @@ def test_bench_engine_takes_a_file_too(file: Path) -> None:
 
 
 def test_one_file_serves_commands_that_know_only_some_of_it(file: Path) -> None:
-    file.write_text("model: /m\nprefill: 2\nurl: http://h:1\nenforce-eager: true\napi-key: secret\n")
+    file.write_text("model: /m\nprefill: 2\nurl: http://h:1\nuse-v2-block-manager: true\napi-key: secret\n")
     parser = CommandParser(prog="x")
     parser.add_argument("--url")
 
@@ -140,22 +140,24 @@ def test_a_bad_value_is_refused_with_its_line(file: Path, text: str, words: str)
 
 
 def test_flags_of_vllm_are_keys_too(file: Path) -> None:
-    file.write_text("swap-space: 1\ndtype: half\nenforce-eager: true\ntrust-remote-code: no\nseed: 3\n")
+    file.write_text(
+        "swap-space: 1\ndtype: half\nuse-v2-block-manager: true\nenforce-eager: yes\nseed: 3\ntrust-remote-code: no\n"
+    )
 
     typed = typed_over_file(["--config", str(file), "--seed", "4"], {})
 
-    assert (typed.options.swap_bytes, typed.options.dtype) == (2**30, "float16")
+    assert (typed.options.swap_bytes, typed.options.dtype, typed.options.enforce_eager) == (2**30, "float16", True)
     assert len(typed.notices) == 1
     assert typed.notices[0].count("--seed") == 1
     assert "trust-remote-code" not in typed.notices[0]
 
 
 def test_serve_and_up_tell_once_and_pass_nothing_on(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    serve.parse([model, "--enforce-eager", "--seed", "1"])
-    request = up_request.parse(["--model", model, "--enforce-eager", "--swap-space", "1"])
+    serve.parse([model, "--use-v2-block-manager", "--seed", "1"])
+    request = up_request.parse(["--model", model, "--use-v2-block-manager", "--swap-space", "1"])
 
     assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "without effect: --enforce-eager"
+        "without effect: --use-v2-block-manager"
     ] * 2
     assert request.flags == ("--model", model, "--swap-bytes", str(2**30))
     for parse in (serve.parse, up_request.parse):
@@ -191,10 +193,10 @@ def test_config_is_given_once_and_with_a_name() -> None:
 def test_the_schedulers_own_line_takes_a_file(file: Path) -> None:
     file.write_text("model: /m\nmax-n: 3\n")
 
-    prepared = prepare(["--config", str(file), "--enforce-eager"], scheduler_parser(), {}, serves=True)
+    prepared = prepare(["--config", str(file), "--use-v2-block-manager"], scheduler_parser(), {}, serves=True)
 
     assert prepared.argv == ("--model=/m", "--max-n=3")
-    assert prepared.notice == "without effect: --enforce-eager (no graphs are captured)"
+    assert prepared.notice == "without effect: --use-v2-block-manager (there is one kind of KV pool)"
 
 
 def test_a_model_flag_printed_twice_is_said_once() -> None:

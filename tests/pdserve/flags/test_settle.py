@@ -35,15 +35,15 @@ def test_the_line_of_a_vllm_server_starts_one_of_ours() -> None:
 
     assert (made.model, made.tensor_parallel_size, made.dtype, made.quantization) == ("m", 2, "float16", "gptq")
     assert (made.swap_bytes, made.max_num_seqs, made.gpu_memory_utilization) == (2**29, 8, 0.8)
-    assert (made.block_size, made.log_level) == (32, "DEBUG")
+    assert (made.block_size, made.log_level, made.enforce_eager) == (32, "DEBUG", True)
 
 
 def test_flags_without_effect_are_told_once_each_with_the_reason() -> None:
-    made = settle(("--enforce-eager", "--seed", "1", "--enforce-eager", "--seed=2"), KNOWN)
+    made = settle(("--use-v2-block-manager", "--seed", "1", "--use-v2-block-manager", "--seed=2"), KNOWN)
 
     assert made.argv == ()
     assert notice(made.without_effect) == (
-        "without effect: --enforce-eager (no graphs are captured); "
+        "without effect: --use-v2-block-manager (there is one kind of KV pool); "
         "--seed (a request's own seed decides, and without one it gets a random one)"
     )
 
@@ -51,7 +51,7 @@ def test_flags_without_effect_are_told_once_each_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("typed", "left"),
     [
-        (("--enforce-eager", "folder"), ("folder",)),
+        (("--use-v2-block-manager", "folder"), ("folder",)),
         (("--seed", "7", "folder"), ("folder",)),
         (("--seed=7", "folder"), ("folder",)),
         (("--enable-chunked-prefill", "folder"), ("folder",)),
@@ -115,7 +115,7 @@ _OURS: tuple[tuple[str, ...], ...] = (
     ("--quantization=awq",), ("--dtype", "float32"), ("--log-level=DEBUG",), ("--kv-transport", "tcp", "shm"),
 )  # fmt: skip
 _THEIRS: tuple[tuple[str, ...], ...] = (
-    ("--enforce-eager",), ("--seed", "7"), ("--seed=-1",), ("-O3",), ("-O", "2"), ("--enable-chunked-prefill",),
+    ("--use-v2-block-manager",), ("--seed", "7"), ("--seed=-1",), ("-O3",), ("-O", "2"), ("--enable-chunked-prefill",),
     ("--enable-chunked-prefill", "True"), ("-pp=1",), ("--disable_log_requests",), ("--load-format", "auto"),
 )  # fmt: skip
 

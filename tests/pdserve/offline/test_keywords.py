@@ -29,10 +29,10 @@ def test_every_flag_is_a_keyword_and_vllms_are_respelled(capsys: pytest.CaptureF
 
 
 def test_those_without_effect_are_named_once_as_keywords(capsys: pytest.CaptureFixture[str]) -> None:
-    read_keywords("m", {"enforce_eager": True, "trust_remote_code": False, "disable_log_stats": True})
+    read_keywords("m", {"use_v2_block_manager": True, "trust_remote_code": False, "disable_log_stats": True})
     said = capsys.readouterr().err
 
-    assert said.startswith("without effect: enforce_eager (no graphs are captured)")
+    assert said.startswith("without effect: use_v2_block_manager (there is one kind of KV pool)")
     assert said.count("\n") == 1
     assert "trust_remote_code" not in said, "False asks for nothing"
     assert "--" not in said

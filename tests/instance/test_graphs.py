@@ -1,0 +1,49 @@
+"""--enforce-eager: whether an instance's decode steps are replayed from graphs."""
+
+from pathlib import Path
+
+import pytest
+
+from devices import table
+from engine.core import EngineCore
+from engine.oracle import Oracle
+from instance.build import build_engine
+from instance.config import InstanceConfig
+from tests.devices.capturing_device import CapturingDevice
+from tests.devices.fake_device import FakeKind
+from tests.engine.fake_engines import run
+from tests.engine.tiny_models import make_tiny_model
+from wire.options import EngineOptions
+from wire.types import PromptState, Role, SamplingParams
+
+
+class CapturingKind(FakeKind):
+    """Opens one device, and shows it."""
+
+    def __init__(self, device: CapturingDevice) -> None:
+        super().__init__(device.traits)
+        self._device = device
+
+    def open(self, index: int = 0) -> CapturingDevice:
+        return self._device
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_decode_steps_are_replayed_unless_enforce_eager_is_given(
+    eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, device = make_tiny_model("llama", tmp_path / "llama"), CapturingDevice()
+    monkeypatch.setitem(table.KINDS, "fake", CapturingKind(device))
+    options = EngineOptions(
+        str(path), device="fake", dtype="float32", enforce_eager=eager, max_num_seqs=4, kv_cache_memory=2 << 20
+    )
+
+    engine, notes = build_engine(InstanceConfig(options, Role.COMBINED), lambda error: None)
+    assert isinstance(engine, EngineCore)
+    engine.add(PromptState("p", "r", (5, 9, 11), SamplingParams(max_tokens=6, temperature=0.0)))
+    tokens = run(engine).tokens["p", 0]
+
+    assert tokens == Oracle(path, "float32").generate_greedy([(5, 9, 11)], 6, ignore_eos=True)[0]
+    assert device.replays == (0 if eager else 5)
+    assert "attention by torch: flashinfer is not installed" in notes
+    engine.close()
