@@ -21,6 +21,7 @@ from pdserve.offline.outputs import (
 )
 from pdserve.offline.progress import Progress, UseTqdm
 from pdserve.offline.prompts import Prompts, conversations, one_each, read_prompts
+from pdserve.offline.refused import METHODS, refuse
 from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
 from pdserve.offline.surface import Surface
 from pdserve.offline.tokenizer import load_tokenizer
@@ -71,17 +72,22 @@ class LLM:
         """End what LLM started: threads, the engine, processes. More than once does no harm."""
         self._close()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raises AttributeError, with the reason for what vLLM's class has."""
+        reason = f": {METHODS[name]}" if name in METHODS else ""
+        raise AttributeError(f"LLM has no {name}{reason}", name=name, obj=self)
+
     def generate(
         self, prompts: Prompts | None = None, sampling_params: Params = None, *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None, use_tqdm: UseTqdm = True,
-        priority: int | Sequence[int] | None = None, lora_request: None = None,
+        priority: int | Sequence[int] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Continue each prompt, by one set of parameters or one each; return the outputs in the prompts' order.
 
         A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. Raises ValueError that
         names the prompt that is wrong or too long before anything is computed.
         """
-        _refuse_adapter(lora_request)
+        refuse("generate", others)
         given = read_prompts(prompt_token_ids if prompts is None else prompts)
         return self._generate(given, sampling_params, priority, use_tqdm)
 
@@ -89,11 +95,11 @@ class LLM:
         self, messages: Sequence[Any], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
         chat_template: str | None = None, chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True, continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None, tools: None = None, lora_request: None = None,
-        priority: int | Sequence[int] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None, tools: None = None,
+        priority: int | Sequence[int] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer a conversation, or each of several, as a server's /v1/chat/completions does."""
-        _refuse_adapter(lora_request)
+        refuse("chat", others)
         if chat_template_content_format != "auto":
             raise NotImplementedError("chat_template_content_format is for all chats: give it to LLM(...)")
         if tools:
@@ -107,9 +113,11 @@ class LLM:
         return self._generate(chats, sampling_params, priority, use_tqdm)
 
     def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: UseTqdm = False
-    ) -> list[BeamSearchOutput]:
+        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: UseTqdm = False,
+        **others: None,
+    ) -> list[BeamSearchOutput]:  # fmt: skip
         """Return the likeliest outputs of each prompt, the best first. Raises ValueError that names a wrong prompt."""
+        refuse("beam_search", others)
         given = read_prompts(prompts)
         wanted = one_each(params, len(given), None, "sets of parameters")
         with Progress(len(given), use_tqdm) as progress:
@@ -119,20 +127,22 @@ class LLM:
 
     def embed(
         self, prompts: Prompts, *, use_tqdm: UseTqdm = True, dimensions: int | None = None,
-        truncate_prompt_tokens: int | None = None,
+        truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[EmbeddingRequestOutput]:  # fmt: skip
         """Return a vector for each prompt, of length 1."""
+        refuse("embed", others)
         given = read_prompts(prompts)
         options = _given(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
         with Progress(len(given), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
 
     def encode(
-        self, prompts: Prompts, *, pooling_task: str = "embed", use_tqdm: UseTqdm = True,
-        truncate_prompt_tokens: int | None = None,
+        self, prompts: Prompts, pooling_params: None = None, *, pooling_task: str | None = None,
+        use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[PoolingRequestOutput]:  # fmt: skip
         """Return what the model's pooler makes of each prompt: the vector that `embed` returns."""
-        if pooling_task not in ("embed", "encode"):
+        refuse("encode", {"pooling_params": pooling_params, **others})
+        if pooling_task not in (None, "embed", "encode"):
             raise NotImplementedError(
                 f"pooling_task {pooling_task!r} is not supported, only embed: one vector a prompt"
             )
@@ -144,9 +154,10 @@ class LLM:
 
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True,
-        truncate_prompt_tokens: int | None = None,
+        truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[ScoringRequestOutput]:  # fmt: skip
         """Return how alike texts are: one text against each other one, or pair by pair."""
+        refuse("score", others)
         pairs = vectors.Pairs.read(data_1, data_2)
         options = _given(truncate_prompt_tokens=truncate_prompt_tokens)
         with Progress(len(pairs.right), use_tqdm) as progress:
@@ -220,8 +231,3 @@ def _check_params(params: Any) -> None:
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params holds a {type(params).__name__}, must be SamplingParams")
     params.check()
-
-
-def _refuse_adapter(lora_request: None) -> None:
-    if lora_request is not None:
-        raise NotImplementedError("adapters are not supported: merge them into the weights")

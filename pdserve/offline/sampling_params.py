@@ -7,9 +7,18 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, Self
 
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
+
+
+class RequestOutputKind(Enum):
+    """How vLLM's engine gives outputs while it generates; `generate` returns them whole, whichever is asked for."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +60,22 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] | None = None
+    # What changes no output here: how outputs are streamed, kept and cached.
+    output_kind: RequestOutputKind | None = None
+    stream_interval: int | None = None
+    flat_logprobs: bool = False
+    skip_clone: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    routed_experts_prompt_start: int = 0
+    # What would, and is refused: _REFUSED says why.
+    extra_args: Mapping[str, Any] | None = None
+    logprob_token_ids: list[int] | None = None
+    prompt_logprob_start: int | None = None
+    prompt_logprob_token_ids: list[int] | None = None
+    repetition_detection: Any = None
+    thinking_token_budget: int | None = None
+    trace_decode_token_ids: list[int] | None = None
+    watermarking: bool | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -99,8 +124,9 @@ class SamplingParams:
             self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
         ):
             raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, must be -1 or 1 and more")
-        if self.logits_processors:
-            raise ValueError("logits_processors are not run: the engine may be on another machine")
+        for name, (nothing, words) in _REFUSED.items():
+            if getattr(self, name) not in nothing:
+                raise ValueError(f"{name} is not supported: {words}")
         if self.structured_outputs is not None and self.guided_decoding is not None:
             raise ValueError("structured_outputs and guided_decoding both say what the output must be: give one")
         structured_body(self.structured_outputs or self.guided_decoding)
@@ -126,8 +152,15 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    skip_special_tokens: bool = True
+    watermarking: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.structured_outputs is not None:
+            raise ValueError("structured_outputs is not supported for beams: generate has it")
+        if self.watermarking:
+            raise ValueError(f"watermarking is not supported: {_REFUSED['watermarking'][1]}")
         _check_count("beam_width", self.beam_width, 1)
         _check_count("max_tokens", self.max_tokens, 1)
         _check_number("length_penalty", self.length_penalty, -100, 100)
@@ -137,6 +170,22 @@ class BeamSearchParams:
             )
 
 
+_NONE: tuple[Any, ...] = (None,)
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "logits_processors": ((None, [], ()), "none are run, for the engine may be on another machine"),
+    "extra_args": ((None, {}), "they are for plugins of vLLM's engine, which is not run here"),
+    "logprob_token_ids": (_NONE, "logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
+    "prompt_logprob_start": (_NONE, "prompt_logprobs tells all of them, from the first"),
+    "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
+    "repetition_detection": (
+        _NONE,
+        "repetition_penalty and frequency_penalty make loops unlikely, max_tokens ends them",
+    ),
+    "thinking_token_budget": ((None, -1), "max_tokens bounds thoughts and answer together"),
+    "trace_decode_token_ids": (_NONE, "prompt_logprobs says how likely given tokens are"),
+    "watermarking": ((None, False), "outputs are drawn as the model's odds are, without a mark"),
+}
+"""Fields of vLLM's that would change an output: the values that do not, and why others are refused."""
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("repetition_penalty", 0.01, 100), ("temperature", 0, 2),
     ("top_p", 0, 1), ("min_p", 0, 1), ("length_penalty", -100, 100),

@@ -217,9 +217,24 @@ def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
         (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
         (local.reset_prefix_cache, "enable_prefix_caching=False"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
+        (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
+        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "for other tokens give their ids"),  # type: ignore[arg-type]
     ):
         with pytest.raises(NotImplementedError, match=words):
             call()
+    with pytest.raises(TypeError, match=r"LLM\.chat has no keyword 'documents'"):
+        local.chat(CHAT, documents=None)
+    with pytest.raises(AttributeError, match=r"LLM has no sleep: close\(\) gives all memory back"):
+        local.sleep()
+    assert not hasattr(local, "llm_engine")
+
+
+def test_vllms_keywords_that_say_nothing_are_taken(local: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2)
+
+    plain = local.generate("hello", params)[0].outputs[0].token_ids
+    told = local.generate("hello", params, lora_request=None, tokenization_kwargs=None, mm_processor_kwargs=None)
+    assert told[0].outputs[0].token_ids == plain
 
 
 def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:

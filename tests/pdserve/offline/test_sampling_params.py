@@ -1,11 +1,19 @@
 """SamplingParams and BeamSearchParams: vLLM's defaults, and words for what is out of its limits."""
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from pdserve import BeamSearchParams, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from pdserve import (
+    BeamSearchParams,
+    GuidedDecodingParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from pdserve.offline.bodies import sampling_body
 
 NAN = float("nan")
 
@@ -54,7 +62,7 @@ def test_a6_78_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> No
         ({"stop": "a", "detokenize": False}, "stop needs detokenize"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0, must be -1 or 1 and more"),
         ({"use_beam_search": True}, "use_beam_search needs n or best_of of 2 or more, got 1"),
-        ({"logits_processors": [max]}, "logits_processors are not run"),
+        ({"logits_processors": [max]}, "logits_processors is not supported: none are run"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured outputs have 2 of json, regex, choice"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -91,3 +99,50 @@ def test_structured_outputs_go_by_both_names() -> None:
     assert asked.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
     with pytest.raises(ValueError, match=r"have 0 of json, regex, .*: give exactly one"):
         StructuredOutputsParams()
+
+
+NEWEST = {
+    # Fields of vLLM's SamplingParams at the end of 2026 that are none of its older ones.
+    "watermarking", "prompt_logprob_start", "prompt_logprob_token_ids", "logprob_token_ids", "flat_logprobs",
+    "output_kind", "stream_interval", "skip_clone", "extra_args", "skip_reading_prefix_cache", "thinking_token_budget",
+    "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids",
+}  # fmt: skip
+WITHOUT_EFFECT: dict[str, Any] = {
+    "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY, "stream_interval": 8, "skip_clone": True,
+    "skip_reading_prefix_cache": True, "routed_experts_prompt_start": 3,
+}  # fmt: skip
+REFUSED: dict[str, Any] = {
+    "watermarking": True, "prompt_logprob_start": 1, "prompt_logprob_token_ids": [1], "logprob_token_ids": [1],
+    "extra_args": {"a": 1}, "thinking_token_budget": 9, "repetition_detection": object(), "trace_decode_token_ids": [1],
+}  # fmt: skip
+
+
+def test_every_field_of_vllms_newest_is_taken_or_refused_in_words() -> None:
+    assert {*WITHOUT_EFFECT, *REFUSED} == NEWEST
+    taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=-1)
+    plain = sampling_body(SamplingParams(), max_tokens=16, seed=None)
+
+    assert sampling_body(taken, max_tokens=16, seed=None) == plain
+    for name, value in REFUSED.items():
+        with pytest.raises(ValueError, match=f"^{name} is not supported: [a-z]"):
+            SamplingParams(**{name: value})
+
+
+def test_beams_have_no_structure() -> None:
+    with pytest.raises(ValueError, match="structured_outputs is not supported for beams"):
+        BeamSearchParams(2, 4, structured_outputs={"regex": "a"})
+    with pytest.raises(ValueError, match="watermarking is not supported"):
+        BeamSearchParams(2, 4, watermarking=True)
+
+
+@pytest.mark.parametrize("given", [dict, json.dumps])
+def test_a_schema_is_closed_where_it_does_not_say_otherwise(given: Any) -> None:
+    inner = {"type": "object", "properties": {"c": {"type": "string"}}}
+    open_ = {"properties": {}, "additionalProperties": True}
+    schema = {"type": "object", "properties": {"a": {"anyOf": [inner, open_]}, "b": {"type": "object"}}}
+
+    body = StructuredOutputsParams(json=given(schema), disable_additional_properties=True).body()
+
+    closed = {**inner, "additionalProperties": False}
+    properties = {"a": {"anyOf": [closed, open_]}, "b": {"type": "object"}}
+    assert body == {"json": {"type": "object", "properties": properties, "additionalProperties": False}}
