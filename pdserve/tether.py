@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from wire.errors import ConfigError
 
@@ -17,18 +17,27 @@ VARIABLE = "PDSERVE_PARENT_PIPE"
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
-def hold_on(environ: MutableMapping[str, str]) -> None:
+def _nothing() -> None:
+    pass
+
+
+def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Be killed when the parent ends, where it said so by a pipe's number in VARIABLE, which is taken out.
 
-    Raises ConfigError where the variable names no pipe.
+    `at_end` is called before, once or twice, to remove what the parent would have. Call it from
+    the main thread. Raises ConfigError where the variable names no pipe.
     """
     told = environ.pop(VARIABLE, None)
     if told is None:
         return
     descriptor = _pipe(told)
     os.set_inheritable(descriptor, False)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_end_with, args=(descriptor,), name="tether", daemon=True).start()
+    number = signal.SIGKILL
+    if at_end is not _nothing:
+        number = signal.SIGUSR1
+        signal.signal(number, lambda number, frame: _end(at_end))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    threading.Thread(target=_end_with, args=(descriptor, at_end), name="tether", daemon=True).start()
 
 
 def _pipe(told: str) -> int:
@@ -41,6 +50,13 @@ def _pipe(told: str) -> int:
     raise ConfigError(f"{VARIABLE} is {told!r}, which is no pipe of ours: unset it")
 
 
-def _end_with(descriptor: int) -> None:
+def _end_with(descriptor: int, at_end: Callable[[], None]) -> None:
     os.read(descriptor, 1)  # nobody writes: it returns when the last writer is gone
-    os.kill(os.getpid(), signal.SIGKILL)
+    _end(at_end)
+
+
+def _end(at_end: Callable[[], None]) -> None:
+    try:
+        at_end()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)

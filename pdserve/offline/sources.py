@@ -68,8 +68,8 @@ async def open_pair(
     """Start a cluster of our own here. Raises what it ends with, as ConfigError or Unavailable, with its last lines."""
     folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
     key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
-    flags = ("--host", _HOST, "--port", str(port), "--run-dir", str(folder), "--prefill", str(prefill))
-    command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", *flags, "--decode", str(decode), *words)
+    flags = ("--host", _HOST, "--port", str(port), "--prefill", str(prefill), "--decode", str(decode))
+    command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", str(folder), *flags, *words)
     plan = ProcessPlan("cluster", "scheduler", f"{_HOST}:{port}", command, {"PDSERVE_API_KEY": key})
     url = f"http://{_HOST}:{port}"
     try:

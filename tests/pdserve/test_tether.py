@@ -55,6 +55,21 @@ def test_a_parent_that_is_killed_takes_its_child_with_it(child: str, tmp_path: P
     os.close(life)
 
 
+@pytest.mark.parametrize("hears", ["signal.pause()", "signal.pthread_sigmask(signal.SIG_BLOCK, [10]); signal.pause()"])
+def test_a_child_does_what_is_left_before_it_dies_by_whichever_it_hears(hears: str, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.touch()
+    child = f"hold_on(os.environ, lambda: os.unlink({str(left)!r})); print('up', flush=True); {hears}"
+    parent, life = _parent(child.replace('"', "'"), tmp_path / "log")
+    with parent:
+        parent.kill()
+        parent.wait()
+
+    assert _ended(life)
+    assert not left.exists()
+    os.close(life)
+
+
 def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:

@@ -143,12 +143,14 @@ def test_ctrl_c_cancels_the_run_and_leaves_an_llm_that_works_and_no_process(
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
-def test_a_script_that_is_killed_takes_its_pair_with_it(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
+def test_a_script_that_is_killed_takes_its_pair_and_its_folder_with_it(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
     with script(tmp_path, fake_model, "{'prefill': 1, 'decode': 1}") as process:
         lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
+        assert list(tmp_path.rglob("cluster_secret"))
         process.kill()
 
     _all_end(lives)
+    assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
 def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
