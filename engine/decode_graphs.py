@@ -126,7 +126,7 @@ class DecodeGraphs:
         heads[2, :num_rows] = packed.slots
         heads[3] = host.kv_lengths
         staged = torch.from_numpy(np.concatenate([heads.ravel(), host.tables.ravel()]))
-        if self._device.torch_device.type != "cpu":
+        if torch.accelerator.is_available():
             staged = staged.pin_memory()  # torch keeps it until the copy has ended
         captured.packed.copy_(staged, non_blocking=True)
         captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])

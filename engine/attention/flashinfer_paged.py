@@ -241,7 +241,7 @@ def _pages(host: HostTables, block_size: int, device: torch.device, query_ends: 
     indices = host.tables[np.arange(host.tables.shape[1]) < used[:, None]]  # row after row
     ends = np.arange(1, num_sequences + 1) if query_ends is None else query_ends
     staged = torch.from_numpy(indices.astype(np.int32))
-    if device.type != "cpu":
+    if torch.accelerator.is_available():
         staged = staged.pin_memory()  # torch keeps it until the copy has ended
     return Pages(
         query_ends=_from_zero(ends),

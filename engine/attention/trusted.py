@@ -42,8 +42,8 @@ def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
     """Return what the layers of a loaded network ask of their attention, each kind once, in their order."""
     seen = _Seen()
     attach(network, seen)
-    zero = torch.zeros(1, 1, dtype=torch.int64, device=next(iter(network.parameters())).device)
     with torch.inference_mode():
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=next(iter(network.parameters())).device)
         network(input_ids=zero, position_ids=zero, use_cache=False)
     return tuple(seen.kinds)
 
