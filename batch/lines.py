@@ -44,6 +44,8 @@ def _why(content: bytes, error: orjson.JSONDecodeError) -> str:
         content.decode()
     except UnicodeDecodeError as wrong:
         return f"is not UTF-8: byte 0x{content[wrong.start]:02x} at column {wrong.start + 1}"
+    if content.strip() in (b"{", b"["):
+        return "is the beginning of JSON over several lines: each request stands on one line"
     if "depth limit" in error.msg:
         return "is nested too deeply: 1024 levels are the limit"
     return f"is not JSON: {error.msg} at column {error.colno}"

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from batch.answering import NO_HEADERS, Answer
+from batch.system_words import system_words
 from wire.errors import ConfigError, Unavailable
 
 _PIECE_BYTES = 2**18
@@ -93,7 +94,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return "no connection by TLS: is it https:// that is served there?"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection: {error.strerror or type(error.os_error).__name__}"
+        return f"no connection: {system_words(error.os_error)}"
     if isinstance(error, aiohttp.ServerDisconnectedError | asyncio.IncompleteReadError | aiohttp.ClientPayloadError):
         return "the connection was lost"
     if isinstance(error, OSError) and error.strerror:

@@ -25,6 +25,7 @@ EPILOG = """\
 examples:
   pdserve run-batch -i requests.jsonl -o results.jsonl --model ~/models/Qwen3-0.6B
   pdserve run-batch -i requests.jsonl -o results.jsonl --base-url http://127.0.0.1:9000
+  pdserve run-batch -i requests.jsonl -o results.jsonl --base-url http://127.0.0.1:9000 --retry-failed
   pdserve run-batch -i "https://bucket...?X-Amz-..." -o "https://bucket...?X-Amz-..." --model facebook/opt-125m
 
 A run that was stopped, by whatever, goes on where it was when the same command is given again. docs/batch.md
@@ -35,12 +36,23 @@ _SERVERS = (
     "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",
     "sse_keep_alive_interval", "client_timeout", "enable_docs",
 )  # fmt: skip
+_USELESS = (
+    "kv_transport", "kv_links", "kv_digests", "kv_port_range", "tls_cert", "tls_key", "tls_ca", "retry_share",
+    "min_retries", "startup_timeout", "shutdown_timeout", "first_token_timeout", "max_queued_requests",
+    "max_queued_tokens", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "max_body_bytes",
+)  # fmt: skip
+"""Known and not shown: of instances that meet others, of a door that others come to, or wide open by themselves."""
 _ANSWERS_DEPEND_ON = (
     "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
     "generation_config", "override_generation_config", "max_logprobs", "return_tokens_as_token_ids",
     "enable_prompt_tokens_details", "max_answer_bytes",
 )  # fmt: skip
+_KEYS = {
+    "api_key": "key to show at --base-url (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this host sees a command "
+    "line: better the variable or --api-key-file",
+    "api_key_file": "file whose first line is that key",
+}
 _WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file")
 
 
@@ -109,8 +121,10 @@ def command_parser() -> CommandParser:
     for options_type, title in options:
         add_flags(parser, options_type, title)
     for action in parser._actions:
-        if action.dest in (*_TABLES, *_SERVERS[2:]):
+        if action.dest in (*_TABLES, *_SERVERS[2:], *_USELESS):
             action.help = argparse.SUPPRESS  # known all the same, so that what is said of them says why
+        elif action.dest in _KEYS:
+            action.help = _KEYS[action.dest]
         elif action.dest in ("host", "port"):
             action.help = f"{action.dest} of the figures, with --enable-metrics or --metrics-port"
     return parser

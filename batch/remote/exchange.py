@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 
@@ -13,6 +12,7 @@ from batch.remote.addresses import AddressRules
 from batch.remote.patience import Patience
 from batch.remote.retries import Transient
 from batch.remote.url import RemoteUrl
+from batch.system_words import system_words
 from wire.errors import ConfigError
 
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "pdserve"}
@@ -120,7 +120,7 @@ def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: Patience) -> It
     except aiohttp.ClientConnectorError as error:
         if sockets.refusals:
             raise ConfigError(f"{url}: {'; '.join(dict.fromkeys(sockets.refusals))}") from None
-        raise Transient(f"no connection to {url.host}:{url.port}: {_reason(error.os_error)}") from None
+        raise Transient(f"no connection to {url.host}:{url.port}: {system_words(error.os_error)}") from None
     except aiohttp.ServerDisconnectedError:
         raise Transient("the server closed the connection without an answer") from None
     except aiohttp.ClientPayloadError:
@@ -130,12 +130,4 @@ def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: Patience) -> It
     except TimeoutError:
         raise Transient(str(patience)) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise Transient(f"the connection broke: {_reason(error)}") from None
-
-
-def _reason(error: BaseException) -> str:
-    """Return what the system said, or the kind of the error."""
-    number = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror):
-        return error.strerror or "the name is not known"
-    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
+        raise Transient(f"the connection broke: {system_words(error)}") from None

@@ -9,7 +9,7 @@ import aiohttp
 
 from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.prompt_files import FilePrompt, read_custom, read_sharegpt
-from pdserve.bench.load.random_asks import UNKNOWN_VOCABULARY, Shape, random_asks
+from pdserve.bench.load.random_asks import UNKNOWN_VOCABULARY, random_asks
 from pdserve.bench.load.session import get_json
 from pdserve.bench.serve_options import ServeOptions
 from wire.errors import ConfigError, Unavailable
@@ -41,14 +41,8 @@ def vocabulary(folder: str) -> int:
 
 
 def _random(options: ServeOptions, folder: str) -> list[Ask]:
-    shape = Shape(
-        options.random_input_len if options.input_len is None else options.input_len,
-        options.random_output_len if options.output_len is None else options.output_len,
-        options.random_range_ratio,
-        options.random_prefix_len,
-    )
     ids = None if options.backend == "openai-chat" else options.vocab_size or vocabulary(folder)
-    return random_asks(options.num_prompts, shape, random.Random(options.seed), vocabulary=ids)
+    return random_asks(options.num_prompts, options.shape, random.Random(options.seed), vocabulary=ids)
 
 
 def _custom(options: ServeOptions, one: FilePrompt) -> Ask:

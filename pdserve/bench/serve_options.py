@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from pdserve.bench.load.png import require_png
+from pdserve.bench.load.random_asks import Shape
 from pdserve.bench.load.summary import GOALS, METRICS
 from pdserve.flags.parser import CommandParser
 from wire.errors import ConfigError
@@ -100,6 +102,16 @@ class ServeOptions:
         return _parted(self.base_url or f"http://{host}:{self.port}")[0].rstrip("/").removesuffix("/v1")
 
     @property
+    def shape(self) -> Shape:
+        """The sizes of random requests. Raises ConfigError."""
+        return Shape(
+            self.random_input_len if self.input_len is None else self.input_len,
+            self.random_output_len if self.output_len is None else self.output_len,
+            self.random_range_ratio,
+            self.random_prefix_len,
+        )
+
+    @property
     def is_pooled(self) -> bool:
         """Whether answers are vectors, which have an end and no tokens."""
         return self.backend == "openai-embeddings"
@@ -163,6 +175,7 @@ def check(options: ServeOptions) -> ServeOptions:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: at least {least}")
     if not options.url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url {options.url}: it begins with http:// or https://")
+    _check_port(options.url)
     if "?" in options.url or "#" in options.url:
         raise ConfigError("--base-url has a query: name the server alone, and --header for a key")
     for name in options.metrics:
@@ -173,12 +186,24 @@ def check(options: ServeOptions) -> ServeOptions:
     if (options.dataset_name == "random") == bool(options.dataset_path):
         words = "random prompts need no --dataset-path" if options.dataset_path else "it needs --dataset-path FILE"
         raise ConfigError(f"--dataset-name {options.dataset_name}: {words}")
+    if options.dataset_path and not Path(options.dataset_path).exists():
+        raise ConfigError(f"--dataset-path {options.dataset_path} is not there")
+    _ = options.shape
     if options.plot and not options.plot.endswith((".svg", ".png")):
         raise ConfigError(f"--plot {options.plot}: name a file that ends in .svg or .png")
     if options.plot.endswith(".png"):
         require_png()
     _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)
     return options
+
+
+def _check_port(url: str) -> None:
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    if port is not None and not 0 < port < 65536:
+        raise ConfigError(f"{url}: the port is not a number from 1 to 65535")
 
 
 def _parted(url: str) -> tuple[str, str]:

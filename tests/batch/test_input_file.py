@@ -93,7 +93,7 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
 
     assert told == [
         f"{path}: nothing was run, for 4 lines cannot be used:",
-        "  line 2 is not JSON: unexpected end of data at column 2",
+        "  line 2 is the beginning of JSON over several lines: each request stands on one line",
         "  line 4 has no custom_id",
         "  line 6 repeats the custom_id 'a' of line 1",
         "  line 7 has a custom_id that is a JSON number, not a string",

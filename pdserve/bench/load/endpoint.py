@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from batch.system_words import system_words
 from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.dialect import Dialect, error_words, read_piece, read_whole
 from pdserve.bench.load.sse import EventReader
@@ -49,7 +50,7 @@ class Endpoint:
         except _Failed as error:
             failure = error.failure
         except aiohttp.ClientConnectorError as error:
-            failure = Failure("no connection", str(error))
+            failure = Failure("no connection", system_words(error.os_error))
         except TimeoutError:
             failure = Failure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:

@@ -162,7 +162,7 @@ def test_nobody_there_is_a_failure_too() -> None:
     line = asyncio.run(run())
 
     assert line.failure is not None
-    assert line.failure.kind == "no connection"
+    assert str(line.failure) == "no connection: Connection refused"
 
 
 def test_a_deadline_is_a_failure_with_its_limit() -> None:

@@ -40,7 +40,7 @@ def asked(status: int | None, content: str = "") -> str:
 def test_a_server_that_is_not_there_is_said_in_words() -> None:
     told = asked(None)
 
-    assert "/v1/models does not answer: no connection" in told
+    assert "/v1/models does not answer: no connection: Connection refused" in told
     assert "ssl" not in told
 
 
