@@ -13,6 +13,7 @@ from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
 from engine.checkpoint import model_length
 from engine.decode_graphs import graph_rows
+from engine.device_modules import replace_modules
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
 from engine.fused_decoder import FusedWeights
@@ -116,4 +117,4 @@ def _read_weights(folder: ModelFolder, dtype: str, threads: Threads | None, devi
     network = read.loaded.network
     tensors = foreseen or find_kv_tensors(network, folder.checkpoint, dtype)
     fused = fuse(network, threads=threads) if device.traits.pools_on_host else None
-    return _ReadWeights(network, fused, tensors, read.notes)
+    return _ReadWeights(network, fused, tensors, (*read.notes, *replace_modules(network, device)))

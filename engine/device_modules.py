@@ -1,0 +1,21 @@
+"""Parts of a loaded network that a device has ops of its own for, by the name of its attention (Traits.attention)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from devices.interface import Device
+from engine.npu import modules as npu_modules
+
+Replacer = Callable[[Any], tuple[str, ...]]
+"""Replaces parts of a network that runs our attention; says what it did, a line each."""
+
+REPLACERS: dict[str, Replacer] = {"npu": npu_modules.replace_modules}
+
+
+def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
+    """Let `network`, which lies on `device`, run by the device's ops; return lines for people.
+
+    Nothing happens where a device has none. The network may have another handler of its attention on return.
+    """
+    replace = REPLACERS.get(device.traits.attention)
+    return () if replace is None else replace(network)

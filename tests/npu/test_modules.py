@@ -1,0 +1,152 @@
+"""Parts of networks by NPU ops: which are replaced, that they are the original, and that others stay."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Qwen3Config
+
+from engine.attention.registered import NAME, attach, register
+from engine.npu.modules import replace_modules
+from engine.npu.modules_check import PartCheck, _SumAttention
+from tests.npu.ops import NpuOps
+
+_SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+pytestmark = pytest.mark.usefixtures("npu_ops")
+
+
+def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    register()
+    torch.manual_seed(3)
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            nn.init.normal_(parameter, 1.0, 0.2)
+    return made
+
+
+@torch.inference_mode()
+def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
+    attach(made, _SumAttention())
+    ids = torch.arange(num_tokens)[None] % 64
+    result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
+    return result.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("config", "rotary"),
+    [
+        (lambda: LlamaConfig(**_GQA), "npu_rotary_mul"),
+        (lambda: LlamaConfig(**_GQA, head_dim=64), "npu_apply_rotary_pos_emb"),
+        (lambda: LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True), "npu_rotary_mul"),
+        (lambda: Qwen3Config(**_GQA, head_dim=128), "npu_apply_rotary_pos_emb"),
+    ],
+    ids=["llama", "llama-64", "llama-bias", "qwen3-128"],
+)
+def test_a_known_network_runs_by_npu_ops_and_stays_what_it_was(
+    npu_ops: NpuOps, config: Callable[[], Any], rotary: str, dtype: torch.dtype
+) -> None:
+    made = network(config(), dtype)
+    expected, names = logits(made), [name for name, _ in made.named_modules() if "gate_proj" not in name]
+
+    (line,) = replace_modules(made)
+    npu_ops.calls.clear()
+    got = logits(made)
+
+    norms = 9 if hasattr(made.model.layers[0].self_attn, "q_norm") else 5
+    assert line == f"by NPU ops: {norms} norms, 2 gated MLPs, 2 attentions, 2 layers"
+    assert set(npu_ops.names()) == {"npu_rms_norm", "npu_add_rms_norm", "npu_swiglu", rotary}
+    limit = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    assert float((got - expected).norm() / expected.norm()) < limit
+    assert [name for name, _ in made.named_modules()] == [name for name in names if "up_proj" not in name]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
+        lambda: GPTNeoXConfig(**_SIZES, intermediate_size=96),
+    ],
+    ids=["opt", "gpt-neox"],
+)
+def test_an_unknown_network_stays(npu_ops: NpuOps, config: Callable[[], Any]) -> None:
+    made = network(config())
+    expected = logits(made)
+
+    assert replace_modules(made) == ("by NPU ops: nothing",)
+
+    torch.testing.assert_close(logits(made), expected, rtol=0, atol=0)
+    assert npu_ops.names() == []
+
+
+def test_what_only_looks_known_is_found_out_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms that add one to their weights, and another gate
+    expected = logits(made)
+
+    (line,) = replace_modules(made)
+
+    assert "as they were, because they differ: 9 norms, 2 gated MLPs" in line
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["npu_part_stays"] * 2
+    torch.testing.assert_close(logits(made), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_with_hooks_stays() -> None:
+    made = network(LlamaConfig(**_GQA))
+    made.model.layers[1].mlp.gate_proj.register_forward_hook(lambda *_: None)
+    made.model.norm.register_forward_hook(lambda *_: None)
+
+    (line,) = replace_modules(made)
+
+    assert line == "by NPU ops: 4 norms, 1 gated MLPs, 2 attentions, 1 layers"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "stays"),
+    [
+        ("norm", "5 norms"),
+        ("gate", "2 gated MLPs"),
+        ("turn", "2 attentions"),
+        ("options", "2 attentions"),
+    ],
+)
+def test_a_part_that_computes_something_else_is_not_kept(
+    spoil: str, stays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = torch.ops.npu
+    norm, gate, turn = ops.npu_rms_norm, ops.npu_swiglu, ops.npu_rotary_mul
+    if spoil == "norm":
+        monkeypatch.setattr(ops, "npu_rms_norm", lambda x, w, e: (norm(x, w, e)[0] * 1.001,))
+    elif spoil == "gate":
+        monkeypatch.setattr(ops, "npu_swiglu", lambda x: gate(x.roll(x.shape[-1] // 2, -1)))
+    elif spoil == "turn":
+        monkeypatch.setattr(ops, "npu_rotary_mul", lambda x, cos, sin: turn(x, cos, -sin))
+    else:
+        original = PartCheck.options_of
+
+        def other(check: PartCheck, module: nn.Module) -> Any:
+            found = original(check, module)
+            return type(found)(found.scaling * 2) if found else None
+
+        monkeypatch.setattr(PartCheck, "options_of", other)
+    made = network(LlamaConfig(**_GQA))
+    expected = logits(made)
+
+    (line,) = replace_modules(made)
+
+    assert line.endswith(f"as they were, because they differ: {stays}")
+    torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_op_that_fails_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("aclnnSwiGlu is not there")
+
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", fail)
+
+    (line,) = replace_modules(network(LlamaConfig(**_GQA)))
+
+    assert line == "by NPU ops: 5 norms, 2 attentions; as they were, because they differ: 2 gated MLPs"
