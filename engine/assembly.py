@@ -1,6 +1,7 @@
 """Turn the pieces of one step into what the model computes and what the senders of held prompts are told."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from engine.ending import banned_tokens
 from engine.interface import Chunk, OnLayer
@@ -9,10 +10,17 @@ from engine.sequence import Sequence
 from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
 
+UNKNOWN = 0
+"""Stands for a token that the step before chooses: the model puts it in (StepBatch.carried)."""
 
-def batch_of(pieces: list[Piece]) -> StepBatch:
-    """Return the flattened step: all tokens, each piece's part, and the rows that are sampled and scored."""
+
+def batch_of(pieces: list[Piece], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
+    """Return the flattened step: all tokens, each piece's part, and the rows that are sampled and scored.
+
+    `awaited` are the sequences whose last token the step before samples, with the numbers of these samples there.
+    """
     token_ids: list[int] = []
+    carried: list[tuple[int, int]] = []
     samples: list[SampleRow] = []
     scores: list[ScoreRow] = []
     pools: list[PoolRows] = []
@@ -22,12 +30,26 @@ def batch_of(pieces: list[Piece]) -> StepBatch:
             pools.extend(_pool_rows(piece, len(token_ids)))
             scores.extend(_score_rows(piece, len(token_ids)))
         token_ids += sequence.next_tokens(piece.count)
+        if sequence.num_awaited:
+            carried.append((len(token_ids), awaited[sequence]))
+            token_ids.append(UNKNOWN)
         if piece.reaches_end:
             for index in piece.sampled:
                 chosen = prompt.sampled(index) if sequence is prompt.stem else sequence
                 samples.append(_sample_row(piece, index, chosen, len(token_ids) - 1))
     parts = tuple([piece.sequence.part(piece.count) for piece in pieces])
-    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools))
+    return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools), tuple(carried))
+
+
+def samples_of(pieces: list[Piece]) -> dict[Sequence, int]:
+    """Return the number of each sequence's sample in the step of these pieces; stems, which fork first, have none."""
+    samples, number = dict[Sequence, int](), 0
+    for piece in pieces:
+        if piece.reaches_end:
+            if piece.sequence is not piece.prompt.stem:
+                samples[piece.sequence] = number
+            number += len(piece.sampled)
+    return samples
 
 
 def scored_positions(piece: Piece) -> range:
@@ -40,7 +62,7 @@ def scored_positions(piece: Piece) -> range:
         return range(0)
     if any(other.num_outputs for other in prompt.sequences):
         return range(0)
-    first = sequence.num_computed + 1
+    first = piece.start + 1
     return range(first, min(first + piece.count, len(sequence.token_ids)))
 
 
@@ -49,7 +71,7 @@ def pooled_tokens(piece: Piece) -> range:
     collected, sequence = piece.prompt.collected, piece.sequence
     if collected is None:
         return range(0)
-    return collected.wanted(sequence.num_computed, piece.count, len(sequence.token_ids))
+    return collected.wanted(piece.start, piece.count, len(sequence.token_ids))
 
 
 class Announcer:
@@ -60,10 +82,12 @@ class Announcer:
         self._on_layer = on_layer
         self.error: Exception | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anyone to tell; a layer without chunks is told too, as the mark of progress."""
-        return self._on_layer is not None
+    def is_wanted(self, *, runs_ahead: bool) -> bool:
+        """Whether there is anyone to tell. A layer without chunks is told too, as the mark of progress.
+
+        Not where the model runs ahead: a layer that is launched is no progress yet.
+        """
+        return self._on_layer is not None and bool(self._chunks or not runs_ahead)
 
     def __call__(self, layer: int) -> None:
         if self._on_layer is None or self.error is not None:
@@ -76,7 +100,7 @@ class Announcer:
 
 def _sample_row(piece: Piece, index: int, sequence: Sequence, row: int) -> SampleRow:
     prompt, params = piece.prompt, piece.prompt.state.params
-    position, history = sequence.num_outputs, sequence.token_ids
+    position, history = sequence.num_outputs + sequence.num_awaited, sequence.token_ids
     may_ban = params.bad_words or position < params.min_tokens
     banned = banned_tokens(params, position, history) if may_ban else ()
     candidates = 0 if prompt.beams is None else prompt.beams.num_candidates
@@ -90,7 +114,7 @@ def _pool_rows(piece: Piece, row: int) -> Iterator[PoolRows]:
     """Yield the rows that a piece, whose first token is flattened row `row`, gives to its prompt's vector."""
     tokens = pooled_tokens(piece)
     if tokens:
-        yield PoolRows(row + tokens.start - piece.sequence.num_computed, len(tokens))
+        yield PoolRows(row + tokens.start - piece.start, len(tokens))
 
 
 def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:
@@ -101,6 +125,7 @@ def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:
 
 
 def _chunk_of(piece: Piece) -> Chunk:
+    """Return what is announced: what was found here is so with the first chunk computed."""
     sequence = piece.sequence
-    end = sequence.num_computed + piece.count
-    return Chunk(piece.prompt.state.prompt_id, sequence.num_announced, end, tuple(sequence.block_ids))
+    start = 0 if piece.start == sequence.num_cached else piece.start
+    return Chunk(piece.prompt.state.prompt_id, start, piece.start + piece.count, tuple(sequence.block_ids))

@@ -4,7 +4,8 @@
     cached --take it by name--> in use
     cached --allocate--> in use, its name forgotten
 
-Free blocks are taken before cached ones, and of these the least recently used first.
+Free blocks are taken before cached ones, and of these the least recently used first. A block that a launched step
+writes stays in use until that is collected, whoever gives it up before.
 """
 
 import threading
@@ -38,6 +39,7 @@ class BlockPool:
         self._named = NamedBlocks()
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()
+        self._writes: dict[int, int] = {}  # launched steps that write a block
         self._tokens_sought = self._tokens_found = 0
 
     def chain(self, state: PromptState) -> PrefixChain:
@@ -111,11 +113,30 @@ class BlockPool:
             cached: list[int] = []
             for block_id in block_ids:
                 self._references[block_id] -= 1
-                if self._references[block_id] == 0 and self._named.has_name(block_id):
+                if self._references[block_id] or block_id in self._writes:
+                    continue
+                if self._named.has_name(block_id):
                     cached.append(block_id)
-                elif self._references[block_id] == 0:
+                else:
                     self._add_free(block_id)
             self._named.rest(cached)
+
+    def begin_writes(self, block_ids: Sequence[int]) -> None:
+        """A step that writes these blocks, all in use, is launched: none of them becomes free before `end_writes`."""
+        with self._lock:
+            self._demand_used(block_ids)
+            for block_id in block_ids:
+                self._writes[block_id] = self._writes.get(block_id, 0) + 1
+
+    def end_writes(self, block_ids: Sequence[int]) -> None:
+        """That step is collected: those of its blocks that were given up meanwhile are free."""
+        with self._lock:
+            for block_id in block_ids:
+                left = self._writes.pop(block_id) - 1
+                if left:
+                    self._writes[block_id] = left
+                elif self._references[block_id] == 0:
+                    self._add_free(block_id)
 
     def is_shared(self, block_id: int) -> bool:
         """Whether the block has more than one reference: to be copied before it is written."""
@@ -160,7 +181,7 @@ class BlockPool:
         """Assert the invariants: free + cached + used == total, only used blocks have references, names hold."""
         with self._lock:
             free = {i for i in range(self.num_total) if self._free >> i & 1}
-            used = {i for i, count in enumerate(self._references) if count > 0}
+            used = {i for i, count in enumerate(self._references) if count > 0} | self._writes.keys()
             cached = {i for i in range(self.num_total) if self._named.is_idle(i)}
             assert len(free) == self._num_unnamed, f"{len(free)} bits are free, {self._num_unnamed} are counted"
             assert not free & used, f"free and in use at once: {sorted(free & used)[:8]}"
@@ -168,6 +189,7 @@ class BlockPool:
             whole = len(free) + len(cached) + len(used)
             assert whole == self.num_total, f"{len(free)} free + {len(cached)} cached + {len(used)} used"
             assert not any(self._named.has_name(block) for block in free | self._probe_blocks), "a name without KV"
+            assert not any(self._named.has_name(block) for block in self._writes), "a name before its KV"
             assert self._probe_blocks <= used, "a free block is counted as a probe's"
             self._named.check()
 

@@ -1,30 +1,34 @@
 """The engine: a continuous batch over one model and one pool of blocks. Integers only, no torch.
 
-One step is four verbs: select (roster.py), launch and collect (the model), advance (advance.py).
+One step is four verbs: select (roster.py), launch and collect (the model), advance (advance.py). A model that runs
+ahead is given step k+1 before step k is collected (ahead.py), so that it computes while the host advances.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from engine.advance import Advance
-from engine.assembly import Announcer, batch_of
+from engine.ahead import lets_follow
+from engine.assembly import Announcer, batch_of, samples_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, StepResult
+from engine.launched import LaunchedStep, written_blocks
 from engine.masks import fill_masks
 from engine.outcome import Outcome
 from engine.pooling.collected import resolve
 from engine.prefix import why_no_names
 from engine.prompt import Piece, Prompt
 from engine.requirements import check_begun, check_runnable
-from engine.roster import Roster
+from engine.roster import Roster, Selection
 from engine.step import Model
 from engine.step_reader import read_output
 from engine.swap import SwapArea
 from telemetry.logs import EventLogger
-from wire.errors import InternalError, InvalidRequest
+from wire.errors import InvalidRequest
 from wire.types import PromptState, TokenOutput
 
 _log = EventLogger("engine")
@@ -58,12 +62,18 @@ class EngineCore:
         )
         self._roster = Roster(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
         self._advance = Advance(model.info, self._roster, self._blocks, clock)
+        self._launched: deque[LaunchedStep] = deque()
         self._accepted = 0
 
     @property
     def info(self) -> EngineInfo:
         """What the loaded model and its pool are."""
         return self._model.info
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are launched before the one before them is collected; never where KV is computed anew."""
+        return self._model.runs_ahead and self._model.info.rope is None
 
     @property
     def memories(self) -> Many[Memory]:
@@ -104,7 +114,10 @@ class EngineCore:
             self._roster.running[state.prompt_id] = prompt
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """End a prompt or one of its sequences; return their endings. Idempotent; the blocks are free on return."""
+        """End a prompt or one of its sequences; return their endings. Idempotent.
+
+        The blocks are free on return; what a launched step writes is so once that is collected.
+        """
         prompt = self._roster.find(prompt_id)
         if prompt is None:
             return ()
@@ -122,8 +135,8 @@ class EngineCore:
             self._roster.remove(prompt)
 
     def has_work(self) -> bool:
-        """Whether `step` would compute something. False while all that runs waits for blocks that others hold."""
-        return self._roster.has_work()
+        """Whether `step` would compute or collect. False while all that runs waits for blocks that others hold."""
+        return bool(self._launched) or self._roster.has_work()
 
     def load(self) -> EngineLoad:
         """Return the figures of now. Any thread."""
@@ -139,21 +152,58 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the pool back; nothing may follow. Idempotent."""
+        while self._launched:  # what it writes must not be given back before
+            try:
+                self._launched.popleft().pending.collect()
+            except Exception as error:  # noqa: BLE001 - nobody is left to be told
+                _log.error("last_step_failed", error)
         self._model.close()
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
-        """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on."""
+        """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on.
+
+        One step's result is returned. Where the model runs ahead, the next one is launched before that is collected.
+        """
         started = self._clock()
         outcome = Outcome()
-        selection = self._roster.select(started)
+        if not self._launched:
+            self._launch(self._roster.select(started), started, on_layer, outcome)
+        if self._launched:
+            if self.runs_ahead and lets_follow(self._launched[0].pieces):
+                self._launch(self._roster.select_behind(started), started, on_layer, outcome)
+            started = self._launched[0].since
+            self._collect(self._launched.popleft(), outcome)
+        ended = self._clock()
+        for behind in self._launched:
+            behind.since = ended
+        return outcome.result(ended - started)
+
+    def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: Outcome) -> None:
+        """Launch what was selected, if that is anything."""
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
         for prompt in selection.interrupted:
             outcome.interrupted.append((prompt.state.prompt_id, prompt.num_swaps, prompt.num_rebuilds))
         pieces = self._masked(selection.pieces, outcome)
-        if pieces:
-            self._compute(pieces, on_layer, outcome)
-        return outcome.result(self._clock() - started)
+        if not pieces:
+            return
+        batch = batch_of(pieces, self._launched[-1].samples if self._launched else {})
+        announcer = Announcer(pieces, on_layer)
+        is_wanted = announcer.is_wanted(runs_ahead=self.runs_ahead)
+        block_ids = written_blocks(pieces, self.info.layout.block_size) if self.runs_ahead else ()
+        self._blocks.begin_writes(block_ids)
+        try:
+            pending = self._model.launch(batch, announcer if is_wanted else None)
+        except Exception as error:  # noqa: BLE001 - the launch's outermost frame: answered in `failed`
+            self._blocks.end_writes(block_ids)
+            outcome.num_tokens += len(batch.token_ids)
+            self._fail_all(pieces, error, outcome)
+            return
+        samples = samples_of(pieces) if self.runs_ahead else {}
+        if self.runs_ahead:
+            for piece in pieces:
+                piece.sequence.launch(piece.count, awaits=piece.sequence in samples)
+        self._launched.append(LaunchedStep(pieces, batch, pending, announcer, now, samples, block_ids))
 
     def _masked(self, pieces: list[Piece], outcome: Outcome) -> list[Piece]:
         """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
@@ -167,24 +217,39 @@ class EngineCore:
                 self._fail(piece.prompt, error, outcome)
         return [piece for piece in pieces if self._roster.runs(piece.prompt)] if bound else pieces
 
-    def _compute(self, pieces: list[Piece], on_layer: OnLayer | None, outcome: Outcome) -> None:
-        batch, announcer = batch_of(pieces), Announcer(pieces, on_layer)
-        outcome.num_tokens = len(batch.token_ids)
+    def _collect(self, step: LaunchedStep, outcome: Outcome) -> None:
+        """Wait for a step and give each prompt its part; one that has ended since the launch gets nothing of it."""
+        outcome.num_tokens += len(step.batch.token_ids)
         try:
-            output = self._model.launch(batch, announcer if announcer.wanted else None).collect()
-            parts = read_output(output, batch, pieces)
+            try:
+                output = step.pending.collect()
+            finally:
+                self._blocks.end_writes(step.block_ids)
+            parts = read_output(output, step.batch, step.pieces)
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
-            for prompt in {id(piece.prompt): piece.prompt for piece in pieces}.values():
-                self._fail(prompt, error, outcome)
+            self._fail_all(step.pieces, error, outcome)
             return
-        for piece, part in zip(pieces, parts, strict=True):
-            if announcer.error is not None and piece.prompt.hold:
-                self._fail(piece.prompt, announcer.error, outcome)
-            elif self._roster.runs(piece.prompt):
-                try:
-                    self._advance(piece, part, output, outcome)
-                except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
-                    self._fail(piece.prompt, error, outcome)
+        for piece, part in zip(step.pieces, parts, strict=True):
+            if not self._goes_on(piece):
+                continue
+            if self.runs_ahead:
+                piece.sequence.collect(piece.count, awaits=piece.sequence in step.samples)
+            if step.announcer.error is not None and piece.prompt.hold:
+                self._fail(piece.prompt, step.announcer.error, outcome)
+                continue
+            try:
+                self._advance(piece, part, output, outcome)
+            except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
+                self._fail(piece.prompt, error, outcome)
+
+    def _goes_on(self, piece: Piece) -> bool:
+        """Whether the piece's sequence has not ended since its step was launched."""
+        return piece.sequence.finish is None and self._roster.runs(piece.prompt)
+
+    def _fail_all(self, pieces: list[Piece], error: Exception, outcome: Outcome) -> None:
+        """End the prompts of a step that failed."""
+        for prompt in {id(piece.prompt): piece.prompt for piece in pieces if self._goes_on(piece)}.values():
+            self._fail(prompt, error, outcome)
 
     def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:
         if self._roster.find(state.prompt_id) is not None:
@@ -198,13 +263,5 @@ class EngineCore:
         return prompt
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: Outcome) -> None:
-        ids = {"prompt_id": prompt.state.prompt_id, "request_id": prompt.state.request_id}
         self._roster.remove(prompt)
-        if isinstance(error, InvalidRequest):  # the request's own fault, in its own words
-            _log.info("prompt_impossible", **ids, reason=error)
-            outcome.failed.append((prompt.state.prompt_id, error))
-            return
-        _log.error("prompt_failed", error, **ids)
-        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        outcome.failed.append((prompt.state.prompt_id, failure))
+        outcome.fail(prompt.state, error)

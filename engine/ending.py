@@ -26,9 +26,14 @@ def ending_at(
     """
     if last in params.stop_token_ids and num_outputs >= params.min_tokens:
         return FinishReason.STOP, last
-    if num_outputs >= params.max_tokens or prompt_length + num_outputs >= max_model_len:
+    if is_full(num_outputs, params, prompt_length=prompt_length, max_model_len=max_model_len):
         return FinishReason.LENGTH, None
     return None
+
+
+def is_full(num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int) -> bool:
+    """Whether a sequence has as many outputs as it may, whatever they are."""
+    return num_outputs >= params.max_tokens or prompt_length + num_outputs >= max_model_len
 
 
 def banned_tokens(params: SamplingParams, position: int, history: Sequence[int] = ()) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from engine.block_store import BlockStore
 from engine.counter_hash import hash64
 from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
+from engine.fake_queue import LaunchQueue
 from engine.interface import EngineInfo
 from engine.pooling.settings import PoolingSettings
-from engine.step import BatchSequence, SampleRow, StepBatch, StepOutput
+from engine.step import BatchSequence, Pending, SampleRow, StepBatch, StepOutput
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 
@@ -31,6 +32,7 @@ class FakeConfig:
 
     A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` are (layer, name, heads,
     head_dim) of each, in place of k and v of `heads` x `head_dim` in each of the `num_layers`; a layer may have none.
+    `runs_ahead`: nothing of a step is computed before it is collected, as if a device were that slow.
     """
 
     salt: int = 0
@@ -48,6 +50,7 @@ class FakeConfig:
     eos_token_ids: tuple[int, ...] = (0,)
     step_seconds: float = 0.0
     token_seconds: float = 0.0
+    runs_ahead: bool = False
 
 
 def fake_info(config: FakeConfig) -> EngineInfo:
@@ -97,6 +100,7 @@ class FakeModel:
         self._pools = [HostPool(layout) for layout in fake_layouts(config)]
         self._stores = [BlockStore(pool) for pool in self._pools]
         self._layers = max(config.num_layers, 1 + self._info.layout.layers[-1])
+        self._queue = LaunchQueue()
 
     @property
     def info(self) -> EngineInfo:
@@ -104,12 +108,26 @@ class FakeModel:
         return self._info
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are computed at their collect."""
+        return self._config.runs_ahead
+
+    @property
     def memories(self) -> tuple[HostPool, ...]:
         """The pool of each rank."""
         return tuple(self._pools)
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> "Computed":
-        """Write the KV of the batch, layer by layer, and choose the tokens."""
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+        """Write the KV of the batch, layer by layer, and choose the tokens; ahead, once that is asked for."""
+        if not self._config.runs_ahead:
+            return Computed(self._compute(batch, layer_done))
+        launched = self._queue.launch(batch, self._compute)
+        if layer_done is not None:
+            for layer in range(self._layers):
+                layer_done(layer)
+        return launched
+
+    def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> StepOutput:
         layout = self._info.layout
         seconds = self._config.step_seconds + self._config.token_seconds * len(batch.token_ids)
         for layer in range(self._layers):
@@ -120,12 +138,13 @@ class FakeModel:
                     self._write(pool, tensor, batch)
             if layer_done is not None:
                 layer_done(layer)
-        return Computed(
-            answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
-        )
+        return answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor."""
+        """Copy one block of every tensor, behind the steps that are launched."""
+        self._queue.append(lambda: self._copy_block(source, target))
+
+    def _copy_block(self, source: int, target: int) -> None:
         for pool in self._pools:
             layout, buffer = pool.layout, pool.buffer
             for tensor in range(len(layout.tensors)):
@@ -135,11 +154,13 @@ class FakeModel:
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks out of every pool."""
+        self._queue.run()
         for store in self._stores:
             store.save(block_ids, slots)
 
     def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy them back."""
+        self._queue.run()
         for store in self._stores:
             store.load(slots, block_ids)
 

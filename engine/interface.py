@@ -111,7 +111,8 @@ class StepResult:
     and how many of their tokens needed no computing.
     `progressed` are prompts that came further without a token that could be told (beam search). `interrupted` tells of
     prompts put aside between two of their tokens how often they were by now: as copies, and as token ids alone.
-    `num_tokens` went through the model, of prompts and of outputs.
+    `num_tokens` went through the model, of prompts and of outputs. `seconds` are those from the step's selection, or
+    from the end of the step before where it was launched behind that, to its own end: they never overlap.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -223,7 +224,10 @@ class Engine(Protocol):
         ...
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """End a prompt or one of its sequences; return their endings (token_id None, finish CANCELLED). Idempotent."""
+        """End a prompt or one of its sequences; return their endings (token_id None, finish CANCELLED). Idempotent.
+
+        Its blocks are free on return, but for those that a launched step writes: they are with the end of that step.
+        """
         ...
 
     def release(self, prompt_id: str) -> None:
@@ -231,7 +235,7 @@ class Engine(Protocol):
         ...
 
     def has_work(self) -> bool:
-        """Whether `step` would compute something."""
+        """Whether `step` would compute something, or take what is computed."""
         ...
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:

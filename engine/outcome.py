@@ -3,7 +3,11 @@
 from dataclasses import dataclass, field
 
 from engine.interface import PooledPrompt, Prefilled, StepResult
-from wire.types import PromptLogprobs, TokenOutput
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, InvalidRequest
+from wire.types import PromptLogprobs, PromptState, TokenOutput
+
+_log = EventLogger("engine")
 
 
 @dataclass(slots=True)
@@ -20,6 +24,18 @@ class Outcome:
     pooled: list[PooledPrompt] = field(default_factory=list)
     interrupted: list[tuple[str, int, int]] = field(default_factory=list)
     num_tokens: int = 0
+
+    def fail(self, state: PromptState, error: Exception) -> None:
+        """Note, and log, what has ended a prompt: its own fault in its own words, all else as a failed step."""
+        ids = {"prompt_id": state.prompt_id, "request_id": state.request_id}
+        if isinstance(error, InvalidRequest):
+            _log.info("prompt_impossible", **ids, reason=error)
+            self.failed.append((state.prompt_id, error))
+            return
+        _log.error("prompt_failed", error, **ids)
+        failure = InternalError(f"the step of this prompt failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self.failed.append((state.prompt_id, failure))
 
     def result(self, seconds: float) -> StepResult:
         """Return all of it as the step's result."""

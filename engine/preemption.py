@@ -32,9 +32,13 @@ def put_aside(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int
 
 
 def due(running: Iterable[Prompt], after: int) -> list[Prompt]:
-    """Return whom the failpoint puts aside now, the youngest first: those with `after` outputs, each once."""
+    """Return whom the failpoint puts aside now, the youngest first: those with `after` outputs, each once.
+
+    An output that is awaited counts: once it is there, they go.
+    """
     ready = [prompt for prompt in running if not prompt.hold and prompt.stem is None and not prompt.num_interruptions]
-    ready = [prompt for prompt in ready if min((one.num_outputs for one in prompt.live), default=0) >= after]
+    told = {prompt: min((one.num_outputs + one.num_awaited for one in prompt.live), default=0) for prompt in ready}
+    ready = [prompt for prompt in ready if told[prompt] >= after]
     return sorted(ready, key=lambda prompt: prompt.age, reverse=True)
 
 

@@ -25,12 +25,14 @@ from wire.types import Beam, FinishReason, PromptState, TokenOutput
 class Piece:
     """What a prompt can compute next: tokens of a sequence; at its end the sequences `sampled` get a token each.
 
-    The roster says how many in this step (`count`), and whether nothing of the sequence is left then (`reaches_end`).
+    The roster says from which token on (`start`) and how many in this step (`count`), and whether nothing of the
+    sequence is left then (`reaches_end`).
     """
 
     prompt: "Prompt"
     sequence: Sequence
     sampled: tuple[int, ...]
+    start: int = 0
     count: int = 0
     reaches_end: bool = False
 
@@ -119,6 +121,11 @@ class Prompt:
         return stem.remaining if stem is not None else 0
 
     @property
+    def unlaunched_tokens(self) -> int:
+        """Prompt tokens whose KV is neither computed nor pending."""
+        return self.stem.unlaunched if self.stem is not None else 0
+
+    @property
     def has_outputs(self) -> bool:
         """Whether a token of its answer is known."""
         return any(sequence.num_outputs for sequence in (*self.sequences, *self.live))
@@ -138,7 +145,7 @@ class Prompt:
     def pieces(self) -> list[Piece]:
         """Return what can be computed: of the stem while there is one, else of each live sequence."""
         if self.stem is not None:
-            return [Piece(self, self.stem, self._first_wanted())]
+            return [Piece(self, self.stem, self._first_wanted())] if self.stem.unlaunched else []
         if self.beams is not None:  # one without tokens waits for the others
             return [Piece(self, beam, (i,)) for i, beam in enumerate(self.beams.sequences) if beam.remaining]
         return [Piece(self, one, (i,)) for i, one in enumerate(self.sequences) if one.finish is None]

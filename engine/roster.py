@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from engine.ahead import goes_on
 from engine.batcher import BatchLimits, plan_step
 from engine.blocks import BlockPool
 from engine.preemption import bring_back, due, put_aside
@@ -28,11 +29,16 @@ _TURN = attrgetter("turn")
 
 @dataclass(slots=True)
 class Selection:
-    """What the next step computes, whom it interrupts, and the prompts whose own handling failed meanwhile."""
+    """What the next step computes, whom it interrupts, and the prompts whose own handling failed meanwhile.
+
+    One `is_behind` a step that is not collected yet interrupts nobody: it `is_short` where it would have to.
+    """
 
     pieces: list[Piece] = field(default_factory=list)
     interrupted: list[Prompt] = field(default_factory=list)
     failed: list[tuple[Prompt, Exception]] = field(default_factory=list)
+    is_behind: bool = False
+    is_short: bool = False
 
 
 class Roster:
@@ -101,24 +107,40 @@ class Roster:
         self._start_waiting(now, selection)
         if self._preempt_after is not None:
             self._preempt_due(self._preempt_after, selection)
-        in_order = sorted(self.running.values(), key=_TURN)
-        pieces = [piece for prompt in in_order for piece in prompt.pieces()]
+        pieces = self._pieces()
         if self._model.info.rope is not None:
             for piece in pieces:
                 piece.sequence.recount(self._model.info.rope, self._blocks)
         self._share_out(pieces, selection)
         return selection
 
+    def select_behind(self, now: float) -> Selection:
+        """Do the same while a step is not collected yet; where somebody has to be put aside, the next step waits."""
+        selection = Selection(is_behind=True)
+        self._start_waiting(now, selection)
+        if self._preempt_after is None or not due(self.running.values(), self._preempt_after):
+            longest = self._model.info.max_model_len
+            self._share_out([piece for piece in self._pieces() if goes_on(piece, longest)], selection)
+        if selection.is_short:
+            selection.pieces.clear()
+        return selection
+
+    def _pieces(self) -> list[Piece]:
+        """Return what all that run can compute next, in the order in which they are served."""
+        in_order = sorted(self.running.values(), key=_TURN)
+        return [piece for prompt in in_order for piece in prompt.pieces()]
+
     def _share_out(self, pieces: list[Piece], selection: Selection) -> None:
         """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
-        wanted = [piece.sequence.remaining for piece in pieces]
+        wanted = [piece.sequence.unlaunched for piece in pieces]
         counts = plan_step(wanted, self._limits)
         while (got := self._rooms(pieces, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
             counts = plan_step(wanted, self._limits)
         for piece, count in zip(pieces, counts, strict=True):
             if count and piece.sequence.has_room(count):  # else its prompt had to go after it had been asked
-                piece.count, piece.reaches_end = count, count == piece.sequence.remaining
+                piece.start, piece.count = piece.sequence.num_launched, count
+                piece.reaches_end = count == piece.sequence.unlaunched
                 selection.pieces.append(piece)
 
     def _rooms(self, pieces: list[Piece], counts: list[int], selection: Selection) -> list[int]:
@@ -146,6 +168,9 @@ class Roster:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
                 return count
             except NoCapacity:
+                if selection.is_behind:
+                    selection.is_short = True
+                    return 0
                 if not self._preempt_youngest(selection):
                     count = int(count > 1)
                 elif not self.runs(prompt):
@@ -199,7 +224,7 @@ class Roster:
         One free block is left for each running sequence, so that what starts is not preempted at once.
         """
         running = self.running.values()
-        backlog = sum(other.uncomputed_tokens for other in running)
+        backlog = sum(other.unlaunched_tokens for other in running)
         seats = self._limits.max_num_seqs - sum(other.num_seats for other in running)
         growing = sum(other.num_seats for other in running if not other.hold)
         if seats < prompt.num_seats or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):

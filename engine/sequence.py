@@ -21,18 +21,21 @@ class Sequence:
     """Mutable, owned by the core. KV of tokens [0, num_computed) lies in `block_ids`.
 
     While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
-    token is sampled. Without blocks (not started, dropped, ended) it is only its token ids. The first `num_named` of
-    its blocks are full and found by their names in `chain`; the KV of its first `num_cached` tokens was found so.
-    Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if `counted_prompt` tokens at least were
-    its prompt's (rope_lengths.py). Its next tokens up to `num_writable` have blocks that are its own, as far as it
-    knows without asking the pool. Where a grammar binds it, `matcher` has taken its outputs and `mask` says what may
-    come next. `counts` are of its tokens, where penalties want them.
+    token is sampled. Steps that are launched and not collected compute the `num_pending` tokens after these, and sample
+    `num_awaited` that are not in `token_ids` yet. Without blocks (not started, dropped, ended) it is only its token
+    ids. The first `num_named` of its blocks are full and found by their names in `chain`; the KV of its first
+    `num_cached` tokens was found so. Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if
+    `counted_prompt` tokens at least were its prompt's (rope_lengths.py). Its next tokens up to `num_writable` have
+    blocks that are its own, as far as it knows without asking the pool. Where a grammar binds it, `matcher` has taken
+    its outputs and `mask` says what may come next. `counts` are of its tokens, where penalties want them.
     """
 
     token_ids: list[int]
     prompt_length: int
     chain: PrefixChain
     num_computed: int = 0
+    num_pending: int = 0
+    num_awaited: int = 0
     num_named: int = 0
     num_cached: int = 0
     num_writable: int = 0
@@ -60,9 +63,14 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def num_announced(self) -> int:
-        """Tokens whose KV a receiver has heard of: what was found here is announced with the first chunk computed."""
-        return 0 if self.num_computed == self.num_cached else self.num_computed
+    def num_launched(self) -> int:
+        """Tokens whose KV is computed or pending: the next step starts behind them."""
+        return self.num_computed + self.num_pending
+
+    @property
+    def unlaunched(self) -> int:
+        """Tokens that a next step can compute, one that is awaited among them; `remaining` while nothing is pending."""
+        return len(self.token_ids) + self.num_awaited - self.num_computed - self.num_pending
 
     def append(self, token_id: int) -> None:
         """Take the token chosen next. Raises InternalError for one that its grammar does not allow."""
@@ -84,6 +92,16 @@ class Sequence:
     def prefix(self) -> list[BlockName]:
         """The names of the full blocks that may be found instead of computed."""
         return self.chain.names(self.token_ids, len(self.token_ids) - 1)
+
+    def launch(self, count: int, *, awaits: bool) -> None:
+        """A launched step computes the next `count` tokens, and samples the one behind them where it `awaits` one."""
+        self.num_pending += count
+        self.num_awaited += awaits
+
+    def collect(self, count: int, *, awaits: bool) -> None:
+        """The oldest of the launched steps, which `launch` told of in these words, is collected."""
+        self.num_pending -= count
+        self.num_awaited -= awaits
 
     def advance(self, count: int, blocks: BlockPool) -> None:
         """The KV of the next `count` tokens is there: full blocks of it are found by name from now on."""
@@ -124,12 +142,12 @@ class Sequence:
 
     def blocks_missing(self, count: int, blocks: BlockPool, block_size: int) -> int:
         """Return how many blocks must be allocated before the next `count` tokens can be written."""
-        grow = -(-(self.num_computed + count) // block_size) - len(self.block_ids)
+        grow = -(-(self.num_launched + count) // block_size) - len(self.block_ids)
         return max(grow, 0) + self._writes_into_shared(blocks, block_size)
 
     def has_room(self, count: int) -> bool:
         """Whether `make_room` has seen to the next `count` tokens already."""
-        return self.num_computed + count <= self.num_writable
+        return self.num_computed + self.num_pending + count <= self.num_writable
 
     def make_room(self, count: int, blocks: BlockPool, model: Model, *, probe: bool) -> None:
         """Own the blocks of the next `count` tokens: a shared one is copied first. Raises NoCapacity, unchanged."""
@@ -140,17 +158,18 @@ class Sequence:
             copies = self._writes_into_shared(blocks, block_size)
             self.block_ids.extend(fresh[copies:])
             if copies:
-                self._copy_on_write(self.num_computed // block_size, fresh[0], blocks, model)
+                self._copy_on_write(self.num_launched // block_size, fresh[0], blocks, model)
         self.num_writable = len(self.block_ids) * block_size
 
     def part(self, count: int) -> BatchSequence:
         """Return this sequence's part of a step that computes its next `count` tokens."""
         counted = max(self.prompt_length, self.counted_prompt)
-        return BatchSequence(self.num_computed, count, self.block_ids, counted)
+        return BatchSequence(self.num_launched, count, self.block_ids, counted)
 
     def next_tokens(self, count: int) -> list[int]:
-        """Return the next `count` tokens to compute."""
-        return self.token_ids[self.num_computed : self.num_computed + count]
+        """Return the next `count` tokens to compute; fewer where one of them is awaited."""
+        start = self.num_computed + self.num_pending
+        return self.token_ids[start : start + count]
 
     def counted(self) -> TokenCounts:
         """Return how often each token stands in it, brought up to date."""
@@ -182,9 +201,10 @@ class Sequence:
         blocks.release(self.block_ids)
         self.block_ids = array("i")
         self.num_computed = self.num_named = self.num_cached = self.num_writable = 0
+        self.num_pending = self.num_awaited = 0
 
     def _writes_into_shared(self, blocks: BlockPool, block_size: int) -> bool:
-        index = self.num_computed // block_size
+        index = self.num_launched // block_size
         return index < len(self.block_ids) and blocks.is_shared(self.block_ids[index])
 
     def _copy_on_write(self, index: int, fresh: int, blocks: BlockPool, model: Model) -> None:

@@ -78,13 +78,18 @@ class PoolRows:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One flattened step: `token_ids` of all sequences one after another; which rows to sample, score and pool."""
+    """One flattened step: `token_ids` of all sequences one after another; which rows to sample, score and pool.
+
+    `carried` are (row, sample): the token of this flattened row is what that SampleRow of the step launched before
+    chooses, and is not in `token_ids`. Only a model that runs ahead is given any.
+    """
 
     token_ids: tuple[int, ...]
     sequences: tuple[BatchSequence, ...]
     samples: tuple[SampleRow, ...]
     scores: tuple[ScoreRow, ...] = ()
     pools: tuple[PoolRows, ...] = ()
+    carried: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +133,24 @@ class Model(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether `launch` returns before the step is computed, so that the next may be launched before its collect.
+
+        Steps are computed in the order of their launches, as are copies of blocks among them.
+        """
+        ...
+
+    @property
     def memories(self) -> Sequence[Memory]:
         """The pool of each rank; all have the same blocks."""
         ...
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
-        """Start one step. `layer_done(layer)` is called as each layer's KV is written."""
+        """Start one step; whoever raises leaves nothing of it running.
+
+        `layer_done(layer)` is called as each layer's KV is written; ahead of that where the model runs ahead: the pool
+        then knows when it is (devices/device_pool.py).
+        """
         ...
 
     def copy_block(self, source: int, target: int) -> None:

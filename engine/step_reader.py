@@ -65,7 +65,7 @@ def _check_counts(output: StepOutput, batch: StepBatch) -> None:
 
 def _prompt_logprobs(piece: Piece, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
     """Return what the piece tells of its prompt; nothing precedes token 0, so it comes with those after it."""
-    prompt_id, start = piece.prompt.state.prompt_id, piece.sequence.num_computed
+    prompt_id, start = piece.prompt.state.prompt_id, piece.start
     asked = piece.prompt.state.params.prompt_logprobs is not None and piece.sequence is piece.prompt.stem
     if asked and start == 0 and not any(sequence.num_outputs for sequence in piece.prompt.sequences):
         return PromptLogprobs(prompt_id, 0, (None, *scores))

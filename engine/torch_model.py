@@ -71,6 +71,7 @@ class TorchModel:
         self._info = info
         self._memory = memory
         self._store = BlockStore(memory, library.load) if device.traits.pools_on_host else DeviceBlockStore(memory)
+        self._runs_ahead = False
         self._keeps_logits = keeps_logits
         self._rope = rope
         self._device = device.torch_device
@@ -87,6 +88,11 @@ class TorchModel:
     def info(self) -> EngineInfo:
         """What the loaded model and its pool are."""
         return self._info
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device computes what is launched later."""
+        return self._runs_ahead
 
     @property
     def memory(self) -> Memory:

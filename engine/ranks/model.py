@@ -37,6 +37,11 @@ class ShardedModel:
         return self._info
 
     @property
+    def runs_ahead(self) -> bool:
+        """The ranks step in lockstep: a step is computed when its launch returns."""
+        return False
+
+    @property
     def memories(self) -> tuple[Memory, ...]:
         """The pool of each rank."""
         return self._memories

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import Computed, FakeModel
+from engine.fake import FakeModel
 from engine.interface import Chunk
-from engine.step import StepBatch, StepOutput
+from engine.step import Pending, StepBatch, StepOutput
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
 from wire.types import FinishReason
+
+pytestmark = pytest.mark.usefixtures("runs_ahead")
 
 
 def test_one_prompt_answers_what_the_reference_says() -> None:
@@ -40,7 +42,7 @@ class Recording(FakeModel):
 
     batches: list[StepBatch]
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         self.batches.append(batch)
         return super().launch(batch, layer_done)
 
@@ -92,7 +94,8 @@ def test_a_stop_token_ends_a_sequence_and_is_named() -> None:
 
         assert [output.token_id for output in outputs] == wanted(state)[:5]
         assert (outputs[-1].finish, outputs[-1].stop_token_id) == (FinishReason.STOP, stop)
-        assert not core.has_work()
+        assert run(core).tokens == {}
+        assert core.blocks.num_used == 0
 
 
 def test_min_tokens_ban_the_stop_token_until_reached() -> None:
@@ -179,11 +182,11 @@ class FailingOnce(FakeModel):
 
     fails_in: str | None = None
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         if self._due("launch"):
             raise RuntimeError("device is gone")
         computed = super().launch(batch, layer_done)
-        return _Lost(computed.output) if self._due("collect") else computed
+        return _Lost() if self._due("collect") else computed
 
     def copy_block(self, source: int, target: int) -> None:
         if self._due("copy_block"):
@@ -195,7 +198,7 @@ class FailingOnce(FakeModel):
         return due
 
 
-class _Lost(Computed):
+class _Lost:
     def collect(self) -> StepOutput:
         raise RuntimeError("device is gone")
 
@@ -206,17 +209,17 @@ def test_a_failed_step_ends_the_prompts_in_it_and_no_others(call: str) -> None:
     core = EngineCore(model, max_num_seqs=2, max_num_batched_tokens=64, prefill_chunk_size=64)
     for name in "abc":
         core.add(prompt(name, 9))
-    core.step()
-    model.fails_in = call
     answers = Answers()
-    answers.failed.extend(core.step().failed)
+    answers.take(core.step().tokens)
+    model.fails_in = call
     run(core, answers)
     model.close()
 
     assert [(name, type(error), str(error)) for name, error in answers.failed] == [
         (name, InternalError, "the step of this prompt failed: RuntimeError: device is gone") for name in "ab"
     ]
-    assert answers.tokens == {("c", 0): wanted(prompt("c", 9))}
+    assert answers.tokens["c", 0] == wanted(prompt("c", 9))
+    assert set(answers.finish) == {("c", 0)}
     assert core.blocks.num_used == 0
     core.blocks.check()
 
@@ -265,13 +268,13 @@ def test_the_load_tells_what_runs_waits_and_is_left() -> None:
         core.cancel("b")
 
 
-def test_a_probe_is_answered_while_a_long_prompt_is_computed() -> None:
+def test_a_probe_is_answered_while_a_long_prompt_is_computed(runs_ahead: bool) -> None:
     with engine(tokens=8, chunk=8) as (core, _):
         core.add(prompt("long", 80, max_tokens=1))
         core.step()
         core.add(replace(prompt("probe", 3, max_tokens=1), probe=True))
 
-        answered = [token.prompt_id for token in core.step().tokens]
+        answered = [token.prompt_id for _ in range(1 + runs_ahead) for token in core.step().tokens]
 
-        assert answered == ["probe"]
+        assert answered == ["probe"], "in the next step that is launched"
         run(core)

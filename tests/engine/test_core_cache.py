@@ -13,6 +13,8 @@ from engine.step import Pending, StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
 from wire.types import PromptState
 
+pytestmark = pytest.mark.usefixtures("runs_ahead")
+
 CACHED = replace(CONFIG, block_size=16, num_blocks=24, max_model_len=200)
 
 
@@ -21,7 +23,7 @@ class Counted:
 
     def __init__(self, model: FakeModel) -> None:
         self.tokens, self._launch = 0, model.launch
-        model.launch = self.launch  # type: ignore[assignment,method-assign]
+        model.launch = self.launch  # type: ignore[method-assign]
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         self.tokens += len(batch.token_ids)

@@ -13,6 +13,8 @@ from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, p
 from wire.errors import InvalidRequest
 from wire.types import FinishReason, PromptState
 
+pytestmark = pytest.mark.usefixtures("runs_ahead")
+
 
 def hand_over(state: PromptState, source: Model, chunks: Sequence[Chunk], core: EngineCore, to: Model) -> list[int]:
     """Copy the prompt's KV as a hand-off does: chunk by chunk, token ranges into blocks of the receiver."""
@@ -69,7 +71,7 @@ def test_admitted_outputs_beyond_the_prompt_are_computed_again(given: int) -> No
         assert_answers(run(core, Answers(tokens={("x", 0): list(outputs)})), [state])
 
 
-def test_every_layer_is_told_with_the_chunks_of_held_prompts_only() -> None:
+def test_every_layer_is_told_with_the_chunks_of_held_prompts_only(runs_ahead: bool) -> None:
     with engine() as (core, _):
         core.add(prompt("free", 5))
         core.add(prompt("held", 6), hold=True)
@@ -77,7 +79,9 @@ def test_every_layer_is_told_with_the_chunks_of_held_prompts_only() -> None:
         for _ in range(2):
             core.step(lambda layer, chunks: told.append((layer, [(c.prompt_id, c.start, c.end) for c in chunks])))
 
-        assert told == [(0, [("held", 0, 6)]), (1, [("held", 0, 6)]), (0, []), (1, [])]
+        first = [(0, [("held", 0, 6)]), (1, [("held", 0, 6)])]
+        assert told[:2] == first
+        assert told[2:] == ([] if runs_ahead else [(0, []), (1, [])]), "a layer is progress, unless only launched"
         core.release("held")
         core.cancel("free")
 
@@ -160,6 +164,7 @@ def test_cancel_at_every_stage_frees_everything_and_ends_each_sequence_once(step
             answers.take(core.step().tokens)
         answers.take(core.cancel("c"))
         answers.take(core.cancel("c"))
+        run(core, answers)  # which collects a step that was launched with it
 
         assert set(answers.finish) == {("c", 0), ("c", 1)}
         assert (core.blocks.num_used, core.has_work(), core.load().held_prompts) == (0, False, 0)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.prompt import Prompt
 from tests.engine.fake_engines import Answers
 from wire.types import FinishReason, PromptState, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("runs_ahead")
 
 CONFIG = FakeConfig(salt=5, num_layers=1, heads=1, head_dim=2, block_size=16, vocab_size=90, max_model_len=400)
 BLOCK_BYTES = 16 * 2 * 2 * 4
@@ -35,8 +38,11 @@ def blocks_asked(state: PromptState) -> int:
 
 
 def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step: int) -> tuple[Answers, int]:
-    """Step until all have ended; in each step the oldest that has begun must go on."""
-    answers, left, steps = Answers(), list(states), 0
+    """Step until all have ended; in each step the oldest that has begun must go on.
+
+    One step ahead it sits one out when its prompt has been computed.
+    """
+    answers, left, steps, still = Answers(), list(states), 0, 0
     work = sum(len(state.token_ids) + state.params.n * state.params.max_tokens for state in states)
     while left or core.has_work():
         for state in left[:added_each_step]:
@@ -46,12 +52,13 @@ def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step:
         before = progress(oldest)
         result = core.step()
         assert result.failed == ()
-        assert oldest is None or oldest.ended or progress(oldest) > before, "the oldest stood still"
+        still = 0 if oldest is None or oldest.ended or progress(oldest) > before else still + 1
+        assert still <= core.runs_ahead, "the oldest stood still"
         answers.take(result.tokens)
         core.blocks.check()
         core._roster.swap.check()
         steps += 1
-        assert steps <= work, "more steps than tokens: somebody is computed again and again"
+        assert steps <= work * (1 + core.runs_ahead), "more steps than tokens: somebody is computed again and again"
     return answers, steps
 
 

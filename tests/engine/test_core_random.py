@@ -1,4 +1,8 @@
-"""The engine core under random orders of add, admit, cancel, release, reservations of others, and steps."""
+"""The engine core under random orders of add, admit, cancel, release, reservations of others, failures, and steps.
+
+One step ahead, the model computes nothing before its collect: whoever writes a block that a launched step still writes
+has it overwritten then, and answers differ.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.core import EngineCore
-from engine.fake import Computed, FakeConfig, FakeModel, expected_tokens
+from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.interface import Chunk, Prefilled
-from engine.step import StepBatch
+from engine.step import Pending, StepBatch, StepOutput
 from wire.errors import NoCapacity
 from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
 
@@ -19,21 +23,52 @@ MAX_STEPS = 1000
 
 
 class Counting(FakeModel):
-    """Counts its steps."""
+    """Counts its steps; fails a launch or a collect when it is told to."""
 
-    num_launched = 0
+    num_launched = num_collected = 0
+    fails_in: str | None = None
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         self.num_launched += 1
-        return super().launch(batch, layer_done)
+        if self.fails_in == "launch":
+            self.fails_in = None
+            raise RuntimeError("device is gone")
+        return Counted(self, super().launch(batch, layer_done))
+
+    def copy_now(self, source: int, target: int) -> None:
+        """Copy a block as a receiver does: on a thread of its own, not behind what is launched."""
+        self._copy_block(source, target)
+
+    def parts_of(self, block: int) -> list[memoryview]:
+        """Return the block's bytes, tensor by tensor."""
+        layout, buffer = self.info.layout, self.memories[0].buffer
+        runs = [layout.runs(tensor, [block], 0, layout.block_size) for tensor in range(len(layout.tensors))]
+        return [buffer[run.offset : run.offset + run.length] for (run,) in runs]
+
+
+class Counted:
+    """A step of that model."""
+
+    def __init__(self, model: Counting, pending: Pending) -> None:
+        self.model, self.pending = model, pending
+
+    def collect(self) -> StepOutput:
+        self.model.num_collected += 1
+        output = self.pending.collect()
+        if self.model.fails_in == "collect":
+            self.model.fails_in = None
+            raise RuntimeError("device is gone")
+        return output
 
 
 class Driver(RuleBasedStateMachine):
     """Keeps what every sequence has been told, and compares it with the reference."""
 
+    config = CONFIG
+
     def __init__(self) -> None:
         super().__init__()
-        self.model = Counting(CONFIG)
+        self.model = Counting(self.config)
         self.core = EngineCore(self.model, max_num_seqs=5, max_num_batched_tokens=9, prefill_chunk_size=6)
         self.states: dict[str, PromptState] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}
@@ -42,10 +77,17 @@ class Driver(RuleBasedStateMachine):
         self.tables: dict[str, tuple[int, ...]] = {}
         self.reserved: list[tuple[int, ...]] = []
 
-    @rule(length=st.integers(1, 20), max_tokens=st.integers(1, 8), n=st.integers(1, 3), hold=st.booleans())
-    def add(self, length: int, max_tokens: int, n: int, hold: bool) -> None:
+    @rule(
+        length=st.integers(1, 20), max_tokens=st.integers(1, 8), n=st.integers(1, 3), hold=st.booleans(),
+        bans=st.sampled_from((0, 0, 0, 1, 2)),
+    )  # fmt: skip
+    def add(self, length: int, max_tokens: int, n: int, hold: bool, bans: int) -> None:
         name = f"p{len(self.states)}"
-        params = SamplingParams(max_tokens, n=n, seed=length, stop_token_ids=(0, 1, 2), min_tokens=max_tokens // 2)
+        bad_words = tuple((i,) if i % 2 else (i, i + 1) for i in range(5, 5 + 25 * bans))
+        params = SamplingParams(
+            max_tokens, n=n, seed=length, stop_token_ids=tuple(range(6)), min_tokens=max_tokens // 2,
+            bad_words=bad_words,
+        )  # fmt: skip
         state = PromptState(name, name, tuple((length * 13 + i * 5) % 60 for i in range(length)), params)
         self.core.add(state, hold=hold)
         self.track(state)
@@ -60,7 +102,7 @@ class Driver(RuleBasedStateMachine):
         except NoCapacity:
             return
         for source, block in zip(self.tables[name], target, strict=True):
-            self.model.copy_block(source, block)
+            self.model.copy_now(source, block)
         admitted = replace(state, prompt_id=f"{name}-admitted")
         self.core.admit(admitted, target)
         self.track(admitted)
@@ -83,11 +125,21 @@ class Driver(RuleBasedStateMachine):
     def reserve(self, count: int) -> None:
         if count <= self.core.blocks.num_free:
             self.reserved.append(self.core.blocks.allocate(count))
+            for block in self.reserved[-1]:
+                for part in self.model.parts_of(block):
+                    part[:] = bytes([200 + block]) * len(part)
 
     @precondition(lambda self: self.reserved)
     @rule()
     def end_reservation(self) -> None:
-        self.core.blocks.release(self.reserved.pop())
+        block_ids = self.reserved.pop()
+        for block in block_ids:
+            assert all(set(part) == {200 + block} for part in self.model.parts_of(block)), "a step wrote it"
+        self.core.blocks.release(block_ids)
+
+    @rule(call=st.sampled_from(("launch", "collect")))
+    def let_one_fail(self, call: str) -> None:
+        self.model.fails_in = call
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
@@ -99,12 +151,16 @@ class Driver(RuleBasedStateMachine):
         self.core.blocks.check()
 
     def step_once(self) -> None:
-        had_work, free = self.core.has_work(), self.core.blocks.num_free
-        before = self.model.num_launched
+        had_work, free, fails = self.core.has_work(), self.core.blocks.num_free, self.model.fails_in is not None
+        before = self.model.num_launched + self.model.num_collected
         result = self.core.step(self.on_layer)
-        assert result.failed == ()
-        assert had_work == (self.model.num_launched > before), f"{free} blocks were free"
+        assert fails or result.failed == ()
+        assert had_work == (self.model.num_launched + self.model.num_collected > before), f"{free} blocks were free"
         self.take(result.tokens)
+        for name, _ in result.failed:
+            for i in range(self.states[name].params.n):
+                assert (name, i) in self.finish or self.core._roster.find(name) is None
+                self.finish.setdefault((name, i), FinishReason.CANCELLED)
         self.held.update({done.state.prompt_id: done for done in result.prefilled if not done.finished})
 
     def teardown(self) -> None:
@@ -166,5 +222,12 @@ class Driver(RuleBasedStateMachine):
         self.tables.update({chunk.prompt_id: chunk.block_ids for chunk in chunks})
 
 
-TestDriver = Driver.TestCase
+class AheadDriver(Driver):
+    """The same over a model that runs ahead."""
+
+    config = replace(CONFIG, runs_ahead=True)
+
+
+TestDriver, TestAheadDriver = Driver.TestCase, AheadDriver.TestCase
 TestDriver.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestAheadDriver.settings = TestDriver.settings

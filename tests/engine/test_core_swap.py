@@ -13,6 +13,8 @@ from engine.step import StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.types import PromptState
 
+pytestmark = pytest.mark.usefixtures("runs_ahead")
+
 SMALL = replace(CONFIG, num_blocks=18)
 CACHED = replace(CONFIG, block_size=16, num_blocks=7, max_model_len=200)
 PLENTY = 1 << 20

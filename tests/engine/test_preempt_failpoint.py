@@ -11,6 +11,8 @@ from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, p
 from wire.failpoints import VARIABLE, process_failpoints
 from wire.types import PromptState
 
+pytestmark = pytest.mark.usefixtures("runs_ahead")
+
 PLENTY = 1 << 20
 Interrupted = list[tuple[str, int, int, int]]
 """Who was interrupted: prompt id, by copies, by token ids, and how many tokens were out then."""

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.core import EngineCore
-from engine.fake import Computed, FakeConfig, FakeModel
+from engine.fake import FakeConfig, FakeModel
 from engine.interface import Engine
-from engine.step import StepBatch
+from engine.step import Pending, StepBatch
 from instance.workers import Workers
 from kvtransfer.interface import SendStats
 from wire.errors import HandoffFailed, PdserveError
@@ -23,7 +23,7 @@ class Breaking(FakeModel):
 
     breaks = False
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Computed:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
         if self.breaks:
             self.breaks = False
             raise RuntimeError("a defect")

@@ -1,0 +1,84 @@
+"""What is launched on the arithmetic model that runs ahead: work in order, done when the first asks for a result."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from engine.step import BatchSequence, StepBatch, StepOutput
+
+Compute = Callable[[StepBatch], StepOutput]
+
+
+class LaunchQueue:
+    """Owner of work that is launched and not done, as a device's stream is. One thread calls it."""
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], None]] = deque()
+        self._last: LaunchedFake | None = None
+
+    def append(self, work: Callable[[], None]) -> None:
+        """Do `work` behind all that is launched: at once where that is nothing."""
+        self._work.append(work)
+        if len(self._work) == 1:
+            self.run()
+
+    def launch(self, batch: StepBatch, compute: Compute) -> "LaunchedFake":
+        """Let `compute` make the batch's output when somebody wants it, or what was launched later."""
+        launched = LaunchedFake(self, batch, compute, self._last if batch.carried else None)
+        self._work.append(launched.compute)
+        self._last = launched
+        return launched
+
+    def run(self, until: "LaunchedFake | None" = None) -> None:
+        """Do what is launched, in order: all of it, or no more than `until` wants."""
+        while self._work and (until is None or not until.is_done):
+            self._work.popleft()()
+
+
+class LaunchedFake:
+    """Implements Pending. Keeps a copy of the tables, which grow after the launch."""
+
+    def __init__(self, queue: LaunchQueue, batch: StepBatch, compute: Compute, before: "LaunchedFake | None") -> None:
+        """`before` is the step that samples what `batch` carries."""
+        parts = [
+            BatchSequence(one.start, one.count, tuple(one.block_ids), one.prompt_length) for one in batch.sequences
+        ]
+        self._queue, self._compute, self._before = queue, compute, before
+        self._batch = replace(batch, sequences=tuple(parts))
+        self._made: StepOutput | Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is computed, or has failed."""
+        return self._made is not None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """What it sampled; none where it failed."""
+        return self._made.token_ids if isinstance(self._made, StepOutput) else ()
+
+    def compute(self) -> None:
+        """Make the output; what that raises is for whoever collects it."""
+        batch, before, self._before = self._batch, self._before, None
+        try:
+            self._made = self._compute(_filled(batch, before.token_ids if before is not None else ()))
+        except Exception as error:  # noqa: BLE001 - raised where the step is collected
+            self._made = error
+
+    def collect(self) -> StepOutput:
+        """Compute it and what was launched before it; return the tokens, or raise what it has failed with."""
+        self._queue.run(self)
+        if isinstance(self._made, Exception):
+            raise self._made
+        assert self._made is not None, "what is launched is computed"
+        return self._made
+
+
+def _filled(batch: StepBatch, before: Sequence[int]) -> StepBatch:
+    """Return the batch with the tokens that the step before has sampled."""
+    if not batch.carried:
+        return batch
+    token_ids = list(batch.token_ids)
+    for row, sample in batch.carried:
+        token_ids[row] = before[sample]
+    return replace(batch, token_ids=tuple(token_ids), carried=())
