@@ -17,6 +17,7 @@ import http.client
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import statistics
@@ -40,7 +41,7 @@ WARM_UPS = 2
 Times = dict[str, list[tuple[float, float]]]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Start both sides, measure in turn, stop both, print one JSON line for each length and a table."""
     args = parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the stack stops what was started
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(summary(prompt_tokens, measure(ports, prompt_tokens, args.runs), args))
             print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
+    return rows
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -67,13 +69,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="folder of a model (default: the default model)")
     parser.add_argument("--engine", default="torch", choices=("torch", "fake"), help="fake: a smoke run of this script")
     parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
+    parser.add_argument("--flags", default="", help="more flags of every engine, in one word, as '--device cuda'")
     return parser.parse_args(arguments)
 
 
 def flags_of(args: argparse.Namespace) -> list[str]:
     """Return the flags that every process of both sides gets."""
     model = args.model or command_output("model", "path")
-    return ["--model", model, "--dtype", args.dtype, "--prefill-chunk-size", str(args.chunk), "--engine", args.engine]
+    return ["--model", model, "--dtype", args.dtype, "--prefill-chunk-size", str(args.chunk), "--engine", args.engine,
+            *shlex.split(args.flags)]  # fmt: skip
 
 
 def start_pd(stack: ExitStack, port: int, args: argparse.Namespace, folder: str) -> None:

@@ -18,9 +18,9 @@ class Ours:
 
     def __init__(
         self, transport: str, shape: Shape, num_blocks: int, *, digest: bool = True, num_p: int = 1, num_d: int = 1,
-        profile: bool = False,
+        profile: bool = False, device: str = "cpu",
     ) -> None:  # fmt: skip
-        """Start all. Raises RuntimeError with a child's own words."""
+        """Start all, their pools on `device`. Raises RuntimeError with a child's own words."""
         self.name = f"{transport}, digest {'on' if digest else 'off'}"
         self._shape = shape
         self._stack = ExitStack()
@@ -28,6 +28,7 @@ class Ours:
         doors = [f"{folder}/d{i}" for i in range(num_d)]
         common = {
             "shape": shape.name, "num_blocks": num_blocks, "transport": transport, "digest": digest, "profile": profile,
+            "device": device,
         }  # fmt: skip
         try:
             self.decodes = [

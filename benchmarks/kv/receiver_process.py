@@ -22,7 +22,7 @@ class Decode:
     def __init__(self, config: dict[str, Any]) -> None:
         shape = shape_named(config["shape"])
         self._num_blocks = int(config["num_blocks"])
-        self._pool = touched_pool(shape.layout(self._num_blocks))
+        self._pool = touched_pool(shape.layout(self._num_blocks), config["device"])
         self._sampler = Sampler() if config["profile"] else None
         self._ends: deque[str] = deque(maxlen=16)
         self._receiver = KvReceiver(
@@ -69,4 +69,4 @@ class Decode:
 
 
 if __name__ == "__main__":
-    run_child(Decode, about=__doc__, fields="name, shape, num_blocks, transport, digest, door, profile, core")
+    run_child(Decode, about=__doc__, fields="name, shape, num_blocks, transport, digest, door, profile, device, core")

@@ -27,7 +27,7 @@ class Prefill:
     def __init__(self, config: dict[str, Any]) -> None:
         self._shape = shape_named(config["shape"])
         self._num_blocks = int(config["num_blocks"])
-        self._pool = touched_pool(self._shape.layout(self._num_blocks))
+        self._pool = touched_pool(self._shape.layout(self._num_blocks), config["device"])
         fill(self._pool, 1)
         self._doors = [Caller(path) for path in config["doors"]]
         self._sampler = Sampler() if config["profile"] else None
@@ -148,4 +148,4 @@ class Prefill:
 
 
 if __name__ == "__main__":
-    run_child(Prefill, about=__doc__, fields="name, shape, num_blocks, transport, digest, doors, profile, core")
+    run_child(Prefill, about=__doc__, fields="name, shape, num_blocks, transport, digest, doors, profile, device, core")

@@ -1,0 +1,46 @@
+"""The parts of the GPU benchmark, one after the other; one that cannot run is a row that says why."""
+
+import argparse
+from collections.abc import Callable, Iterator
+
+from benchmarks.card.hand_off import measure_hand_off
+from benchmarks.card.limits import h200, measure_limits
+from benchmarks.card.pd import measure_pd
+from benchmarks.card.peers import measure_peers
+from benchmarks.card.rows import Row
+from benchmarks.card.shapes import SHAPES, TINY
+from benchmarks.card.steps import measure_steps
+from devices.interface import Device
+from wire.errors import PdserveError
+
+
+def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
+    """Yield the rows of the parts that were asked for."""
+    tiny, rounds, judged = args.tiny, args.rounds, not args.tiny
+    shapes = [TINY] if tiny else [SHAPES[name] for name in args.shapes]
+    limits, rows = measure_limits(device, tiny=tiny, rounds=rounds)
+    if args.limits == "h200" and judged:
+        limits = h200(limits)
+
+    def steps() -> Iterator[Row]:
+        for shape in shapes:
+            yield from measure_steps(shape, device, limits, rounds=rounds, judged=judged)
+
+    def peers() -> Iterator[Row]:
+        for shape in shapes:
+            yield from measure_peers(shape, device, limits, rounds=rounds)
+
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "limits": lambda: iter(rows),
+        "steps": steps,
+        "peers": peers,
+        "hand-off": lambda: measure_hand_off(
+            device, limits, mib=1 if tiny else 1024, rounds=rounds, judged=judged
+        ),
+        "pd": lambda: measure_pd(shapes[0], device, requests=2 if tiny else 20, tiny=tiny),
+    }  # fmt: skip
+    for part in args.parts:
+        try:
+            yield from parts[part]()
+        except (RuntimeError, OSError, PdserveError, SystemExit) as error:  # the other parts have figures all the same
+            yield Row(part, "", note=f"not measured: {' '.join(str(error).split())}")
