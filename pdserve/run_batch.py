@@ -9,13 +9,13 @@ from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits
 from batch.prepared import Prepared, prepare
 from batch.runner import Progress, run_batch
-from pdserve.batch_answerer import ModelHere, Nobody, Server, model_here, server
-from pdserve.batch_files import BatchFiles, local_files, send
-from pdserve.batch_interruption import Interruption
-from pdserve.batch_metrics import serve_metrics
-from pdserve.batch_progress import ProgressView
-from pdserve.batch_request import BatchRequest, parse
-from pdserve.batch_words import command_again, counted
+from pdserve.batch_run.answerer import ModelHere, Nobody, Server, model_here, server
+from pdserve.batch_run.files import BatchFiles, local_files, send
+from pdserve.batch_run.interruption import Interruption
+from pdserve.batch_run.metrics import serve_metrics
+from pdserve.batch_run.progress import ProgressView
+from pdserve.batch_run.request import BatchRequest, parse
+from pdserve.batch_run.words import command_again, counted
 from pdserve.engine_flags import check_engine_flags
 from pdserve.ports import require_free
 from telemetry import logs

@@ -11,7 +11,7 @@ import orjson
 from batch.answering import NO_HEADERS, Answer, Answerer
 from batch.app_answerer import AppAnswerer
 from batch.url_answerer import UrlAnswerer
-from pdserve.batch_request import BatchRequest
+from pdserve.batch_run.request import BatchRequest
 from pdserve.up_request import fill_model
 from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, Unavailable

@@ -16,8 +16,8 @@ from batch.remote.limits import DownloadLimits
 from batch.remote.reach import check_reach
 from batch.remote.upload import upload
 from batch.remote.url import RemoteUrl, is_remote
-from pdserve.batch_interruption import Interruption
-from pdserve.batch_request import BatchRequest
+from pdserve.batch_run.interruption import Interruption
+from pdserve.batch_run.request import BatchRequest
 from pdserve.run_folder import default_cache_dir
 from wire.errors import ConfigError, PdserveError
 

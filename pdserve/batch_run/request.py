@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.batch_options import BatchOptions
+from pdserve.batch_run.options import BatchOptions
 from pdserve.client import own_key
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CommandParser

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.batch_options import BatchOptions
+from pdserve.batch_run.options import BatchOptions
 from pdserve.flags.config_file import Entry
 from pdserve.flags.row import Takes
 from pdserve.flags.settle import settle

@@ -8,7 +8,7 @@ import pytest
 
 _STUBBORN = """
 import asyncio
-from pdserve.batch_interruption import Interruption
+from pdserve.batch_run.interruption import Interruption
 
 async def work():
     while True:
@@ -27,7 +27,7 @@ with Interruption() as interruption:
 """
 _BLOCKED = """
 import time
-from pdserve.batch_interruption import Interruption
+from pdserve.batch_run.interruption import Interruption
 
 with Interruption() as interruption:
     try:

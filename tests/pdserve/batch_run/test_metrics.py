@@ -10,7 +10,7 @@ import pytest
 
 from batch.answering import NO_HEADERS, Answer
 from batch.runner import Progress
-from pdserve.batch_metrics import serve_metrics
+from pdserve.batch_run.metrics import serve_metrics
 from pdserve.client import parse_metrics
 from wire.errors import ConfigError, Unavailable
 

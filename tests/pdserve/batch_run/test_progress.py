@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-import pdserve.batch_progress
+import pdserve.batch_run.progress
 from batch.runner import Progress
-from pdserve.batch_progress import ProgressView
-from pdserve.batch_words import command_again, counted
+from pdserve.batch_run.progress import ProgressView
+from pdserve.batch_run.words import command_again, counted
 
 
 class Terminal(io.StringIO):
@@ -65,7 +65,7 @@ def test_the_time_left_is_short(seconds: int, shown: str) -> None:
 
 
 def test_elsewhere_a_plain_line_comes_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdserve.batch_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(pdserve.batch_run.progress, "EVERY_S", 0.0)
     told = asyncio.Event()
 
     class Lines(io.StringIO):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.batch_request import BatchRequest, parse
+from pdserve.batch_run.request import BatchRequest, parse
 from wire.errors import ConfigError
 
 ENDS = ("-i", "in.jsonl", "-o", "out.jsonl")
