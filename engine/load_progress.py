@@ -19,9 +19,11 @@ class LoadProgress:
     """Owns the bar of one loading; `with` ends it."""
 
     def __init__(
-        self, total_bytes: int, *, stream: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic
+        self, total_bytes: int, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """`stream` is stderr as it is now: what it was at import may be closed."""
         self._total, self._done, self._clock = total_bytes, 0, clock
+        stream = sys.stderr if stream is None else stream
         self._began = self._said = clock()
         self._bar: Any = None
         if stream.isatty():

@@ -19,6 +19,7 @@ COMMANDS = {
     "run-batch": "answer a file of requests in OpenAI's batch format, and go on where it was stopped",
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure a server under load, P/D beside colocated instances, or one engine beside its machine",
+    "selftest": "try every op, link and way of serving on this machine's device, and write a report",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",
     "model": "print the folder of a model, fetching or making it if need be",
 }

@@ -1,0 +1,55 @@
+"""The attention contract in miniature: each kind of step and of layer by the device's backend, against the reference.
+
+A row tries every dtype that models are served in, and the device's block size beside the largest that peers have.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from devices.interface import Device
+from engine.attention.interface import AttentionBackend
+from engine.attention.probe import LayerKind, Part, differs, usual_parts
+from pdserve.selftest.check import Check, Wrong
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_LARGE_BLOCK = 128
+_GROUPED = LayerKind(8, 2, 64, 64, 0.125)
+_STEPS: dict[str, Sequence[Part]] = {
+    "a whole prompt": [(0, 37)],
+    "a chunk of a prompt": [(150, 21)],
+    "decode": [(40, 1), (130, 1), (0, 1), (128, 1)],
+}
+_LAYERS = {
+    "prompts, chunks and decodes in one step": _GROUPED,
+    "one KV head": LayerKind(4, 1, 64, 64, 0.125),
+    "a KV head each": LayerKind(4, 4, 128, 128, 0.088),
+    "9 heads over 3": LayerKind(9, 3, 64, 64, 0.125),
+    "window": LayerKind(8, 2, 64, 64, 0.125, sliding_window=20),
+    "softcap": LayerKind(8, 2, 64, 64, 0.125, softcap=30.0),
+    "sinks": LayerKind(8, 2, 64, 64, 0.125, has_sinks=True),
+}
+
+
+def attention_checks(device: Device, make: Callable[[], AttentionBackend]) -> Iterator[Check]:
+    """Yield the checks; the backend is made by the first of them, so that a failure of that is a row too."""
+    backend = functools.cache(make)
+    for name, parts in _STEPS.items():
+        yield Check("attention", name, functools.partial(_attend, device, backend, _GROUPED, parts))
+    for name, kind in _LAYERS.items():
+        yield Check("attention", name, functools.partial(_attend, device, backend, kind, None))
+
+
+def _attend(
+    device: Device, backend: Callable[[], AttentionBackend], kind: LayerKind, parts: Sequence[Part] | None
+) -> str:
+    own = device.traits.block_size
+    sizes = sorted({own, _LARGE_BLOCK})
+    for dtype, size in [*((dtype, own) for dtype in _DTYPES), (_DTYPES[0], _LARGE_BLOCK)]:
+        why = differs(
+            backend(), kind, parts or usual_parts(size), block_size=size, dtype=dtype, device=device.torch_device
+        )
+        if why is not None:
+            raise Wrong(f"{str(dtype).removeprefix('torch.')}, blocks of {size}: {why}")
+    return f"{type(backend()).__name__}, {len(_DTYPES)} dtypes, blocks of {' and '.join(map(str, sizes))}"

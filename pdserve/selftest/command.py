@@ -1,0 +1,145 @@
+"""`pdserve selftest`: every op, link and way of serving on one device, as a table and one file for a bug report."""
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devices.interface import Device
+from devices.table import AUTO_ORDER, choose, find_kind
+from engine.torch_start import prepare_torch
+from pdserve.flags.parser import CommandParser
+from pdserve.selftest.check import Check, Result, Verdict, run_all
+from pdserve.selftest.report import Tested, default_path, row, summary, write_report
+from pdserve.termination import unwind_on_sigterm
+from pdserve.work_folder import work_folder
+from ranktable_tools.devices.kinds import kind_named
+from ranktable_tools.doctor.machine import Machine
+from telemetry import logs
+from wire.errors import ConfigError
+from wire.options import add_flags, flag, from_namespace
+
+EPILOG = """\
+Every op of a step is compared with the reference on the CPU, a few MB of KV cross each link that the device can have,
+and a tiny random model gives the tokens of transformers, combined and by prefill and decode. Nothing is downloaded.
+A row that is `not here` says what is missing; it is no failure.
+
+examples:
+  pdserve selftest                                 on the device that --device auto would take
+  pdserve selftest --device npu --index 1          on the second NPU shown to this process
+  pdserve selftest --report /tmp/selftest.md       exit status 1 where anything failed; the file says what and where
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SelftestOptions:
+    """Flags of `selftest`."""
+
+    device: str = flag("auto", f"what is tested: auto, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
+    index: int = flag(0, "which of the devices that this process is shown", parse=int)
+    only: tuple[str, ...] = flag((), "rows whose group or name has one of these in it (default: all)", many=True)
+    report: str = flag("", "file for the bug report (default: pdserve-selftest-DEVICE-TIME.md, here)")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command: 0 where nothing failed, 1 where something did. Raises ConfigError for a device it lacks."""
+    options = parse(argv)
+    logs.configure("ERROR")  # a fallback is a row and a note here
+    unwind_on_sigterm()
+    prepare_torch(len(os.sched_getaffinity(0)))
+    choice = choose(options.device)
+    device = choice.kind.open(options.index)
+    device.activate()
+    tested = Tested(device.name, choice.reason, device.describe())
+    print(f"{tested.choice}\n{tested.described}", flush=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(options.report) if options.report else default_path(device.name, stamp)
+    with work_folder("selftest") as work:
+        results, notes = _run(device, options, work)
+    tested = replace(tested, notes=notes)
+    machine = Machine(os.environ, kind=kind_named(choice.kind.traits.kind))
+    write_report(path, tested, results, machine)
+    for note in notes:
+        if "reference" in note:
+            print(f"note: {note}", flush=True)
+    print(f"{summary(results)}\nreport: {path}", flush=True)
+    return 1 if any(result.verdict is Verdict.FAILED for result in results) else 0
+
+
+def parse(argv: Sequence[str]) -> SelftestOptions:
+    """Return the options of a command line. Raises ConfigError."""
+    parser = CommandParser(
+        prog="pdserve selftest",
+        description="Try every op, link and way of serving on one device, and write a report.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, SelftestOptions, "selftest")
+    options = from_namespace(SelftestOptions, parser.parse_args(argv))
+    if options.index < 0:
+        raise ConfigError(f"--index {options.index}: the first device is 0")
+    if options.report and not Path(options.report).absolute().parent.is_dir():
+        raise ConfigError(f"--report {options.report}: {Path(options.report).absolute().parent} is no folder")
+    return options
+
+
+def _run(device: Device, options: SelftestOptions, work: Path) -> tuple[list[Result], tuple[str, ...]]:
+    """Run the rows that were asked for; return how they went, and the notes of the tiny model's load."""
+    from pdserve.selftest.pd import TinyModel
+
+    results: list[Result] = []
+    model = TinyModel(work / "model", device.traits.kind)
+    with contextlib.ExitStack() as stack:
+        checks = [check for check in _checks(device, model, results, stack) if _is_asked(check, options.only)]
+        if not checks:
+            raise ConfigError(f"--only {' '.join(options.only)} is in no row's name")
+        for result in run_all(checks):
+            results.append(result)
+            print(row(len(results), len(checks), result), flush=True)
+    return results, model.notes
+
+
+def _is_asked(check: Check, only: Sequence[str]) -> bool:
+    return not only or any(part in f"{check.group}: {check.name}" for part in only)
+
+
+def _checks(device: Device, model: object, results: Sequence[Result], stack: contextlib.ExitStack) -> list[Check]:
+    from engine.attention.table import AUTO, make_backend
+    from engine.kernels import NO_KERNELS, find_kernels
+    from pdserve.selftest.attention import attention_checks
+    from pdserve.selftest.linears import linear_checks
+    from pdserve.selftest.links import link_checks
+    from pdserve.selftest.ops import op_checks
+    from pdserve.selftest.pd import TinyModel, model_checks
+
+    assert isinstance(model, TinyModel)
+    on_host = device.traits.pools_on_host
+    kernels = find_kernels(len(os.sched_getaffinity(0))) if on_host else NO_KERNELS
+    if kernels.threads is not None:
+        stack.callback(kernels.threads.close)
+    host = device if on_host else find_kind(AUTO_ORDER[-1]).open()
+    links = list(link_checks(device, host))
+    return [
+        *attention_checks(device, lambda: make_backend(AUTO, device, kernels.threads)),
+        *op_checks(device),
+        *linear_checks(device),
+        *links,
+        *model_checks(model, _usable_links(device, results)),
+    ]
+
+
+def _usable_links(device: Device, results: Sequence[Result]) -> Callable[[], list[str]]:
+    """Return what tells the transports that carried KV from the device to itself."""
+    end = f", {device.name} to {device.name}"
+
+    def names() -> list[str]:
+        return [
+            result.name.removesuffix(end)
+            for result in results
+            if result.group == "links" and result.verdict is Verdict.OK and result.name.endswith(end)
+        ]
+
+    return names

@@ -1,0 +1,66 @@
+"""Linear layers in each quantised form that the device's traits name, against their dequantised weights."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from devices.interface import Device
+from engine.quantization.interface import EvenGroups, Grouped
+from pdserve.selftest.check import Check, NotHere, Wrong
+
+_OUTPUTS, _INPUTS, _GROUP = 256, 512, 128
+
+
+def linear_checks(device: Device) -> Iterator[Check]:
+    """Yield a check for each form; one that says so where there is none."""
+    if not device.traits.kept_linears:
+        yield Check("linear layers", "quantised", functools.partial(_none, device))
+    for name in device.traits.kept_linears:
+        yield Check("linear layers", name, functools.partial(_compare, device, name))
+
+
+def _none(device: Device) -> str:
+    raise NotHere(f"weights are dequantised at load on {device.traits.kind}")
+
+
+def _compare(device: Device, name: str) -> str:
+    from engine.quantization.kept import KeptLinear, kept_weight
+    from engine.quantization.kept_check import disagreement
+    from engine.quantization.kept_table import formats_named
+
+    (form,), tried, reasons = formats_named([name]), [], []
+    for sort, grouped, int8_inputs in _weights(device.torch_device):
+        weight = kept_weight(grouped, int8_inputs=int8_inputs)
+        if isinstance(weight, str) or not form.takes(weight):
+            continue
+        lacking = form.lacking(weight, torch.bfloat16)
+        if lacking is not None:
+            reasons.append(lacking)
+            continue
+        linear = torch.nn.Linear(_INPUTS, _OUTPUTS, bias=False, device="meta", dtype=torch.bfloat16)
+        with torch.inference_mode():
+            kept = KeptLinear(linear, form.pack(weight, torch.bfloat16), weight.order)
+            why = disagreement(kept, grouped, weight, form, torch.bfloat16)
+        if why is not None:
+            raise Wrong(f"{sort}: {why}")
+        tried.append(sort)
+    if not tried:
+        raise NotHere("; ".join(reasons) or "it takes none of the forms that are tried here")
+    return ", ".join(tried)
+
+
+def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, bool]]:
+    """Yield random weights as AWQ and GPTQ (4 bits in groups, with zeros) and as W8A8 (8 bits, a scale a row)."""
+    numbers = torch.Generator().manual_seed(1)
+
+    def codes(low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(low, high, (_OUTPUTS, _INPUTS), generator=numbers).to(dtype).to(device)
+
+    def scales(groups: int) -> torch.Tensor:
+        return (0.01 + 0.01 * torch.rand(_OUTPUTS, groups, generator=numbers)).to(device)
+
+    groups = _INPUTS // _GROUP
+    zeros = torch.randint(0, 16, (_OUTPUTS, groups), generator=numbers).to(torch.uint8).to(device)
+    yield "4-bit in groups", Grouped(codes(0, 16, torch.uint8), scales(groups), zeros, EvenGroups(_GROUP)), False
+    yield "W8A8", Grouped(codes(-127, 128, torch.int8), scales(1), None, EvenGroups(_INPUTS)), True

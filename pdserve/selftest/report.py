@@ -1,0 +1,89 @@
+"""The one file of a self-test: read by people at the top, by programs in the JSON block below it. Without secrets.
+
+A bug report takes it as it is: it is Markdown.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pdserve.env_facts import Section, machine_facts
+from pdserve.redaction import redacted, secret_values
+from pdserve.selftest.check import Result, Verdict
+from pdserve.text_table import printable, text_table
+from ranktable_tools.doctor.machine import Machine
+
+_MORE_VARIABLES = (
+    "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_SLOG_PRINT_TO_STDOUT", "ASCEND_GLOBAL_LOG_LEVEL",
+    "P2P_HCCL_BUFFSIZE", "HCCL_WHITELIST_DISABLE", "NCCL_DEBUG", "NCCL_MAX_NCHANNELS", "GOMP_SPINCOUNT",
+)  # fmt: skip
+"""Shown beside those of `pdserve collect-env`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What was tested: the device, why it was taken, what it says of itself, and notes of the tiny model's load."""
+
+    device: str
+    choice: str
+    described: str
+    notes: tuple[str, ...] = ()
+
+
+def row(number: int, total: int, result: Result) -> str:
+    """Return the line that the terminal shows of a check as it ends."""
+    place, what = f"[{number}/{total}]", f"{result.group}: {result.name}"
+    line = f"{place:<8} {result.verdict.value:<9} {what:<52} {result.seconds:6.2f} s  {result.words}"
+    return printable(line.rstrip())
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return the last line: how many of each."""
+    counts = Counter(result.verdict for result in results)
+    parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
+    return f"{len(results)} checks: {', '.join(parts)}"
+
+
+def write_report(path: Path, tested: Tested, results: Sequence[Result], machine: Machine) -> None:
+    """Write the file. Raises OSError."""
+    path.write_text(_text(tested, results, machine), encoding="utf-8")
+
+
+def _text(tested: Tested, results: Sequence[Result], machine: Machine) -> str:
+    secrets = secret_values(machine.environ, _secret_files(machine.environ))
+    facts: dict[str, Section] = dict(machine_facts(machine))
+    more = {name: machine.environ[name] for name in _MORE_VARIABLES if name in machine.environ}
+    facts["environment"] = {**facts["environment"], **more}
+    table = text_table(
+        ("result", "check", "", "seconds", "words"),
+        [(one.verdict.value, one.group, one.name, f"{one.seconds:.2f}", one.words) for one in results],
+    )
+    sections = [
+        line
+        for title, section in facts.items()
+        for line in (f"[{title}]", *(f"{name}: {printable(value)}" for name, value in section.items()), "")
+    ]
+    document = {
+        "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
+        "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is Verdict.FAILED],
+    }  # fmt: skip
+    lines = [
+        f"# pdserve selftest on {tested.device}: {summary(results)}", "", f"{tested.choice}; {tested.described}",
+        *(f"- {note}" for note in tested.notes), "", "```text", *table, "", *sections[:-1], "```", "",
+        "```json", json.dumps(document, indent=2), "```", "",
+    ]  # fmt: skip
+    return redacted("\n".join(lines), secrets)
+
+
+def _secret_files(environ: Mapping[str, str]) -> list[Path]:
+    named = environ.get("PDSERVE_SECRET_FILE")
+    return [Path(named)] if named else []
+
+
+def default_path(device: str, stamp: str, folder: str | None = None) -> Path:
+    """Return where the report goes when nobody said: the current folder."""
+    return Path(folder or os.getcwd()) / f"pdserve-selftest-{device.replace(':', '')}-{stamp}.md"

@@ -1,0 +1,210 @@
+"""`pdserve selftest`: a real run on the CPU, a device with one broken op, and the report that tells of it."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from devices.table import KINDS
+from engine.attention import table
+from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
+from engine.attention.reference import ReferenceAttention
+from engine.sampler import TorchChooser
+from engine.step_metadata import StepMetadata
+from pdserve.cli import main
+from pdserve.selftest.check import Check, NotHere, Verdict, Wrong, run_all
+from tests.devices.fake_device import FakeKind
+from wire.errors import ConfigError
+
+SECRET = "hf_6jUDvXo0pZkqgkQ"
+
+
+class WindowIgnored:
+    """A step of the reference, for which a sliding window is no window. Implements StepAttention."""
+
+    def __init__(self, metadata: StepMetadata) -> None:
+        self._step: StepAttention = ReferenceAttention().plan(metadata)
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        self._step.write(keys, values, new_keys, new_values)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        without = AttentionOptions(options.scaling, None, options.softcap, options.sinks)
+        return self._step.attend(query, keys, values, without)
+
+
+class Failing(WindowIgnored):
+    """One that the device refuses."""
+
+    def attend(self, *given: object) -> torch.Tensor:
+        raise RuntimeError("EZ9999: inner error\nsecond line")
+
+
+@dataclass
+class Backend:
+    """Implements AttentionBackend."""
+
+    plan: Callable[[StepMetadata], StepAttention]
+
+
+@pytest.fixture(autouse=True)
+def one_quiet_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The matrices are small: several threads would only wait for each other, whatever the machine has."""
+    monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(report: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
+    """Return the exit status, the document of the report, and its whole text."""
+    status = main(["selftest", "--report", str(report), *flags])
+    text = report.read_text(encoding="utf-8")
+    return status, json.loads(text.partition("```json\n")[2].partition("\n```")[0]), text
+
+
+def on_fake(
+    monkeypatch: pytest.MonkeyPatch, report: Path, backend: AttentionBackend | None, *flags: str
+) -> tuple[int, dict[str, Any], str]:
+    monkeypatch.setitem(KINDS, "fake", FakeKind())
+    if backend is not None:
+        monkeypatch.setitem(table.MAKERS, "fake", lambda device, threads: backend)
+    return run(report, "--device", "fake", *flags)
+
+
+def verdicts(document: dict[str, Any]) -> dict[str, str]:
+    return {f"{one['group']}: {one['name']}": one["verdict"] for one in document["results"]}
+
+
+def test_the_cpu_passes_every_row_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("https_proxy", f"http://user:{SECRET}@proxy:3128")
+    monkeypatch.setenv("NCCL_DEBUG", f"INFO {SECRET}")
+
+    status, document, text = run(tmp_path / "report.md", "--device", "cpu")
+    said = capsys.readouterr().out
+
+    found = verdicts(document)
+    assert (status, document["failed"]) == (0, [])
+    assert found["attention: softcap"] == "ok"
+    assert found["sampler: seeded draws"] == "ok"
+    assert found["links: shm, cpu to cpu"] == "ok"
+    assert found["links: tcp, cpu to cpu"] == "ok"
+    assert found["links: cuda_ipc, cpu to cpu"] == "not here"
+    assert found["model: combined = transformers"] == "ok"
+    assert found["model: P/D = transformers"] == "ok"
+    assert all(name in said for name in found)
+    assert said.startswith("device cpu, as asked\ncpu: ")
+    assert f"report: {tmp_path / 'report.md'}" in said
+    assert document["facts"]["packages"]["torch"].startswith("2.")
+    assert "proxy:3128" in text
+    assert SECRET not in text + said
+
+
+def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, document, text = on_fake(monkeypatch, tmp_path / "report.md", Backend(WindowIgnored))
+
+    failed = [name for name, verdict in verdicts(document).items() if verdict == "FAILED"]
+    assert (status, failed, document["failed"]) == (1, ["attention: window"], ["attention: window"])
+    assert "window 20: off by" in text
+    assert "FAILED" in capsys.readouterr().out
+    assert text.startswith("# pdserve selftest on fake:0: ")
+    assert verdicts(document)["links: tcp, fake:0 to cpu"] == "ok"
+    assert verdicts(document)["links: tcp, cpu to fake:0"] == "ok"
+    assert verdicts(document)["links: shm, fake:0 to fake:0"] == "not here"
+    assert verdicts(document)["model: P/D = transformers"] == "ok"
+
+
+def test_a_device_whose_attention_raises_still_serves_right_and_the_report_says_by_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, document, _ = on_fake(monkeypatch, tmp_path / "report.md", Backend(Failing), "--only", "attention", "model")
+
+    found = verdicts(document)
+    assert status == 1
+    assert {verdict for name, verdict in found.items() if name.startswith("attention")} == {"FAILED"}
+    assert found["model: combined = transformers"] == "ok"
+    note = next(note for note in document["tested"]["notes"] if "reference" in note)
+    assert "EZ9999: inner error second line" in note
+    assert note in capsys.readouterr().out
+
+
+def test_a_sampler_that_chooses_otherwise_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def second(self: TorchChooser, scores: torch.Tensor) -> tuple[list[int], list[float]]:
+        values, tokens = scores.topk(2, dim=-1)
+        return tokens[:, 1].tolist(), values[:, 1].tolist()
+
+    monkeypatch.setattr(TorchChooser, "best", second)
+
+    status, document, text = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "sampler")
+
+    assert status == 1
+    assert "sampler: greedy" in document["failed"]
+    assert "24 of 24 rows: row 0 is token " in text
+
+
+def test_a_link_that_loses_a_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdserve.selftest import links
+
+    before = links._bytes
+    monkeypatch.setattr(links, "_bytes", lambda pool: before(pool) ^ 1)
+
+    status, document, _ = run(tmp_path / "report.md", "--device", "cpu", "--only", "links: shm")
+
+    assert (status, document["failed"]) == (1, ["links: shm, cpu to cpu"])
+    assert "tensor 0 are others than were sent" in document["results"][0]["words"]
+
+
+def test_each_check_ends_alone_and_in_one_line() -> None:
+    def wrong() -> str:
+        raise Wrong("off by 3")
+
+    def absent() -> str:
+        raise NotHere("no card")
+
+    def broken() -> str:
+        raise OSError("two\nlines")
+
+    checks = [Check("g", str(run), run) for run in (wrong, absent, broken, lambda: "fine")]
+
+    found = [(one.verdict, one.words) for one in run_all(checks)]
+
+    assert found == [
+        (Verdict.FAILED, "off by 3"), (Verdict.NOT_HERE, "no card"), (Verdict.FAILED, "OSError: two lines"),
+        (Verdict.OK, "fine"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--device", "tpu"], "--device 'tpu' is not one of auto, cpu, cuda, npu"),
+        (["--index", "-1"], "--index -1: the first device is 0"),
+        (["--report", "/nowhere/at/all.md"], "/nowhere/at is no folder"),
+        (["--device", "cpu", "--only", "nothing"], "--only nothing is in no row's name"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", *typed]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdserve.selftest import command
+
+    monkeypatch.setitem(KINDS, "fake", FakeKind(why="no fake card is shown"))
+
+    with pytest.raises(ConfigError, match="--device fake: no fake card is shown"):
+        command.main(["--device", "fake"])
