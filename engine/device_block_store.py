@@ -27,7 +27,7 @@ class DeviceBlockStore:
         self._slot_bytes = sum(self._sizes)
         self._extent_slots = max(1, _EXTENT_BYTES // self._slot_bytes)
         self._extents: dict[int, torch.Tensor] = {}  # [extent_slots, slot_bytes] each
-        self._is_pinned = pool.device.type != "cpu"
+        self._is_pinned = torch.accelerator.is_available()
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy each block, all tensors of it, into its slot."""

@@ -11,13 +11,13 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyDeviceGuard
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ class CardTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(_tensors((args, kwargs)))
         _check(func, tensors)
         made = func.decompose(*args, **kwargs)  # what inference mode hands over whole
         if made is not NotImplemented:
@@ -80,12 +80,13 @@ class CardTensor(torch.Tensor):
         if func in _READS or (func is _ATEN._to_copy.default and to_host) or _picks_by_mask(func, args):
             _note(_seen.reads)
         known = {id(one.held): one for one in tensors if isinstance(one, CardTensor)}
-        made = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+        made = func(*_held(args), **_held(kwargs))
         for one in known.values():
             assert one.shape == one.held.shape, f"{func} changed the shape of its argument: no card tensor can follow"
         if to_host:
             return made
-        return tree_map(lambda leaf: _wrapped(leaf, known), made)
+        with _mode_of_views(func, known):
+            return _wrapped(made, known)
 
 
 def torch_device() -> torch.device:
@@ -139,31 +140,59 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def _held(leaf: Any) -> Any:
-    if isinstance(leaf, CardTensor):
-        return leaf.held
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an op's arguments."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for one in values:
+            yield from _tensors(one)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
 
 
-def _wrapped(leaf: Any, known: dict[int, CardTensor]) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    made = known.get(id(leaf))
-    return CardTensor(leaf) if made is None else made
+def _held(values: Any) -> Any:
+    """Return an op's arguments as they are on the CPU."""
+    if isinstance(values, CardTensor):
+        return values.held
+    if isinstance(values, (list, tuple)):
+        return type(values)(map(_held, values))
+    if isinstance(values, dict):
+        return {name: _held(value) for name, value in values.items()}
+    return torch.device("cpu") if isinstance(values, torch.device) else values
+
+
+def _mode_of_views(func: Any, known: dict[int, CardTensor]) -> AbstractContextManager[object]:
+    """Make views of a tensor be of its sort: torch's inference mode makes others of what is new alone."""
+    if not known or not any(one.alias_info is not None for one in func._schema.returns):
+        return nullcontext()
+    is_inference = next(iter(known.values())).is_inference()
+    return nullcontext() if is_inference == torch.is_inference_mode_enabled() else torch.inference_mode(is_inference)
+
+
+def _wrapped(made: Any, known: dict[int, CardTensor]) -> Any:
+    """Return what an op made as the card's, its own arguments as they came."""
+    if isinstance(made, torch.Tensor):
+        was = known.get(id(made))
+        return CardTensor(made) if was is None else was
+    return [_wrapped(one, known) for one in made] if isinstance(made, (list, tuple)) else made
 
 
 def _note(counter: Counter[str]) -> None:
     """Count one for the innermost function of the product that is running; tests have none."""
-    frame = sys._getframe(1)
-    place = "tests"
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(_REPOSITORY) and file.relative_to(_REPOSITORY).parts[0] not in ("tests", ".venv"):
-            place = f"{file.relative_to(_REPOSITORY)}:{frame.f_code.co_name}"
-            break
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and (file := _product_file(frame.f_code.co_filename)) is None:
+        frame = frame.f_back
     with _lock:
-        counter[place] += 1
+        counter["tests" if frame is None else f"{file}:{frame.f_code.co_name}"] += 1
+
+
+@cache
+def _product_file(name: str) -> str | None:
+    file = Path(name)
+    if not file.is_relative_to(_REPOSITORY) or file.relative_to(_REPOSITORY).parts[0] in ("tests", ".venv"):
+        return None
+    return str(file.relative_to(_REPOSITORY))
 
 
 class Stream:

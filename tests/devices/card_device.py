@@ -1,5 +1,8 @@
 """The card of card.py as a Device: the code that GPUs and NPUs share (devices/torch_device.py) runs over it."""
 
+from dataclasses import replace
+from typing import Any
+
 from devices.interface import DeviceBytes, Traits
 from devices.torch_device import TorchDevice
 from tests.devices import card
@@ -29,8 +32,9 @@ class CardKind:
 class CardDevice(TorchDevice):
     """Implements Device: a card of `total_bytes`, of which all tensors of the process that lie on it are in use."""
 
-    def __init__(self, total_bytes: int = 1 << 30) -> None:
-        super().__init__(TRAITS, 0)
+    def __init__(self, total_bytes: int = 1 << 30, **traits: Any) -> None:
+        """`traits` are those that differ from TRAITS, as attention="cuda"."""
+        super().__init__(replace(TRAITS, **traits), 0)
         self._total_bytes = total_bytes
 
     def memory(self) -> DeviceBytes:

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from devices.interface import Device
-from tests.devices.every_device import ACCELERATORS, DEVICES, open_device
+from tests.devices.every_device import ACCELERATORS, DEVICES, EVERY, open_device
+
+
+@pytest.fixture(params=EVERY)
+def device(request: pytest.FixtureRequest) -> Device:
+    """Each device that this machine has; the others are skipped by name."""
+    return open_device(request.param)
 
 
 @pytest.fixture(params=list(DEVICES))
-def device(request: pytest.FixtureRequest) -> Device:
-    """Each device that this machine has; the others are skipped by name."""
+def any_device(request: pytest.FixtureRequest) -> Device:
+    """Each device, also by what is left to `scripts/test --all` elsewhere: for the widest of tests alone."""
     return open_device(request.param)
 
 

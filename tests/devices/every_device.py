@@ -5,6 +5,8 @@ fake  a device in one file (fake_device.py): CPU tensors, pools like a card's
 card  a device whose tensors are not the CPU's (card.py): what takes them for it fails
 cuda  a GPU, where torch sees one
 npu   the NPU's own ops by their schemas, computed on the CPU (tests/npu)
+
+card-cuda and card-npu are the card with what GPUs and NPUs attend by.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from engine.step import StepBatch
 from engine.step_metadata import StepMetadata, build
 from tests.devices.card_device import CardDevice
 from tests.devices.fake_device import FakeDevice
+from tests.npu.npu_on_cpu import NpuOnCpu
+from tests.npu.ops import require_npu_ops
 
 
 def _cuda() -> Device:
@@ -30,8 +34,28 @@ def _cuda() -> Device:
     return CudaKind().open()
 
 
-DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "fake": FakeDevice, "card": CardDevice, "cuda": _cuda}
-ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
+def _npu() -> Device:
+    require_npu_ops()
+    return NpuOnCpu()
+
+
+def _npu_card() -> Device:
+    require_npu_ops()
+    return CardDevice(attention="npu", block_size=128)
+
+
+DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": CpuDevice,
+    "fake": FakeDevice,
+    "card": CardDevice,
+    "card-cuda": lambda: CardDevice(attention="cuda"),
+    "card-npu": _npu_card,
+    "cuda": _cuda,
+    "npu": _npu,
+}
+_SLOW = ("card-cuda", "card-npu")
+EVERY = [pytest.param(name, marks=[pytest.mark.long] * (name in _SLOW)) for name in DEVICES]
+ACCELERATORS = EVERY[1:]
 
 
 def open_device(name: str) -> Device:

@@ -78,7 +78,7 @@ class FakeDevice:
         pass
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        raise RuntimeError("fake captures no graphs")
+        raise RuntimeError(f"{self.traits.kind} captures no graphs")
 
 
 class FakeEvent:

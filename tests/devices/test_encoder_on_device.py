@@ -1,0 +1,88 @@
+"""Encoders on every device: the same vectors and scores as on the CPU, with weights and inputs where the device is."""
+
+from pathlib import Path
+
+import pytest
+
+from devices.cpu import CpuDevice
+from devices.interface import Device
+from engine.pooling.core import EncoderCore
+from engine.pooling.encoder import load_encoder
+from tests.devices.card_device import CardDevice
+from tests.devices.fake_device import FakeDevice
+from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
+from wire.errors import ConfigError
+from wire.model_identity import identify
+from wire.types import Pooling, PromptState, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cross_encoder(tmp_path_factory.mktemp("models") / "cross")
+
+
+def answers(path: Path, device: Device, asked: list[Pooling]) -> list[tuple[float, ...]]:
+    """Return what each text is answered with, asked in the ways of `asked` in turn."""
+    encoder, _ = load_encoder(path, dtype="float32", device=device)
+    core = EncoderCore(
+        encoder, identify(path, "m"), block_size=device.traits.block_size, max_num_seqs=4, max_num_batched_tokens=256
+    )  # fmt: skip
+    assert core.info.device == device.name
+    for i, text in enumerate(TEXTS):
+        core.add(PromptState(str(i), "r", text, SamplingParams(max_tokens=1), pooling=asked[i % len(asked)]))
+    found: dict[str, tuple[float, ...]] = {}
+    while core.has_work():
+        result = core.step()
+        assert not result.failed
+        found |= {one.prompt_id: one.values for one in result.pooled}
+    core.close()
+    return [found[str(i)] for i in range(len(TEXTS))]
+
+
+def test_vectors_are_those_of_the_cpu(device: Device, bert: Path) -> None:
+    asked = [Pooling(how="mean"), Pooling(how="cls", normalize=False, second_text=2), Pooling(how="last", dimensions=5)]
+
+    found, expected = answers(bert, device, asked), answers(bert, CpuDevice(), asked)
+
+    assert [len(vector) for vector in found] == [24, 24, 5] * 2
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_scores_are_those_of_the_cpu(device: Device, cross_encoder: Path) -> None:
+    found, expected = (
+        answers(cross_encoder, one, [Pooling("score", second_text=2)]) for one in (device, CpuDevice())
+    )  # fmt: skip
+
+    assert max(found)[0] - min(found)[0] > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_its_weights_lie_on_the_device_and_the_note_says_how_large_they_are(bert: Path) -> None:
+    device = CardDevice()
+    before = device.memory().free
+
+    encoder, notes = load_encoder(bert, dtype="bfloat16", device=device)
+
+    network = encoder._network
+    tensors = [*network.parameters(), *network.buffers()]
+    used = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert {tensor.device for tensor in tensors} == {device.torch_device}
+    assert device.memory().free == before - used
+    assert notes[-1].endswith(f"; {used / 2**20:.0f} MiB of weights on {device.name}")
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_numbers(bert: Path) -> None:
+    device = FakeDevice(total_bytes=1000)
+
+    with pytest.raises(ConfigError, match=r"\d{4,} bytes of weights on fake:0, which has 1000 free"):
+        load_encoder(bert, dtype="float32", device=device)

@@ -1,0 +1,67 @@
+"""A prompt's KV goes from one device's pool to another's by this process's mover; the answer is transformers'."""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from engine.core import EngineCore
+from engine.interface import Chunk, Prefilled
+from engine.oracle import Oracle
+from kvtransfer.device_memory import region_of
+from kvtransfer.mover import process_mover
+from native.memory import Place, Runs, StopFlag
+from tests.devices.every_device import open_device
+from tests.devices.tiny_traffic import Told, core_on, ids, plain, run
+from tests.engine.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+ENDS = ("cpu", "fake", "card", "npu", "cuda")
+PAIRS = [pair for pair in product(ENDS, ENDS) if pair != ("cpu", "cpu") and set(pair) != {"npu", "cuda"}]
+LENGTH, NUM_TOKENS = 75, 12
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("qwen3", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[int]:
+    return Oracle(path, "float32").generate_greedy([ids(LENGTH)], NUM_TOKENS, ignore_eos=True)[0]
+
+
+def move(source: EngineCore, chunks: Sequence[Chunk], target: EngineCore) -> tuple[int, ...]:
+    """Move the KV of these chunks, all layers, into blocks of the target; return them."""
+    blocks = target.blocks.allocate(target.info.layout.num_blocks_for(LENGTH))
+    for chunk in chunks:
+        for tensor in range(len(target.info.layout.tensors)):
+            here, there = _place(source, tensor, chunk.block_ids, chunk), _place(target, tensor, blocks, chunk)
+            assert process_mover().copy_and_digest(here, there, StopFlag()) == process_mover().digest(there)
+    return tuple(blocks)
+
+
+def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk) -> Place:
+    layout = core.info.layout
+    runs = Runs.of_slots(layout.slots(block_ids, chunk.start, chunk.end), layout.tensors[tensor].token_bytes)
+    return Place(region_of(core.memories[0]), layout.offsets[tensor], runs)
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=["-to-".join(pair) for pair in PAIRS])
+def test_a_prompt_goes_on_where_its_kv_went(source: str, target: str, path: Path, expected: list[int]) -> None:
+    a, b = open_device(source), open_device(target)
+    with core_on(a, path, block_size=16) as p, core_on(b, path, block_size=128) as d:
+        chunks: list[Chunk] = []
+        p.add(plain("x", LENGTH, NUM_TOKENS), hold=True)
+        told, prefilled = Told(), list[Prefilled]()
+        while not prefilled:
+            result = p.step(lambda layer, now: chunks.extend(now) if layer == p.info.layout.num_layers - 1 else None)
+            told.take(result)
+            prefilled += result.prefilled
+        d.admit(prefilled[0].state, move(p, chunks, d))
+        p.release("x")
+        rest = run(d)
+
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 24), (24, 48), (48, 72), (72, 75)]
+    assert told.tokens["x", 0] + rest.tokens["x", 0] == expected
