@@ -113,8 +113,9 @@ def _budget(device: Device, asked: int | None, utilization: float) -> int:
 def _read_weights(folder: ModelFolder, dtype: str, threads: Threads | None, device: Device) -> _ReadWeights:
     """Read the weights; a model whose KV can be told without them is refused before, where it has to be."""
     foreseen = rehearse(folder.checkpoint, dtype)
-    read = read_network(folder, dtype, device=device.torch_device)
+    read = read_network(folder, dtype, device=device.torch_device, kept_linears=device.traits.kept_linears)
     network = read.loaded.network
-    tensors = foreseen or find_kv_tensors(network, folder.checkpoint, dtype)
+    known = None if read.has_kept else foreseen  # a layer that was replaced runs once before it serves
+    tensors = known or find_kv_tensors(network, folder.checkpoint, dtype)
     fused = fuse(network, threads=threads) if device.traits.pools_on_host else None
     return _ReadWeights(network, fused, tensors, (*read.notes, *replace_modules(network, device)))

@@ -1,5 +1,6 @@
 """What a model folder gives an engine, whether one rank loads it or several: its checks, weights and description."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from engine.network import LoadedNetwork, Shard, load_network
 from engine.pooling.settings import read_settings
 from engine.quantization.detect import find_quantization
 from engine.quantization.interface import Layout
-from engine.quantization.load import plain_weights
+from engine.quantization.load import kept_note, make_keeper, plain_weights
 from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
 from engine.stored_weights import StoredWeights
@@ -33,11 +34,15 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class ReadNetwork:
-    """A network with its weights, what is to be said of them, and what was read for it."""
+    """A network with its weights, what is to be said of them, and what was read for it.
+
+    `has_kept`: some of its linear layers stay quantised.
+    """
 
     loaded: LoadedNetwork
     notes: tuple[str, ...]
     bytes_read: int
+    has_kept: bool = False
 
 
 def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
@@ -54,19 +59,27 @@ def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
 
 
 def read_network(
-    folder: ModelFolder, dtype: str, shard: Shard | None = None, device: torch.device | None = None
+    folder: ModelFolder, dtype: str, shard: Shard | None = None, device: torch.device | None = None,
+    kept_linears: Sequence[str] = (),
 ) -> ReadNetwork:  # fmt: skip
     """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
 
-    They lie on `device`, by default in host memory.
+    They lie on `device`, by default in host memory; `kept_linears`, of its traits, is for a whole network.
     """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(stored, folder.quantization, dtype)
         prefix = folder.checkpoint.network_class.base_model_prefix
         weights = HeadlessWeights(plain.weights, prefix) if folder.is_headless else plain.weights
-        loaded = load_network(folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device)
+        keeper = make_keeper(plain, folder.quantization, kept_linears, f"{prefix}." if folder.is_headless else "")
+        loaded = load_network(
+            folder.checkpoint, weights, dtype=dtype, attention=NAME, shard=shard, device=device, keep=keeper
+        )  # fmt: skip
     check_untried(loaded.network, dtype)
-    return ReadNetwork(loaded, tuple(note for note in (loaded.note, plain.note) if note), stored.bytes_read)
+    note = kept_note(plain, folder.quantization, dtype, keeper)
+    return ReadNetwork(
+        loaded, tuple(note for note in (loaded.note, note) if note), stored.bytes_read,
+        has_kept=keeper is not None and keeper.kept > 0,
+    )  # fmt: skip
 
 
 def describe(

@@ -27,6 +27,10 @@ Shard = Callable[[Any], Mapping[str, Cut]]
 """Changes a network of shapes to one rank's, and returns the cuts of its tensors, by their names there."""
 
 
+Keep = Callable[[Any, Mapping[str, Source], torch.device], None]
+"""Replaces layers of a network of shapes by others that hold their weights already, on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
     """A network ready to run; `note` says what is unusual about how it was loaded."""
@@ -37,12 +41,12 @@ class LoadedNetwork:
 
 def load_network(
     checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None,
-    device: torch.device | None = None,
+    device: torch.device | None = None, keep: Keep | None = None,
 ) -> LoadedNetwork:  # fmt: skip
     """Return the network with its weights in `dtype`. Raises ConfigError, in words, for weights that are not there.
 
     `attention` names the implementation, None is transformers' own choice; `shard` makes it one rank's. Each tensor
-    goes to `device` as it is made, so the host never holds them all.
+    goes to `device` as it is made, so the host never holds them all. `keep` is for a whole network.
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line
@@ -63,6 +67,8 @@ def load_network(
     _check_complete(checkpoint, network, sources.by_name, weights, missing)
     _widen(network, dtype)
     cuts = {} if shard is None else shard(network)
+    if keep is not None:
+        keep(network, sources.by_name, device)
     _fill(network, sources.by_name, weights, cuts, device)
     _take_generation_config(network, checkpoint)
     return LoadedNetwork(network.eval())

@@ -59,8 +59,7 @@ class PartCheck:
 
     def _inputs(self, module: nn.Module) -> dict[str, Any]:
         """Return what `module` takes: rows, and for those with attention in them the angles too."""
-        numbers = torch.Generator().manual_seed(0)
-        weight = next(iter(self._network.parameters()))
+        numbers, weight = torch.Generator().manual_seed(0), self._network.get_input_embeddings().weight
 
         def some(width: int) -> torch.Tensor:
             return torch.randn(1, _ROWS, width, generator=numbers).to(weight.device, weight.dtype)
@@ -70,8 +69,8 @@ class PartCheck:
             return {"hidden_states": some(_width(module))}
         angles = some(attention.head_dim), some(attention.head_dim)
         return {
-            "hidden_states": some(_width(attention.q_proj)), "position_embeddings": angles, "attention_mask": None,
-            "position_ids": torch.arange(_ROWS, device=weight.device)[None],
+            "hidden_states": some(self._network.config.get_text_config().hidden_size), "position_embeddings": angles,
+            "attention_mask": None, "position_ids": torch.arange(_ROWS, device=weight.device)[None],
         }  # fmt: skip
 
 
@@ -96,5 +95,6 @@ def _width(module: Any) -> int:
     """Return how wide the rows are that a module takes."""
     if hasattr(module, "gate_proj"):
         return int(module.gate_proj.in_features)
-    weight = module.weight
-    return int(weight.shape[-1])
+    if hasattr(module, "in_features"):  # quantised layers have no weight
+        return int(module.in_features)
+    return int(module.weight.shape[-1])

@@ -11,12 +11,12 @@ _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
 
 
 def dequantise(grouped: Grouped, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight [num_rows, num_columns] in `dtype`.
+    """Return the weight [num_rows, num_columns] in `dtype`, where its codes lie.
 
     Codes of at most 8 bits times a scale of float16 or bfloat16 are exact in float32, so `dtype` rounds once.
     """
     num_rows, num_columns = grouped.codes.shape
-    result = torch.empty(num_rows, num_columns, dtype=dtype)
+    result = torch.empty(num_rows, num_columns, dtype=dtype, device=grouped.codes.device)
     strip = max(1, _STRIP_ELEMENTS // max(1, num_columns))
     for start in range(0, num_rows, strip):
         rows = slice(start, start + strip)

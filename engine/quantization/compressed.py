@@ -5,7 +5,8 @@
               [outputs, groups]; weight_zero_point int32 [outputs * b / 32, groups], zeros + 2^(b-1);
               weight_g_idx [inputs], the group of each input
 
-Inputs are not quantised here (docs/quantization.md), so scales of inputs, outputs and of the KV cache are dropped.
+Scales of inputs, outputs and of the KV cache are dropped: inputs stay in floats, or are rounded token by token where a
+device computes with the codes (docs/quantization.md).
 """
 
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class CompressedLayout:
     rounds_inputs: bool
     block: tuple[int, int] | None = None
     group_sizes: frozenset[int] = frozenset()
+    int8_inputs: bool = False
     companions: frozenset[str] = frozenset(
         {
             "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",

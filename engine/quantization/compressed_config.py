@@ -28,7 +28,15 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
     names = sorted({_check_group(config, group) for group in groups})
     inputs = any(group.get("input_activations") for group in groups)
     name = f"compressed-tensors {' and '.join(names)}"
-    return CompressedLayout(name, inputs, _block(config, groups), _group_sizes(config, groups))
+    int8_inputs = all(_rounds_as_they_come(group.get("input_activations")) for group in groups)
+    return CompressedLayout(name, inputs, _block(config, groups), _group_sizes(config, groups), int8_inputs)
+
+
+def _rounds_as_they_come(inputs: Any) -> bool:
+    """Whether inputs are int8 around 0 with a scale found at run time: one a token is at least as fine as it asks."""
+    if not isinstance(inputs, dict) or inputs.get("dynamic") is not True:
+        return False
+    return (inputs.get("type", "int"), inputs.get("num_bits", 8), inputs.get("symmetric", True)) == ("int", 8, True)
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Fp8Layout:
     block: tuple[int, int] | None
     name: str = "fp8"
     rounds_inputs: bool = True
+    int8_inputs: bool = False
     companions: frozenset[str] = frozenset({_MARK, "activation_scale", "input_scale"})
     dropped: frozenset[str] = frozenset()
 

@@ -83,6 +83,11 @@ class Layout(Protocol):
         """Whether the checkpoint was made for layers that quantise their inputs too."""
         ...
 
+    @property
+    def int8_inputs(self) -> bool:
+        """Whether those inputs are int8, symmetric, with a scale found as they come."""
+        ...
+
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
         """Yield plain tensors by name, found by what they are made of. Raises ConfigError for shapes that disagree."""
         ...

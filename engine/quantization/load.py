@@ -1,15 +1,19 @@
 """The weights a loader reads: those stored, or dequantised ones with a word of what that costs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.quantization.interface import Layout
+from engine.quantization.kept_load import Keeper
+from engine.quantization.kept_table import formats_named
 from engine.quantization.weights import DequantisingWeights
 from engine.weights import Weights
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_NO_KERNEL = "there is no kernel for them here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,46 @@ def plain_weights(stored: Weights, layout: Layout | None, dtype: str) -> PlainWe
     if layout is None:
         return PlainWeights(stored)
     weights = DequantisingWeights(stored, layout, getattr(torch, dtype))
+    return PlainWeights(weights, _warning(layout, weights, dtype, _NO_KERNEL))
+
+
+def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[str], prefix: str = "") -> Keeper | None:
+    """Return what keeps layers in `formats` (a device's `kept_linears`), None where there is nothing to keep.
+
+    `prefix` stands before the stored names where the network is loaded from others.
+    """
+    if layout is None or not formats or not isinstance(plain.weights, DequantisingWeights):
+        return None
+    return Keeper(plain.weights, formats_named(formats), int8_inputs=layout.int8_inputs, prefix=prefix)
+
+
+def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Keeper | None) -> str | None:
+    """Return what became of the layers that are quantised and what that costs, None where none is."""
+    if keeper is None or layout is None or not isinstance(plain.weights, DequantisingWeights):
+        return plain.note
+    weights = plain.weights
+    if not keeper.was_asked:
+        return _warning(layout, weights, dtype, "transformers loads them")
+    reasons = keeper.reasons.copy()
+    reasons["they are no linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
+    counted = [(why, count) for why, count in reasons.most_common() if count]
+    if not keeper.kept:
+        return _warning(layout, weights, dtype, counted[0][0] if counted else _NO_KERNEL)
+    held = weights.held_bytes
+    kept = held - keeper.float_bytes + keeper.kept_bytes
+    inputs = "; inputs are rounded to int8, token by token" if layout.int8_inputs else ""
+    rest = "".join(f"; {count} dequantised to {dtype}: {why}" for why, count in counted)
+    return (
+        f"{layout.name}, kept: {keeper.kept} of {weights.num_quantised} quantised layers; weights take {_size(kept)} "
+        f"of memory, dequantised to {dtype} {_size(held)}{rest}{inputs}"
+    )
+
+
+def _warning(layout: Layout, weights: DequantisingWeights, dtype: str, why: str) -> str:
     inputs = "; inputs are not quantised" if layout.rounds_inputs else ""
-    return PlainWeights(
-        weights,
-        f"warning: {layout.name} weights are dequantised to {dtype} at load, as there is no kernel for them here: "
-        f"{_size(weights.stored_bytes)} stored take {_size(weights.held_bytes)} of memory{inputs}",
+    return (
+        f"warning: {layout.name} weights are dequantised to {dtype} at load, as {why}: "
+        f"{_size(weights.stored_bytes)} stored take {_size(weights.held_bytes)} of memory{inputs}"
     )
 
 

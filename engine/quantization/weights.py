@@ -4,7 +4,8 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from engine.quantization.interface import Layout
+from engine.quantization.arithmetic import Matrix
+from engine.quantization.interface import Layout, QuantisedModule
 from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
@@ -51,6 +52,16 @@ class DequantisingWeights:
         if 0 in taken:
             return torch.empty(taken, dtype=self._dtype)
         return tensor.dequantise(part, self._dtype)
+
+    def module(self, name: str) -> QuantisedModule | None:
+        """Return the linear layer that a tensor is the weight of, None where it is no such weight."""
+        tensor = self._tensors.get(name)
+        return tensor.module if isinstance(tensor, Matrix) else None
+
+    @property
+    def num_quantised(self) -> int:
+        """How many tensors are quantised."""
+        return len(self._tensors)
 
     @property
     def stored_bytes(self) -> int:

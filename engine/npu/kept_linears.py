@@ -1,0 +1,139 @@
+"""Linear layers that stay quantised on an NPU: W8A8, and weights of 4 or 8 bits beside inputs in floats.
+
+op                                      | weight                                     | scales
+npu_dynamic_quant, npu_quant_matmul     | int8 [inputs, outputs]                     | float32 [outputs]
+npu_weight_quant_batchmatmul            | int8 likewise, or eight int4 to an int32   | [groups, outputs] in the
+                                        | [inputs, outputs / 8]                      | rows' dtype, offsets alike
+
+The second computes with (weight + offset) * scale; one group is a group size of 0. The document is _op_plugin_docs.py
+of torch_npu's wheel.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.quantization.kept import KeptWeight, Kernel
+from engine.quantization.kept_int8 import LARGEST, beyond_one_scale, is_w8a8
+
+DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+"""Of rows."""
+_MOST = 65_535
+_GROUP_STEP, _PER_WORD = 32, 8
+_MIDDLE_OF_4, _MIDDLE_OF_8 = 8, 128
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Kernel:
+    """Implements Kernel."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """See Kernel."""
+        return self.codes.nbytes + self.scales.nbytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """See Kernel."""
+        rounded, steps = torch.ops.npu.npu_dynamic_quant(rows)
+        product: torch.Tensor = torch.ops.npu.npu_quant_matmul(
+            rounded, self.codes, self.scales, pertoken_scale=steps, output_dtype=rows.dtype
+        )
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Format:
+    """Implements KeptFormat."""
+
+    def takes(self, weight: KeptWeight) -> bool:
+        """See KeptFormat."""
+        return is_w8a8(weight)
+
+    def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
+        """See KeptFormat."""
+        return _beyond("npu_quant_matmul", weight, dtype) or beyond_one_scale(weight)
+
+    def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
+        """See KeptFormat."""
+        return W8A8Kernel(weight.codes.t().contiguous(), weight.scales.float().flatten())
+
+    def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """See KeptFormat. Weights are exact; an input moves by at most half a step of its token."""
+        return norms * rows.float().abs().max() / (2 * LARGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class AntiquantKernel:
+    """Implements Kernel. `group_size` 0 is one group."""
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+    group_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        """See Kernel."""
+        return self.packed.nbytes + self.scales.nbytes + self.offsets.nbytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """See Kernel."""
+        product: torch.Tensor = torch.ops.npu.npu_weight_quant_batchmatmul(
+            rows, self.packed, self.scales, antiquant_offset=self.offsets, antiquant_group_size=self.group_size
+        )
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class AntiquantFormat:
+    """Implements KeptFormat for codes of 4 and 8 bits."""
+
+    def takes(self, weight: KeptWeight) -> bool:
+        """See KeptFormat."""
+        return weight.num_bits is not None
+
+    def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
+        """See KeptFormat."""
+        outputs, inputs = weight.shape
+        size = weight.group_size
+        if weight.num_bits == 4 and outputs % _PER_WORD:
+            return f"npu_convert_weight_to_int4pack takes outputs in multiples of {_PER_WORD}, not {outputs}"
+        if size != inputs and size % _GROUP_STEP:
+            return f"npu_weight_quant_batchmatmul takes groups in multiples of {_GROUP_STEP} inputs, not {size}"
+        return _beyond("npu_weight_quant_batchmatmul", weight, dtype)
+
+    def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
+        """See KeptFormat."""
+        middle = _middle(weight)
+        codes = (weight.codes.to(torch.int16) - middle).t().contiguous()  # [inputs, outputs]
+        zeros = torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
+        offsets = middle - zeros.to(torch.float32)
+        packed: Any = codes.to(torch.int8)
+        if weight.num_bits == 4:
+            packed = torch.ops.npu.npu_convert_weight_to_int4pack(codes.to(torch.int32))
+        scales, offsets = (each.t().to(dtype).contiguous() for each in (weight.scales, offsets))  # [groups, outputs]
+        return AntiquantKernel(packed, scales, offsets, 0 if len(scales) == 1 else weight.group_size)
+
+    def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """See KeptFormat. The scale and its product are rounded, each by at most u of its size; the sum is exact."""
+        return norms * torch.finfo(rows.dtype).eps
+
+
+def _middle(weight: KeptWeight) -> int:
+    """Return what makes codes signed: they are unsigned, but for int8."""
+    if weight.codes.dtype == torch.int8:
+        return 0
+    return _MIDDLE_OF_4 if weight.num_bits == 4 else _MIDDLE_OF_8
+
+
+def _beyond(op: str, weight: KeptWeight, dtype: torch.dtype) -> str | None:
+    outputs, inputs = weight.shape
+    if dtype not in DTYPES:
+        return f"{op} takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if max(weight.shape) > _MOST:
+        return f"{op} takes {_MOST} x {_MOST} at most, not {outputs} x {inputs}"
+    return None

@@ -1,0 +1,138 @@
+"""Linear layers that stay quantised on a device: their weight as codes and scales, and what computes with it.
+
+Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel, in a KeptLinear in place of nn.Linear
+
+A format is chosen by the device's traits (kept_table.py) and compared with the dequantised weight on random rows before
+it is kept (kept_check.py).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from engine.quantization.interface import EvenGroups, Grouped
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWeight:
+    """A whole quantised weight, on the device that computes with it.
+
+        weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
+
+    `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
+    on the codes' own scale, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
+    `order` [inputs] says which input each column takes. `num_bits` is the width of codes that are integers.
+    `int8_inputs`: the checkpoint was made for inputs that are rounded to int8 token by token.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_size: int
+    order: torch.Tensor | None
+    num_bits: int | None
+    int8_inputs: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def sort(self) -> str:
+        """What its codes are, in words."""
+        if self.num_bits is None:
+            return f"{str(self.codes.dtype).removeprefix('torch.')} codes"
+        return f"{self.num_bits}-bit codes" + " of W8A8" * (self.codes.dtype == torch.int8 and self.int8_inputs)
+
+
+class Kernel(Protocol):
+    """Computes with one packed weight. Owns its tensors."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [num_rows, outputs] of [num_rows, inputs], in the rows' dtype."""
+        ...
+
+
+class KeptFormat(Protocol):
+    """One way of a device to compute with quantised weights."""
+
+    def takes(self, weight: KeptWeight) -> bool:
+        """Whether it is for codes of this sort at all."""
+        ...
+
+    def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
+        """Return why it cannot compute with a weight that it takes and rows of `dtype`, in words, or None."""
+        ...
+
+    def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
+        """Return the kernel. Raises RuntimeError, as torch does, where the device refuses."""
+        ...
+
+    def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """Return [outputs]: by how much its roundings of weights and inputs may move an output of normal rows.
+
+        `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. An
+        output of such rows has its row's norm for a standard deviation; this is the deviation of its error, at most.
+        """
+        ...
+
+
+class KeptLinear(nn.Module):
+    """A linear layer whose weight stays quantised; inference only. `order` sorts inputs where the kernel's are sorted.
+
+    The kernel's tensors are no parameters or buffers: nothing moves, casts or initialises them.
+    """
+
+    def __init__(self, linear: nn.Linear, kernel: Kernel, order: torch.Tensor | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self._kernel, self._order = kernel, order
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight, scales and zeros included."""
+        return self._kernel.num_bytes + (0 if self._order is None else self._order.nbytes)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features] of [..., in_features]."""
+        product = self.product(rows.reshape(-1, self.in_features))
+        if self.bias is not None:
+            product = product + self.bias
+        return product.view(*rows.shape[:-1], self.out_features)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [num_rows, out_features] of [num_rows, in_features], without the bias."""
+        return self._kernel(rows if self._order is None else rows.index_select(1, self._order))
+
+
+def kept_weight(grouped: Grouped, *, int8_inputs: bool) -> KeptWeight | str:
+    """Return a whole weight as formats take it, or why none of them can, in words."""
+    codes, groups, order = grouped.codes, grouped.groups, None
+    inputs = codes.shape[1]
+    if isinstance(groups, EvenGroups):
+        size = min(groups.size, inputs)
+    else:
+        order = torch.argsort(groups, stable=True)
+        size = -(-inputs // grouped.scales.shape[1])
+        if not torch.equal(groups[order], torch.arange(inputs, device=groups.device) // size):
+            return "its groups are of different sizes"
+        codes = codes[:, order]
+    if inputs % size:
+        return f"its {inputs} inputs are no whole groups of {size}"
+    zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros
+    return KeptWeight(codes.contiguous(), grouped.scales, zeros, size, order, _num_bits(codes), int8_inputs)
+
+
+def _num_bits(codes: torch.Tensor) -> int | None:
+    """Return the width of integers, as their values need it: 2 and 3 bits are 4."""
+    if codes.is_floating_point():
+        return None
+    return 4 if codes.dtype == torch.uint8 and int(codes.max()) < 16 else 8

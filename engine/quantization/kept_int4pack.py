@@ -1,0 +1,121 @@
+"""4-bit weights in groups by torch's int4pack kernel, which widens codes to the dtype as it multiplies.
+
+codes [outputs, inputs] -> packed in the kernel's own order    scales_and_zeros [groups, outputs, 2], of the dtype
+weight = (code - 8) * scale + zero, so that zero = (8 - the layout's zero) * scale
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.quantization.kept import KeptWeight, Kernel
+
+GROUP_SIZES = (32, 64, 128, 256)
+_MIDDLE = 8
+_TILE = 16
+_INNER_TILES = (8, 4, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Ops:
+    """The kernel as one sort of device has it.
+
+    `arrange` turns codes (uint8, below 16) into what `pack` takes beside the number of inner tiles. `dtypes` says in
+    which dtype rows of another are multiplied; outputs come in multiples of `outputs`, inputs of `inputs`.
+    """
+
+    arrange: Callable[[torch.Tensor], torch.Tensor]
+    pack: Callable[[torch.Tensor, int], torch.Tensor]
+    multiply: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], torch.Tensor]
+    dtypes: Mapping[torch.dtype, torch.dtype]
+    outputs: int
+    inputs: int
+
+
+def _two_to_a_byte(codes: torch.Tensor) -> torch.Tensor:
+    """Return [outputs, inputs / 2] uint8: of two neighbours the first lies in the high half."""
+    return (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
+
+
+ON_CARD = Int4Ops(
+    _two_to_a_byte, torch.ops.aten._convert_weight_to_int4pack, torch.ops.aten._weight_int4pack_mm,
+    dtypes={torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}, outputs=8, inputs=32,
+)  # fmt: skip
+ON_HOST = Int4Ops(
+    lambda codes: codes.to(torch.int32), torch.ops.aten._convert_weight_to_int4pack_for_cpu,
+    torch.ops.aten._weight_int4pack_mm_for_cpu,
+    dtypes={dtype: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}, outputs=16, inputs=32,
+)  # fmt: skip
+"""Of the CPU: the same arithmetic in another order of packing, on which tests stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Kernel:
+    """Implements Kernel."""
+
+    ops: Int4Ops
+    packed: torch.Tensor
+    scales_and_zeros: torch.Tensor
+    group_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        """See Kernel."""
+        return self.packed.nbytes + self.scales_and_zeros.nbytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """See Kernel."""
+        inner = rows.to(self.scales_and_zeros.dtype).contiguous()
+        return self.ops.multiply(inner, self.packed, self.group_size, self.scales_and_zeros).to(rows.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Format:
+    """Implements KeptFormat."""
+
+    ops: Int4Ops
+
+    def takes(self, weight: KeptWeight) -> bool:
+        """See KeptFormat."""
+        return weight.num_bits == 4
+
+    def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
+        """See KeptFormat."""
+        outputs, inputs = weight.shape
+        ops = self.ops
+        if dtype not in ops.dtypes:
+            return f"int4pack takes {', '.join(map(_name, ops.dtypes))}, not {_name(dtype)}"
+        if weight.group_size not in GROUP_SIZES:
+            return f"int4pack takes groups of {', '.join(map(str, GROUP_SIZES))} inputs, not {weight.group_size}"
+        if outputs % ops.outputs or inputs % ops.inputs:
+            return f"int4pack takes multiples of {ops.outputs} x {ops.inputs}, not {outputs} x {inputs}"
+        return None
+
+    def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
+        """See KeptFormat."""
+        inner = next(tiles for tiles in _INNER_TILES if weight.shape[1] % (tiles * _TILE) == 0)
+        packed = self.ops.pack(self.ops.arrange(weight.codes), inner)
+        return Int4Kernel(self.ops, packed, _scales_and_zeros(weight, self.ops.dtypes[dtype]), weight.group_size)
+
+    def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """See KeptFormat.
+
+        Scale, zero and their sum are rounded, each by at most u of its size: u (|code - 8| + |8 - zero|) scale, which
+        is at most 16 u scale, and u |weight|. Another dtype of the rows is rounded to the kernel's: u |weight| again.
+        """
+        inner = self.ops.dtypes[rows.dtype]
+        unit = torch.finfo(inner).eps / 2
+        of_scales = weight.scales.float().square().sum(1).mul(weight.group_size).sqrt()
+        return unit * (2 * _MIDDLE * of_scales + (1 if inner == rows.dtype else 2) * norms)
+
+
+def _scales_and_zeros(weight: KeptWeight, dtype: torch.dtype) -> torch.Tensor:
+    scales = weight.scales.float()
+    zeros = torch.zeros_like(scales) if weight.zeros is None else weight.zeros.float()
+    both = torch.stack((scales, (_MIDDLE - zeros) * scales), dim=-1)  # [outputs, groups, 2]
+    return both.transpose(0, 1).to(dtype).contiguous()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

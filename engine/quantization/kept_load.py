@@ -1,0 +1,95 @@
+"""Puts quantised layers in the place of a network's linear ones while it is loaded, and counts what became of them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.load_progress import LoadProgress
+from engine.quantization.interface import Grouped, QuantisedModule
+from engine.quantization.kept import KeptFormat, KeptLinear, kept_weight
+from engine.quantization.kept_check import disagreement
+from engine.quantization.weights import DequantisingWeights
+from engine.tensor_sources import Source
+
+
+class Keeper:
+    """Keeps what the device has a format for, once, in one network.
+
+    `kept` layers of `weights.num_quantised` stay quantised and take `kept_bytes`, in floats they would take
+    `float_bytes`; `reasons` counts why others do not.
+    """
+
+    def __init__(
+        self, weights: DequantisingWeights, formats: Sequence[KeptFormat], *, int8_inputs: bool, prefix: str = ""
+    ) -> None:
+        """`prefix` stands before the stored names where the network is loaded from others."""
+        self._weights, self._formats = weights, tuple(formats)
+        self._int8_inputs, self._prefix = int8_inputs, prefix
+        self.kept = self.kept_bytes = self.float_bytes = 0
+        self.reasons: Counter[str] = Counter()
+        self.was_asked = False
+
+    @torch.no_grad()
+    def __call__(self, network: Any, sources: Mapping[str, Source], device: torch.device) -> None:
+        """Replace linear layers of a network of shapes; its other tensors are filled afterwards."""
+        self.was_asked = True
+        found = [*self._linears(network, sources)]
+        with LoadProgress(sum(linear.weight.nbytes for _, linear, _ in found)) as progress:
+            for name, linear, module in found:
+                made = self._keep(linear, module, device)
+                progress.advance(linear.weight.nbytes)
+                if isinstance(made, str):
+                    self.reasons[made] += 1
+                    continue
+                parent, _, last = name.rpartition(".")
+                setattr(network.get_submodule(parent), last, made)
+                self.kept, self.kept_bytes = self.kept + 1, self.kept_bytes + made.num_bytes
+                self.float_bytes += linear.weight.nbytes
+
+    def _linears(
+        self, network: Any, sources: Mapping[str, Source]
+    ) -> Iterator[tuple[str, nn.Linear, QuantisedModule]]:  # fmt: skip
+        """Yield the linear layers whose weight is one stored quantised tensor, and nobody else's."""
+        users = Counter(id(tensor) for tensor in network.state_dict(keep_vars=True).values())
+        for name, linear in [*network.named_modules()]:
+            source = sources.get(f"{name}.weight")
+            if type(linear) is not nn.Linear or source is None or source.stacked or len(source.columns) > 1:
+                continue
+            module = self._weights.module(source.columns[0][0].removeprefix(self._prefix))
+            if module is not None and users[id(linear.weight)] == 1:
+                yield name, linear, module
+
+    def _keep(self, linear: nn.Linear, module: QuantisedModule, device: torch.device) -> KeptLinear | str:
+        """Return the layer that takes the linear one's place, or why there is none."""
+        outputs, inputs = module.shape
+        dtype = linear.weight.dtype
+        grouped = _moved(module.read(range(outputs), range(inputs)), device)
+        weight = kept_weight(grouped, int8_inputs=self._int8_inputs)
+        if isinstance(weight, str):
+            return weight
+        reasons = []
+        for form in (form for form in self._formats if form.takes(weight)):
+            lacking = form.lacking(weight, dtype)
+            if lacking is None:
+                try:
+                    made = KeptLinear(linear, form.pack(weight, dtype), weight.order)
+                    lacking = disagreement(made, grouped, weight, form, dtype)
+                except RuntimeError as error:  # the device's own refusal
+                    lacking = str(error).partition("\n")[0]
+                if lacking is None:
+                    return made
+            reasons.append(lacking)
+        return "; ".join(reasons) or f"there is no kernel for {weight.sort} here"
+
+
+def _moved(grouped: Grouped, device: torch.device) -> Grouped:
+    zeros, groups = grouped.zeros, grouped.groups
+    return replace(
+        grouped, codes=grouped.codes.to(device), scales=grouped.scales.to(device),
+        zeros=None if zeros is None else zeros.to(device),
+        groups=groups.to(device) if isinstance(groups, torch.Tensor) else groups,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""CPU references of the ops for quantised layers, as torch_npu documents them for A2 and A3."""
+
+import torch
+
+from tests.npu.rules import need, need_contiguous, need_dtype, need_shape, need_unused
+
+_MOST = 65_535
+_INT8 = 1
+_PER_WORD = 8
+_NUMBERED = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # by torch's numbers of them
+
+
+class Dtypes:
+    """`also_float32`: a test's switch, which no NPU has, for comparing whole models with the oracle."""
+
+    also_float32 = False
+
+    @classmethod
+    def of_rows(cls) -> tuple[torch.dtype, ...]:
+        """What the ops take."""
+        return (torch.float16, torch.bfloat16, *(torch.float32,) * cls.also_float32)
+
+
+def dynamic_quant(
+    x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, group_index: torch.Tensor | None = None,
+    dst_type: int | None = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """npu_dynamic_quant: int8 of each row by its largest number, and the row's step."""
+    need_unused({"smooth_scales": smooth_scales, "group_index": group_index, "dst_type_max": dst_type_max or None})
+    need(dst_type in (None, _INT8), f"dst_type {dst_type}: no reference but for int8")
+    need(quant_mode == "pertoken", f"quant_mode {quant_mode!r}: no reference but for pertoken")
+    need_dtype(Dtypes.of_rows(), x=x)
+    need(x.dim() > 1, "x has one dimension: 2 at least")
+    steps = x.double().abs().amax(-1) / 127
+    return (x.double() / steps[..., None]).nan_to_num().round().to(torch.int8), steps.float()
+
+
+def quant_matmul(
+    x1: torch.Tensor, x2: torch.Tensor, scale: torch.Tensor, *, offset: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None, bias: torch.Tensor | None = None, output_dtype: int | None = None,
+    x1_dtype: int | None = None, x2_dtype: int | None = None, pertoken_scale_dtype: int | None = None,
+    scale_dtype: int | None = None, group_sizes: list[int] | None = None, y_scale: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """npu_quant_matmul of two matrices of int8, with a scale for each output and for each token."""
+    need_unused(
+        {
+            "offset": offset, "bias": bias, "x1_dtype": x1_dtype, "x2_dtype": x2_dtype, "scale_dtype": scale_dtype,
+            "pertoken_scale_dtype": pertoken_scale_dtype, "group_sizes": group_sizes, "y_scale": y_scale,
+        }
+    )  # fmt: skip
+    need_dtype((torch.int8,), x1=x1, x2=x2)
+    need(x1.dim() == x2.dim() == 2, f"{x1.dim()} and {x2.dim()} dimensions: no reference but for 2")
+    tokens, inputs = x1.shape
+    outputs = x2.shape[1]
+    need_shape("x2", x2, [inputs, outputs])
+    need(max(inputs, outputs) <= _MOST, f"{inputs} x {outputs}: {_MOST} at most")
+    need(pertoken_scale is not None, "no reference without pertoken_scale")
+    assert pertoken_scale is not None
+    need_dtype((torch.float32,), pertoken_scale=pertoken_scale)
+    need_shape("pertoken_scale", pertoken_scale, [tokens])
+    dtype = None if output_dtype is None else _NUMBERED.get(output_dtype)
+    need(dtype in Dtypes.of_rows(), f"output_dtype {output_dtype} beside pertoken_scale: float16 or bfloat16")
+    assert dtype is not None
+    need_dtype((torch.float32, torch.bfloat16) if dtype == torch.bfloat16 else (torch.float32,), scale=scale)
+    need(list(scale.shape) in ([1], [outputs]), f"scale is {list(scale.shape)}: must be [1] or [{outputs}]")
+    return (x1.double() @ x2.double() * scale.double() * pertoken_scale.double()[:, None]).to(dtype)
+
+
+def weight_quant_batchmatmul(
+    x: torch.Tensor, weight: torch.Tensor, antiquant_scale: torch.Tensor, antiquant_offset: torch.Tensor | None = None,
+    quant_scale: torch.Tensor | None = None, quant_offset: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    antiquant_group_size: int = 0, inner_precise: int = 0, weight_dtype: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """npu_weight_quant_batchmatmul: x @ ((weight + offset) * scale), the weight rounded to the dtype of x."""
+    need_unused(
+        {"quant_scale": quant_scale, "quant_offset": quant_offset, "bias": bias, "weight_dtype": weight_dtype}
+    )  # fmt: skip
+    need(inner_precise == 0, f"inner_precise {inner_precise}: 1 is for weights in NZ format")
+    need_dtype(Dtypes.of_rows(), x=x)
+    need_dtype((torch.int8, torch.int32), weight=weight)
+    need_dtype((x.dtype,), antiquant_scale=antiquant_scale, antiquant_offset=antiquant_offset)
+    need(x.dim() == weight.dim() == 2, f"{x.dim()} and {weight.dim()} dimensions: 2 each")
+    need(x.numel() > 0, "x is empty")
+    codes = weight.double()
+    if weight.dtype == torch.int32:
+        need_contiguous(weight=weight)  # no reference for a packed weight that is transposed
+        codes = _unpack(weight).double()
+    inputs, outputs = codes.shape
+    need_shape("x", x, [x.shape[0], inputs])
+    need(max(inputs, outputs) <= _MOST, f"{inputs} x {outputs}: {_MOST} at most")
+    size = antiquant_group_size
+    if size == 0:
+        shapes = ([1, outputs], [outputs], [1, 1], [1])
+        fits = list(antiquant_scale.shape) in shapes
+        need(fits, f"antiquant_scale is {list(antiquant_scale.shape)} without groups: one of {shapes}")
+        size = inputs
+    else:
+        need(size % 32 == 0 and 32 <= size < inputs, f"antiquant_group_size {size}: a multiple of 32 below {inputs}")
+        need_shape("antiquant_scale", antiquant_scale, [-(-inputs // size), outputs])
+    scales = antiquant_scale.view(-1, antiquant_scale.shape[-1]).double()
+    offsets = torch.zeros_like(scales)
+    if antiquant_offset is not None:
+        need_shape("antiquant_offset", antiquant_offset, antiquant_scale.shape)
+        offsets = antiquant_offset.view(scales.shape).double()
+    groups = torch.arange(inputs) // size
+    plain = ((codes + offsets[groups]) * scales[groups]).to(x.dtype)
+    return (x.double() @ plain.double()).to(x.dtype)
+
+
+def convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
+    """npu_convert_weight_to_int4pack: eight numbers of the last dimension in an int32, in an order of its own."""
+    need(inner_k_tiles == 0, "inner_k_tiles is reserved")
+    need_dtype((torch.int32,), weight=weight)
+    need_contiguous(weight=weight)
+    need(weight.dim() == 2 and weight.shape[1] % _PER_WORD == 0, f"weight is {list(weight.shape)}: [k, 8 n]")
+    need(int(weight.min()) >= -8 and int(weight.max()) <= 7, "weight leaves [-8, 7]")
+    fields = (weight.to(torch.int64) & 15).view(len(weight), -1, _PER_WORD) << 4 * torch.arange(_PER_WORD)
+    words: torch.Tensor = fields.sum(2).to(torch.uint32).view(torch.int32)
+    return words
+
+
+def int4pack_shape(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
+    """The meta kernel that the wheel has not."""
+    return weight.new_empty(weight.shape[0], weight.shape[1] // _PER_WORD, dtype=torch.int32)
+
+
+def _unpack(words: torch.Tensor) -> torch.Tensor:
+    fields = words.view(torch.uint32).to(torch.int64)[..., None] >> 4 * torch.arange(_PER_WORD) & 15
+    return torch.where(fields > 7, fields - 16, fields).flatten(1)

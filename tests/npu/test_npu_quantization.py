@@ -1,0 +1,303 @@
+"""Quantised layers on an NPU: its formats by the wheel's schemas and meta kernels, and whole models served by them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from devices.npu import TRAITS
+from engine.loader import LoadedModel, load_model
+from engine.npu import kept_linears
+from engine.npu.kept_linears import AntiquantFormat, W8A8Format
+from engine.oracle import Oracle
+from engine.quantization.interface import EvenGroups, Grouped
+from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
+from engine.quantization.kept_check import disagreement
+from engine.quantization.kept_table import formats_named
+from tests.engine.step_runner import generate
+from tests.engine.tiny_models import make_tiny_model
+from tests.engine.tiny_quantised import Scheme, awq, gptq, packed, quantise_checkpoint, w8a8
+from tests.npu import quantization_ops
+from tests.npu.npu_on_cpu import NpuOnCpu
+from tests.npu.ops import NpuOps
+from tests.npu.rules import Refused
+
+_PROMPTS = [[5, 9, 200, 31, 7], [17] * 3 + [4, 250, 96, 12, 300, 44], list(range(40, 75))]
+_DTYPES = (torch.bfloat16, torch.float16)
+_ANTIQUANT = "npu_weight_quant_batchmatmul"
+_W8A8 = ("npu_dynamic_quant", "npu_quant_matmul")
+
+pytestmark = pytest.mark.usefixtures("npu_ops")
+
+
+def layer(outputs: int, inputs: int, size: int, *, codes: torch.dtype = torch.uint8, largest: int = 15) -> Grouped:
+    numbers = torch.Generator().manual_seed(outputs + inputs)
+    shape = (outputs, inputs // size)
+    least = 0 if codes == torch.uint8 else -largest
+    made = torch.randint(least, largest + 1, (outputs, inputs), generator=numbers, dtype=torch.int16).to(codes)
+    zeros = torch.randint(0, largest + 1, shape, generator=numbers, dtype=torch.int16).to(codes)
+    return Grouped(made, torch.rand(shape, generator=numbers).half() * 0.05 + 0.01, zeros, EvenGroups(size))
+
+
+def int8_layer(outputs: int, inputs: int) -> Grouped:
+    return replace(layer(outputs, inputs, inputs, codes=torch.int8, largest=127), zeros=None)
+
+
+def whole(grouped: Grouped, *, int8_inputs: bool = False) -> KeptWeight:
+    weight = kept_weight(grouped, int8_inputs=int8_inputs)
+    assert isinstance(weight, KeptWeight), weight
+    return weight
+
+
+def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, int8_inputs: bool = False) -> str | None:
+    weight = whole(grouped, int8_inputs=int8_inputs)
+    assert form.takes(weight)
+    assert form.lacking(weight, dtype) is None
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    return disagreement(KeptLinear(linear, form.pack(weight, dtype), weight.order), grouped, weight, form, dtype)
+
+
+def test_an_npu_keeps_w8a8_first_and_else_the_weights_alone() -> None:
+    assert formats_named(TRAITS.kept_linears) == (W8A8Format(), AntiquantFormat())
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "grouped",
+    [
+        layer(48, 128, 32),
+        layer(16, 256, 64),
+        layer(24, 96, 96),
+        layer(16, 128, 64, largest=255),
+        layer(16, 128, 128, codes=torch.int8, largest=127),
+        int8_layer(24, 64),
+    ],
+    ids=["4 bits", "groups of 64", "one group", "8 bits", "int8 with zeros", "int8"],
+)
+def test_weights_alone_multiply_as_dequantised_ones(grouped: Grouped, dtype: torch.dtype, npu_ops: NpuOps) -> None:
+    assert compared(grouped, AntiquantFormat(), dtype) is None
+
+    assert _ANTIQUANT in npu_ops.names()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("largest", [15, 255])
+def test_weights_are_exact_where_the_dtype_holds_their_scales(largest: int, dtype: torch.dtype) -> None:
+    grouped = layer(16, 64, 32, largest=largest)
+    grouped = replace(grouped, scales=torch.exp2(grouped.scales.float().log2().round()))
+    assert grouped.zeros is not None
+
+    got = AntiquantFormat().pack(whole(grouped), dtype)(torch.eye(64, dtype=dtype))
+
+    groups = torch.arange(64) // 32
+    matrix = (grouped.codes.double() - grouped.zeros.double()[:, groups]) * grouped.scales.double()[:, groups]
+    assert torch.equal(got.double(), matrix.t())
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, npu_ops: NpuOps) -> None:
+    grouped = int8_layer(24, 96)
+    rows = torch.randn(5, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    matrix = grouped.codes.double().numpy() * grouped.scales.double().numpy()
+    steps = rows.double().abs().amax(1, keepdim=True).numpy() / 127
+
+    got = W8A8Format().pack(whole(grouped, int8_inputs=True), dtype)(rows)
+
+    expected = np.round(rows.double().numpy() / steps) @ matrix.T * steps
+    assert got.dtype == dtype
+    assert got.double().numpy() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
+    assert npu_ops.names() == list(_W8A8)
+    assert compared(grouped, W8A8Format(), dtype, int8_inputs=True) is None
+
+
+@pytest.mark.parametrize(
+    ("grouped", "form", "dtype", "said"),
+    [
+        (layer(16, 64, 32), AntiquantFormat(), torch.float32, "takes float16 and bfloat16, not float32"),
+        (layer(16, 96, 24), AntiquantFormat(), torch.bfloat16, "groups in multiples of 32 inputs, not 24"),
+        (layer(20, 64, 32), AntiquantFormat(), torch.bfloat16, "outputs in multiples of 8, not 20"),
+        (int8_layer(16, 64), W8A8Format(), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
+        (layer(16, 64, 64, codes=torch.int8, largest=127), W8A8Format(), torch.float16, "no zeros"),
+    ],
+)
+def test_what_the_ops_do_not_take_is_said(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
+    assert said in str(form.lacking(whole(grouped, int8_inputs=True), dtype))
+
+
+def test_a_matrix_past_16_bits_of_size_is_said() -> None:
+    tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
+
+    for form in (W8A8Format(), AntiquantFormat()):
+        assert "takes 65535 x 65535 at most, not 65536 x 8" in str(form.lacking(whole(tall), torch.bfloat16))
+
+
+_WRONG: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "rows of float32": ("x is torch.float32", lambda c: c(x=c.x.float())),
+    "scales of another dtype": ("antiquant_scale is torch.float32", lambda c: c(scale=c.scale.float())),
+    "no group size": ("without groups", lambda c: c(group=0)),
+    "a group of 48": ("a multiple of 32", lambda c: c(group=48)),
+    "scales by output first": ("antiquant_scale is", lambda c: c(scale=c.scale.t(), offset=c.offset.t())),
+    "offsets of one group": ("antiquant_offset is", lambda c: c(offset=c.offset[:1])),
+    "a tensor for a number": ("Expected a value of type", lambda c: c(group=torch.tensor([32]))),
+}
+
+
+class _AntiquantCall:
+    """A right call, and the same with something else in it."""
+
+    def __init__(self) -> None:
+        weight = whole(layer(16, 96, 32))
+        self.x = torch.randn(3, 96).bfloat16()
+        kernel: Any = AntiquantFormat().pack(weight, torch.bfloat16)
+        self.packed, self.scale, self.offset = kernel.packed, kernel.scales, kernel.offsets
+
+    def __call__(self, **changed: Any) -> torch.Tensor:
+        given = {"x": self.x, "scale": self.scale, "offset": self.offset, "group": 32, **changed}
+        made: torch.Tensor = torch.ops.npu.npu_weight_quant_batchmatmul(
+            given["x"], self.packed, given["scale"], antiquant_offset=given["offset"],
+            antiquant_group_size=given["group"],
+        )  # fmt: skip
+        return made
+
+
+@pytest.mark.parametrize(("said", "wrong"), _WRONG.values(), ids=_WRONG)
+def test_a_call_that_the_documents_forbid_is_refused(said: str, wrong: Callable[[Any], Any]) -> None:
+    call = _AntiquantCall()
+    assert call().shape == (3, 16)
+
+    with pytest.raises((Refused, RuntimeError), match=said):
+        wrong(call)
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("scale's dtype is bfloat16", {"scale": torch.ones(8, dtype=torch.bfloat16), "output_dtype": torch.float16}),
+        (r"pertoken_scale is \[1\]", {"pertoken_scale": torch.ones(1)}),
+        ("pertoken_scale is torch.float16", {"pertoken_scale": torch.ones(3).half()}),
+        ("output_dtype None", {"output_dtype": None}),
+        ("k dim of x1 and x2", {"x2": torch.ones(8, 32, dtype=torch.int8)}),
+        ("scale is|scale", {"scale": torch.ones(8, 1)}),
+    ],
+)
+def test_a_product_of_int8_that_the_documents_forbid_is_refused(said: str, changed: dict[str, Any]) -> None:
+    right = {
+        "x1": torch.ones(3, 32, dtype=torch.int8), "x2": torch.ones(32, 8, dtype=torch.int8), "scale": torch.ones(8),
+        "pertoken_scale": torch.ones(3), "output_dtype": torch.bfloat16,
+    }  # fmt: skip
+    assert _product(**right).shape == (3, 8)
+
+    with pytest.raises((Refused, RuntimeError), match=said):
+        _product(**right | changed)
+
+
+def _product(x1: Any, x2: Any, scale: Any, **named: Any) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.npu.npu_quant_matmul(x1, x2, scale, **named)
+    return made
+
+
+def test_packing_refuses_what_is_no_int4_and_what_is_not_contiguous() -> None:
+    pack = torch.ops.npu.npu_convert_weight_to_int4pack
+
+    for said, weight in (
+        ("leaves", torch.full((2, 8), 8, dtype=torch.int32)),
+        ("weight is torch.int8", torch.zeros(2, 8, dtype=torch.int8)),
+        ("not contiguous", torch.zeros(8, 8, dtype=torch.int32).t()),
+        (r"\[k, 8 n\]", torch.zeros(8, 12, dtype=torch.int32)),
+    ):
+        with pytest.raises(Refused, match=said):
+            pack(weight)
+
+
+def _load(path: Path, dtype: str, formats: tuple[str, ...] = TRAITS.kept_linears) -> LoadedModel:
+    device = NpuOnCpu()
+    device.traits = replace(TRAITS, kept_linears=formats)
+    return load_model(path, dtype=dtype, block_size=128, kv_cache_memory=2 << 20, num_threads=1, device=device)
+
+
+def _note(loaded: LoadedModel) -> str:
+    (note,) = (note for note in loaded.notes if "kept" in note or "dequantised" in note)
+    return note
+
+
+@pytest.fixture
+def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ops take float32 for this test, in the engine and in their references, as attention does."""
+    monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
+    monkeypatch.setattr(kept_linears, "DTYPES", (*kept_linears.DTYPES, torch.float32))
+
+
+@pytest.mark.usefixtures("kept_in_float32")
+@pytest.mark.parametrize(
+    "scheme", [awq(32), gptq(4, 32, act_order=True), gptq(8, 32), packed(4, -1), w8a8("group")], ids=lambda s: s.name
+)
+def test_tokens_are_those_of_transformers(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
+    """w8a8-group asks for rounded inputs, but no op has them with groups of 16: its weights are dequantised."""
+    path = make_tiny_model("llama", tmp_path / "llama")
+    quantise_checkpoint(scheme, path)
+
+    loaded = _load(path, "float32")
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    is_kept = scheme.name != "w8a8-group"
+    assert (", kept: 14 of 14 quantised layers; " in _note(loaded)) == is_kept
+    assert (_ANTIQUANT in npu_ops.names()) == is_kept
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+@pytest.mark.usefixtures("kept_in_float32")
+def test_tokens_of_w8a8_are_those_of_transformers_with_inputs_rounded_by_token(tmp_path: Path, npu_ops: NpuOps) -> None:
+    path = make_tiny_model("llama", tmp_path / "llama")
+    quantise_checkpoint(w8a8("channel"), path)
+    oracle = Oracle(path, "float32")
+    for name, linear in oracle._network.named_modules():
+        if isinstance(linear, nn.Linear) and name != "lm_head":
+            linear.register_forward_pre_hook(_round_inputs)
+
+    loaded = _load(path, "float32")
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    assert ", kept: 14 of 14 quantised layers; " in _note(loaded)
+    assert _note(loaded).endswith("; inputs are rounded to int8, token by token")
+    assert set(_W8A8) <= set(npu_ops.names())
+    assert _ANTIQUANT not in npu_ops.names()
+    assert got == oracle.generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    values = inputs[0].double()
+    steps = values.abs().amax(-1, keepdim=True) / 127
+    return ((torch.round(values / steps) * steps).float(),)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("scheme", [awq(32), w8a8("channel")], ids=lambda s: s.name)
+def test_a_model_is_served_in_the_dtypes_that_npus_have(
+    scheme: Scheme, dtype: str, tmp_path: Path, npu_ops: NpuOps
+) -> None:
+    path = make_tiny_model("qwen2", tmp_path / "qwen2")
+    quantise_checkpoint(scheme, path)
+
+    loaded = _load(path, dtype)
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS[:1], 3, chunk=16)
+
+    assert ", kept: 14 of 14 quantised layers; " in _note(loaded)
+    assert len(got[0]) == 3
+    assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8} == ({_ANTIQUANT} if scheme.name == "awq-32" else set(_W8A8))
+
+
+def test_float32_is_dequantised_and_says_why(tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path / "llama")
+    quantise_checkpoint(awq(32), path)
+
+    loaded = _load(path, "float32")
+
+    assert "as npu_weight_quant_batchmatmul takes float16 and bfloat16, not float32: " in _note(loaded)
