@@ -17,6 +17,8 @@ COMMANDS = {
     "logs": "show or follow what its processes log",
     "serve": "serve one model from one process (the combined instance)",
     "run-batch": "answer a file of requests in OpenAI's batch format, and go on where it was stopped",
+    "chat": "chat with a served model, here or elsewhere",
+    "complete": "have a served model continue texts",
     "verify": "prove that P/D, combined and transformers give the same tokens",
     "bench": "measure a server under load, P/D beside colocated instances, or one engine beside its machine",
     "selftest": "try every op, link and way of serving on this machine's device, and write a report",

@@ -59,15 +59,17 @@ def trusting(certfile: str | None) -> ssl.SSLContext:
 
 
 class Client:
-    """Talks to one base URL; every call opens its own connection, shows the environment's key and has a deadline."""
+    """Talks to one base URL; every call opens its own connection, shows its key and has a deadline."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, base_url: str, *, timeout_s: float = 10.0, api_key: str | None = None) -> None:
+        """`api_key`: by default the environment's, looked up at each call."""
         parts = urlsplit(base_url)
         self._is_https = parts.scheme == "https"
         self.base_url = base_url.rstrip("/")
         self._host = parts.hostname or "127.0.0.1"
         self._port = parts.port or (443 if self._is_https else 80)
         self._timeout_s = timeout_s
+        self._api_key = api_key
 
     def get(self, path: str) -> Reply:
         """Return the answer to a GET. Raises Unavailable when there is none."""
@@ -120,7 +122,7 @@ class Client:
     ) -> http.client.HTTPResponse:
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if content else {}
-        if (key := own_key(os.environ)) is not None and key.isascii():
+        if (key := self._api_key or own_key(os.environ)) is not None and key.isascii():
             headers["Authorization"] = f"Bearer {key}"
         connection.request(method, path, content, headers)
         return connection.getresponse()

@@ -1,0 +1,106 @@
+"""What `pdserve chat` and `pdserve complete` share: whom they ask, where texts come from, and how answers are shown."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pdserve.client import Client
+from pdserve.flags.parser import CommandParser
+from wire.errors import ConfigError, PdserveError, Unavailable
+
+_URL = "http://127.0.0.1:9000/v1"
+_SILENCE_S = 600.0
+_PROMPT = "> "
+EPILOG = """\
+Texts are read from the terminal, or line by line from a pipe; Ctrl-D ends it. Ctrl-C ends an answer, and where none
+comes the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY where --api-key names none.
+"""
+
+
+def talk_parser(name: str, description: str) -> CommandParser:
+    """Return the flags of vLLM's command of this name."""
+    parser = CommandParser(
+        prog=f"pdserve {name}", description=description, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--url", default=_URL, help=f"the OpenAI server (default: {_URL})")
+    parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
+    parser.add_argument("--api-key", metavar="KEY", help="key to show there")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone")
+    return parser
+
+
+class Talk:
+    """One server and one of its models, asked a text at a time."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Raises ConfigError for what is no URL, Unavailable where no model is served there."""
+        parts = urlsplit(arguments.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url {arguments.url}: use http://HOST:PORT")
+        self._quick: str | None = arguments.quick
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._client = Client(arguments.url, timeout_s=_SILENCE_S, api_key=arguments.api_key)
+        self._model = arguments.model_name or self._first_model(arguments.url)
+
+    def go_on(
+        self, path: str, body: Callable[[str], Mapping[str, Any]], heard: Callable[[str, str], None],
+        said: Callable[[Mapping[str, Any]], str],
+    ) -> int:  # fmt: skip
+        """Ask `body` of each text and show what comes; `heard` is told text and answer, `said` reads a choice of it.
+
+        Raises what the server ails where one text alone is asked; else says it, and goes on.
+        """
+        for text in self._texts():
+            answer: list[str] = []
+            try:
+                for event in self._client.stream(f"{self._prefix}{path}", {"model": self._model, **body(text)}):
+                    for choice in event.get("choices") or ():
+                        answer.append(said(choice))
+                        print(_shown(answer[-1]), end="", flush=True)
+            except KeyboardInterrupt:
+                if self._quick is not None:
+                    raise
+            except PdserveError as error:
+                if self._quick is not None:
+                    raise
+                print(error, file=sys.stderr, flush=True)
+                continue
+            print(flush=True)
+            heard(text, "".join(answer))
+        return 0
+
+    def _first_model(self, url: str) -> str:
+        reply = self._client.get(f"{self._prefix}/v1/models")
+        if reply.status == 401:
+            raise ConfigError(f"{url} refuses the API key: --api-key, or PDSERVE_API_KEY")
+        try:
+            return str(reply.json()["data"][0]["id"])
+        except (TypeError, KeyError, IndexError):
+            words = f"{url} names no model (GET /v1/models: {reply.status})"
+            raise Unavailable(f"{words}: is it the URL of an OpenAI server?") from None
+
+    def _texts(self) -> Iterator[str]:
+        """Yield what is to be asked, blank lines left out."""
+        if self._quick is not None:
+            yield self._quick
+            return
+        lines = _typed() if sys.stdin.isatty() else sys.stdin
+        yield from (line for line in map(str.rstrip, lines) if line)
+
+
+def _typed() -> Iterator[str]:
+    try:
+        while True:
+            yield input(_PROMPT)
+    except EOFError:
+        print(flush=True)
+
+
+def _shown(text: str) -> str:
+    """Return a model's text as a terminal may have it: no sequence of its is a command to that."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
