@@ -3,10 +3,12 @@
 import importlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Callable
 
 from devices import versions
 from devices.interface import Traits
 from devices.nodes import has_node
+from devices.npu_graph import NpuGraph, NpuGraphs
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError
 
@@ -55,8 +57,23 @@ class NpuKind:
 
 
 class NpuDevice(TorchDevice):
-    """Implements Device."""
+    """Implements Device. Owner of what its graphs are captured with: one thread captures and replays."""
+
+    def __init__(self, traits: Traits, index: int) -> None:
+        super().__init__(traits, index)
+        self._graphs: NpuGraphs | None = None
 
     def describe(self) -> str:
         """The card, its memory, and the versions of torch and torch_npu."""
         return f"{super().describe()}, torch_npu {importlib.metadata.version('torch_npu')}"
+
+    @property
+    def captures_graphs(self) -> bool:
+        """See Device."""
+        return True
+
+    def capture(self, run: Callable[[], None]) -> NpuGraph:
+        """See Device."""
+        if self._graphs is None:
+            self._graphs = NpuGraphs(self._module)
+        return self._graphs.capture(run)

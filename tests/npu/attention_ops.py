@@ -148,7 +148,7 @@ def _check(call: FiaCall, rows: Sequence[slice]) -> tuple[torch.Tensor, Sequence
     step = 16 if longest == 1 else 128
     need(
         0 < call.block_size <= 512 and call.block_size % step == 0,
-        f"block_size {call.block_size} is no {step}-multiple",
+        f"block_size {call.block_size}: a multiple of {step} up to 512",
     )
     kv_lengths = list(call.kv_lengths) * (len(rows) if len(call.kv_lengths) == 1 else 1)
     need(len(kv_lengths) == len(rows), f"{len(kv_lengths)} lengths of keys for a batch of {len(rows)}")

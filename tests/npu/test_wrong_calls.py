@@ -1,0 +1,155 @@
+"""A right call of each op passes, and one that is wrong in a single thing fails: the checks can tell."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.npu.ops import NpuOps
+from tests.npu.rules import Refused
+
+
+def _attention() -> tuple[list[Any], dict[str, Any]]:
+    cache = torch.zeros(6, 128, 2 * 64, dtype=torch.bfloat16)
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    return [torch.zeros(5, 4, 64, dtype=torch.bfloat16), cache, cache.clone()], {
+        "atten_mask": mask, "actual_seq_lengths": [1, 5], "actual_seq_lengths_kv": [130, 40],
+        "block_table": torch.tensor([[1, 2], [3, 3]], dtype=torch.int32), "num_heads": 4, "scale": 0.125,
+        "input_layout": "TND", "num_key_value_heads": 2, "block_size": 128, "sparse_mode": 3,
+    }  # fmt: skip
+
+
+def _attention_v2() -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = _attention()
+    names = {
+        "actual_seq_lengths": "actual_seq_qlen", "actual_seq_lengths_kv": "actual_seq_kvlen",
+        "num_heads": "num_query_heads", "scale": "softmax_scale",
+    }  # fmt: skip
+    renamed = {names.get(name, name): value for name, value in kwargs.items()}
+    return args, renamed | {"learnable_sink": torch.zeros(4, dtype=torch.bfloat16)}
+
+
+def _scatter() -> tuple[list[Any], dict[str, Any]]:
+    new, cache = torch.zeros(3, 2, 64), torch.zeros(4, 128, 2, 64)
+    return [new, new.clone(), cache, cache.clone(), torch.tensor([5, 200, 7])], {"cache_mode": "Norm"}
+
+
+def _norm() -> tuple[list[Any], dict[str, Any]]:
+    return [torch.ones(3, 16), torch.ones(16), 1e-6], {}
+
+
+def _added() -> tuple[list[Any], dict[str, Any]]:
+    return [torch.ones(3, 16), torch.ones(3, 16), torch.ones(16), 1e-6], {}
+
+
+def _gate() -> tuple[list[Any], dict[str, Any]]:
+    return [torch.ones(3, 16)], {}
+
+
+def _turn() -> tuple[list[Any], dict[str, Any]]:
+    return [torch.ones(1, 3, 4, 64), torch.ones(1, 3, 2, 64), torch.ones(1, 3, 1, 64), torch.ones(1, 3, 1, 64)], {
+        "layout": "BSND"
+    }
+
+
+def _turn_one() -> tuple[list[Any], dict[str, Any]]:
+    return [torch.ones(1, 3, 4, 16), torch.ones(1, 3, 1, 16), torch.ones(1, 3, 1, 16)], {}
+
+
+_GOOD = {
+    "npu_fused_infer_attention_score": _attention, "npu_fused_infer_attention_score_v2": _attention_v2,
+    "npu_scatter_pa_kv_cache": _scatter, "npu_rms_norm": _norm, "npu_add_rms_norm": _added, "npu_swiglu": _gate,
+    "npu_apply_rotary_pos_emb": _turn, "npu_rotary_mul": _turn_one,
+}  # fmt: skip
+_FIA, _FIA2, _SCATTER = list(_GOOD)[:3]
+_LEFT_OUT = object()
+
+
+@pytest.mark.parametrize("op", _GOOD)
+def test_a_right_call_passes(npu_ops: NpuOps, op: str) -> None:
+    args, kwargs = _GOOD[op]()
+
+    getattr(torch.ops.npu, op)(*args, **kwargs)
+
+    assert npu_ops.names() == [op]
+
+
+@pytest.mark.parametrize(
+    ("op", "place", "value", "said"),
+    [
+        (_FIA, "num_query_heads", 4, "Unknown keyword argument|unexpected keyword"),
+        (_FIA, "actual_seq_kvlen", [1], "Unknown keyword argument|unexpected keyword"),
+        (_FIA, "actual_seq_lengths", [1, 4], "end at 4, the query has 5 rows"),
+        (_FIA, "actual_seq_lengths", [4, 1], "are not cumulative lengths"),
+        (_FIA, "actual_seq_lengths", _LEFT_OUT, "TND needs the lengths of the queries"),
+        (_FIA, "actual_seq_lengths", torch.tensor([1, 5]), "is Tensor: a list of ints on the host"),
+        (_FIA, "actual_seq_lengths_kv", torch.tensor([130, 40]), "is Tensor: a list of ints on the host"),
+        (_FIA, "actual_seq_lengths_kv", _LEFT_OUT, "no reference without block_table and the lengths of the keys"),
+        (_FIA, "actual_seq_lengths_kv", [130, 40, 1], "3 lengths of keys for a batch of 2"),
+        (_FIA, "actual_seq_lengths_kv", [130, 300], "block_table has 2 columns, 300 keys need 3"),
+        (_FIA, "block_table", torch.tensor([[1, 2], [3, 3]]), "block_table is torch.int64"),
+        (_FIA, "block_table", torch.zeros(3, 2, dtype=torch.int32), "for a batch of 2"),
+        (_FIA, "block_size", 64, "block_size 64 for a cache of 128 a block"),
+        (_FIA, "input_layout", "BSH", r"query is \[5, 4, 64\]|lengths"),
+        (_FIA, "input_layout", "BNSD", r"queryDims\(3\) must be 4|no reference for layout 'BNSD'"),
+        (_FIA, "atten_mask", torch.zeros(2048, 2048, dtype=torch.bool), "not 1 above the diagonal"),
+        (_FIA, "atten_mask", torch.ones(128, 128, dtype=torch.bool).triu(1), r"must be \[2048, 2048\]"),
+        (_FIA, "atten_mask", torch.ones(2048, 2048).triu(1), "mask is torch.float32"),
+        (_FIA, "atten_mask", _LEFT_OUT, "sparse_mode 3 needs its mask"),
+        (_FIA, "sparse_mode", 4, "a band over a single query"),
+        (_FIA, "sparse_mode", 0, "TND takes no mask of its own"),
+        (_FIA, "num_key_value_heads", 3, "4 heads over 3"),
+        (_FIA, 0, torch.zeros(5, 4, 64), "query is torch.float32"),
+        (_FIA, 0, torch.zeros(5, 4, 64, dtype=torch.float16), "key is torch.bfloat16"),
+        (_FIA, 0, torch.zeros(4, 5, 64, dtype=torch.bfloat16).transpose(0, 1), "query is not contiguous"),
+        (_FIA, 0, torch.zeros(5, 4, 32, dtype=torch.bfloat16), r"query is \[5, 4, 32\]: must be \[5, 4, 64\]"),
+        (_FIA, 1, torch.zeros(6, 128, 2, 64, dtype=torch.bfloat16), "the cache has 4 dimensions"),
+        (_FIA, 2, torch.zeros(6, 128, 2 * 32, dtype=torch.bfloat16), r"value is \[6, 128, 64\]"),
+        (_FIA2, "num_heads", 4, "Unknown keyword argument|unexpected keyword"),
+        (_FIA2, "learnable_sink", torch.zeros(4), "learnable_sink is torch.float32"),
+        (_FIA2, "learnable_sink", torch.zeros(3, dtype=torch.bfloat16), r"learnable_sink is \[3\]"),
+        (_SCATTER, "cache_mode", _LEFT_OUT, "cache_mode 'PA_NZ' is for a cache in NZ format"),
+        (_SCATTER, 4, torch.tensor([5, 512, 7]), r"slot_mapping leaves \[0, 512\)"),
+        (_SCATTER, 4, torch.tensor([5, 5, 7]), "slot_mapping names a slot twice"),
+        (_SCATTER, 4, torch.tensor([5.0, 6.0, 7.0]), "slot_mapping is torch.float32"),
+        (_SCATTER, 4, torch.tensor([5, 6]), r"slot_mapping is \[2\]"),
+        (_SCATTER, 0, torch.zeros(3, 2, 64).bfloat16(), "value is torch.float32"),
+        (_SCATTER, 0, torch.zeros(2, 3, 64).transpose(0, 1), "key is not contiguous"),
+        (_SCATTER, 2, torch.zeros(4 * 128, 2, 64), "key_cache has 3 dimensions"),
+        (_SCATTER, 2, torch.zeros(4, 2, 128, 64), "key_cache is"),
+        ("npu_rms_norm", 1, torch.ones(16).bfloat16(), "gamma is torch.bfloat16"),
+        ("npu_rms_norm", 1, torch.ones(8), r"gamma is \[8\]"),
+        ("npu_add_rms_norm", 1, torch.ones(4, 16), r"x2 is \[4, 16\]"),
+        ("npu_swiglu", 0, torch.ones(3, 15), "15 columns: must be even"),
+        ("npu_apply_rotary_pos_emb", "layout", "BSH", "layout 'BSH'"),
+        ("npu_apply_rotary_pos_emb", 2, torch.ones(1, 3, 64), "cos is"),
+        ("npu_apply_rotary_pos_emb", 0, torch.ones(1, 3, 4, 16), "the last dimension is 16: 64 or 128"),
+        ("npu_apply_rotary_pos_emb", 2, torch.ones(1, 3, 1, 64).half(), "cos is torch.float16"),
+        ("npu_rotary_mul", 0, torch.ones(3, 4, 16), "3, 4, 4 dimensions"),
+        ("npu_rotary_mul", "rotary_mode", "interleave", "rotary_mode 'interleave'"),
+        ("npu_rotary_mul", 1, torch.ones(1, 2, 1, 16), "r1"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("npu_ops")
+def test_a_call_that_is_wrong_in_one_thing_fails(op: str, place: str | int, value: object, said: str) -> None:
+    args, kwargs = _GOOD[op]()
+    if isinstance(place, int):
+        args[place] = value
+    elif value is _LEFT_OUT:
+        del kwargs[place]
+    else:
+        kwargs[place] = value
+
+    with pytest.raises((Refused, RuntimeError, TypeError), match=said):
+        getattr(torch.ops.npu, op)(*args, **kwargs)
+
+
+def test_blocks_of_16_are_for_single_rows_alone(npu_ops: NpuOps) -> None:
+    args, kwargs = _attention()
+    small = torch.zeros(60, 16, 128, dtype=torch.bfloat16)
+    kwargs |= {"block_size": 16, "block_table": torch.zeros(2, 9, dtype=torch.int32)}
+    single = {"actual_seq_lengths": [1, 2]}
+
+    with pytest.raises(Refused, match="block_size 16: a multiple of 128"):
+        torch.ops.npu.npu_fused_infer_attention_score(args[0], small, small, **kwargs)
+    torch.ops.npu.npu_fused_infer_attention_score(args[0][:2], small, small, **(kwargs | single))
