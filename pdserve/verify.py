@@ -13,6 +13,7 @@ from pdserve import model
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
+from pdserve.verify_devices import DevicePair, DevicePairs, choose_pairs
 from pdserve.verify_prompts import make_prompts
 from pdserve.verify_transports import EACH, Chosen, choose
 from pdserve.work_folder import work_folder
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from engine.oracle import Oracle
 
 REFERENCE = "transformers"
+AUTO = "auto"
 _FEATURE_TRANSPORTS = ("shm", "tcp")
 _FEATURE_ROOM = 64  # tokens of the longest structured output
 EPILOG = """\
 examples:
   pdserve verify                                   the default model in float32, over each transport there is
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
+  pdserve verify --device cpu:cuda --transport tcp  P on the CPU, D on a GPU
   pdserve verify --dtype bfloat16                  reports where tokens part and by how much of a logit
   pdserve verify --features                        every feature, combined, over shm and tcp, and after preemption
 """
@@ -46,6 +49,9 @@ class VerifyOptions:
         EACH, "of the KV hop; `each` is all that this machine can run, and names the others with the reason",
         choices=(EACH, *NAMES),
     )  # fmt: skip
+    device: str = flag(
+        EACH, "of the two ends: a kind for both, or P:D as cpu:cuda; `each` is every pair that this machine can form"
+    )
     prompts: int = flag(12, "prompts, of lengths around block and chunk borders", parse=int)
     max_tokens: int = flag(32, "tokens generated for each, 2 or more", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
@@ -59,20 +65,42 @@ def main(argv: Sequence[str]) -> int:
     unwind_on_sigterm()
     if options.features:
         return _main_of_features(options)
-    chosen = choose(options.transport)
+    devices = choose_pairs(options.device)
+    hops = _hops(options.transport, devices)
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - options.max_tokens
     prompts = make_prompts(folder, options.prompts, longest)
     name = Path(options.model or folder).name
     print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
-    for name, why in chosen.lacking.items():
-        print(f"not run: P/D over {name}: {why}", flush=True)
+    print(devices.describe(), flush=True)
+    not_run = {_way(devices, pair, name): why for pair, chosen in hops.items() for name, why in chosen.lacking.items()}
+    for way, why in not_run.items():
+        print(f"not run: {way}: {why}", flush=True)
     with work_folder("verify") as work:
-        outputs = _serve(options, chosen, folder, work, prompts)
+        outputs = _serve(options, devices, hops, folder, work, prompts)
     oracle, reference = _ask_transformers(options, folder, prompts)
     if options.dtype == "float32":
-        return _report_exact(reference, outputs, chosen)
+        return _report_exact(reference, outputs, [*not_run])
     return _report_gaps(oracle, prompts, reference, outputs)
+
+
+def _hops(transport: str, devices: DevicePairs) -> dict[DevicePair, Chosen]:
+    """Return the transports of each pair. Raises ConfigError where one that was named runs on no pair."""
+    hops: dict[DevicePair, Chosen] = {}
+    errors: list[ConfigError] = []
+    for pair in devices.pairs:
+        try:
+            hops[pair] = choose(transport, pair=pair)
+        except ConfigError as error:
+            errors.append(error)
+            hops[pair] = Chosen((), {transport: str(error)})
+    if len(errors) == len(devices.pairs):
+        raise errors[0]
+    return hops
+
+
+def _way(devices: DevicePairs, pair: DevicePair, transport: str) -> str:
+    return f"P/D over {transport}" if len(devices.pairs) == 1 else f"P/D {pair} over {transport}"
 
 
 def _main_of_features(options: VerifyOptions) -> int:
@@ -80,13 +108,16 @@ def _main_of_features(options: VerifyOptions) -> int:
         raise ConfigError(f"--features is exact, and so for --dtype float32 alone, not {options.dtype}")
     from pdserve.verify_features import verify_features
 
+    (pair,) = choose_pairs(AUTO if options.device == EACH else options.device).pairs
+    if not pair.is_alike:
+        raise ConfigError(f"--features is for one device at both ends, not {options.device}")
     names = _FEATURE_TRANSPORTS if options.transport == EACH else (options.transport,)
-    transports = [name for asked in names for name in choose(asked).names]
+    transports = [name for asked in names for name in choose(asked, pair=pair).names]
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
     prompts = make_prompts(folder, 6, longest)[-2:]
     with work_folder("verify") as work:
-        return verify_features(folder, work, prompts, transports, options.max_tokens)
+        return verify_features(folder, work, prompts, transports, options.max_tokens, pair.prefill)
 
 
 def parse(argv: Sequence[str]) -> VerifyOptions:
@@ -108,20 +139,25 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
 
 
 def _serve(
-    options: VerifyOptions, chosen: Chosen, folder: Path, work: Path, prompts: Sequence[Sequence[int]]
-) -> dict[str, list[list[int]]]:
+    options: VerifyOptions, devices: DevicePairs, hops: Mapping[DevicePair, Chosen], folder: Path, work: Path,
+    prompts: Sequence[Sequence[int]],
+) -> dict[str, list[list[int]]]:  # fmt: skip
     """Return the outputs by the way they were served."""
     from pdserve.verify_runs import through_combined, through_pd
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
     outputs: dict[str, list[list[int]]] = {}
     with asyncio.Runner() as runner:
-        for transport in chosen.names:
-            served = through_pd(runner, work / transport, flags, transport, prompts, options.max_tokens)
-            print(f"served by P/D over {transport}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
-            outputs[f"P/D over {transport}"] = served.outputs
-        outputs["combined"] = through_combined(runner, work / "combined", flags, prompts, options.max_tokens).outputs
-    print("served by one combined instance", flush=True)
+        for pair, transport in ((pair, name) for pair, chosen in hops.items() for name in chosen.names):
+            way, place = _way(devices, pair, transport), work / f"{pair.prefill}-{pair.decode}-{transport}"
+            served = through_pd(runner, place, flags, transport, pair, prompts, options.max_tokens)
+            print(f"served by {way}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
+            outputs[way] = served.outputs
+        for kind in devices.kinds:
+            way = "combined" if len(devices.kinds) == 1 else f"combined on {kind}"
+            own = (*flags, "--device", kind)
+            outputs[way] = through_combined(runner, work / f"combined-{kind}", own, prompts, options.max_tokens).outputs
+            print(f"served by one {way.replace('combined', 'combined instance')}", flush=True)
     return outputs
 
 
@@ -136,7 +172,7 @@ def _ask_transformers(
     return oracle, reference
 
 
-def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs], chosen: Chosen) -> int:
+def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs], not_run: Sequence[str]) -> int:
     status = 0
     for way, found in outputs.items():
         divergence = first_divergence(reference, found)
@@ -144,8 +180,8 @@ def _report_exact(reference: Outputs, outputs: Mapping[str, Outputs], chosen: Ch
             print(f"DIFFERENT: {way} against {REFERENCE}: {divergence}")
             status = 1
     if status == 0:
-        not_run = f" (not run: {', '.join(chosen.lacking)})" if chosen.lacking else ""
-        print(f"equal: {' = '.join([*outputs, REFERENCE])}{not_run}")
+        left_out = f" (not run: {', '.join(way.removeprefix('P/D over ') for way in not_run)})" if not_run else ""
+        print(f"equal: {' = '.join([*outputs, REFERENCE])}{left_out}")
     return status
 
 

@@ -15,6 +15,7 @@ from pdserve.feature_judges import Answers, Ask
 from pdserve.feature_runs import Served, serve_cases
 from pdserve.feature_stops import choose_stop
 from pdserve.text_table import text_table
+from pdserve.verify_devices import DevicePair
 from pdserve.verify_runs import alone, pair
 from scheduler.model_files import read_model_files
 from scheduler.tokens import Tokens
@@ -39,9 +40,10 @@ class Cell:
 
 
 def verify_features(
-    model: Path, work: Path, prompts: Sequence[tuple[int, ...]], transports: Sequence[str], max_tokens: int
-) -> int:
-    """Serve every feature in every way, print the table, and return the exit status: 1 where a cell is not equal."""
+    model: Path, work: Path, prompts: Sequence[tuple[int, ...]], transports: Sequence[str], max_tokens: int,
+    device: str,
+) -> int:  # fmt: skip
+    """Serve every feature in every way on `device` and print the table; return 1 where a cell is not equal, else 0."""
     decoder = ReferenceDecoder(load_plain(model, "float32"))
     vocabulary = read_vocabulary(model)
     cases = make_cases(prompts, vocabulary, max_tokens)
@@ -49,7 +51,7 @@ def verify_features(
         (ask.prompt, ask.params) for case in cases if not case.compared for ask in case.asks if ask.generates
     )
     cases = [settled(case, decoder, vocabulary.decode) for case in cases]
-    columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens))
+    columns = _serve_all(model, work, cases, transports, preemption.environment_of(max_tokens), device)
     rows = {case.name: judge(case, columns, decoder) for case in cases}
     print("\n".join(report(list(columns), rows)))
     return 1 if any(cell.verdict == WRONG for cells in rows.values() for cell in cells) else 0
@@ -115,9 +117,10 @@ def small_pool_tokens(cases: Sequence[Case]) -> int:
 
 
 def _serve_all(
-    model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str], stopping: Mapping[str, str]
-) -> dict[str, Served]:
-    flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK))
+    model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str], stopping: Mapping[str, str],
+    device: str,
+) -> dict[str, Served]:  # fmt: skip
+    flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK), "--device", device)
     roomy = (*flags, "--kv-cache-memory", "256MiB")
     columns: dict[str, Served] = {}
     tokens = Tokens(read_model_files(str(model)))
@@ -125,7 +128,8 @@ def _serve_all(
         columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases, tokens)
         print(f"served: {COMBINED}", flush=True)
         for name in transports:
-            columns[f"P/D {name}"] = serve_cases(runner, work / name, pair(work / name, roomy, name), cases, tokens)
+            both = pair(work / name, roomy, name, DevicePair(device, device))
+            columns[f"P/D {name}"] = serve_cases(runner, work / name, both, cases, tokens)
             print(f"served: P/D {name}", flush=True)
         tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
         for way, more in preemption.FLAGS.items():

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve import combined
@@ -17,6 +17,7 @@ from pdserve.layout import ClusterShape, ProcessPlan, environment, lay_out
 from pdserve.ports import free_ports
 from pdserve.processes import Child, stop
 from pdserve.trust import trust_of
+from pdserve.verify_devices import DevicePair
 from ranktable_tools.launch_plan import resolve
 from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
@@ -50,14 +51,23 @@ class Deployment:
     cluster: Cluster
 
 
-def pair(folder: Path, flags: Sequence[str], transport: str) -> Deployment:
-    """Return one prefill and one decode instance with `flags`, their KV hop over `transport`; tables in `folder`."""
+def pair(folder: Path, flags: Sequence[str], transport: str, devices: DevicePair) -> Deployment:
+    """Return one prefill and one decode instance with `flags` on these devices; tables in `folder`.
+
+    Their KV hop goes over `transport`.
+    """
     (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
-    shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport))
-    *instances, scheduler = lay_out(shape, folder / "tables")
+    table_device = devices.prefill if devices.is_alike else DevicePair().prefill
+    shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport), table_device)
+    prefill, decode, scheduler = lay_out(shape, folder / "tables")
     environ = environment(scheduler, {})
     plan = resolve(environ)
-    return Deployment(tuple(instances), cluster_of(plan, trust_of(plan, environ)))
+    instances = _on(prefill, devices.prefill), _on(decode, devices.decode)
+    return Deployment(instances, cluster_of(plan, trust_of(plan, environ)))
+
+
+def _on(plan: ProcessPlan, device: str) -> ProcessPlan:
+    return replace(plan, command=(*plan.command, "--device", device))
 
 
 def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Deployment:
@@ -73,13 +83,14 @@ def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Dep
 
 
 def through_pd(
-    runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, prompts: Sequence[Sequence[int]], n: int
-) -> Served:
-    """Serve prompts by one prefill and one decode instance over `transport`, `n` greedy tokens each.
+    runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, devices: DevicePair,
+    prompts: Sequence[Sequence[int]], n: int,
+) -> Served:  # fmt: skip
+    """Serve prompts by one prefill and one decode instance on `devices` over `transport`, `n` greedy tokens each.
 
     Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
     """
-    served, done = runner.run(_serve(folder, pair(folder, flags, transport), prompts, n))
+    served, done = runner.run(_serve(folder, pair(folder, flags, transport, devices), prompts, n))
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:
             raise HandoffFailed(f"a prompt went by {prompt.path} over {prompt.times.transport!r}, not over {transport}")

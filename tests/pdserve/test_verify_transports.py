@@ -51,7 +51,9 @@ def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
         return Served([[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096)
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
-    monkeypatch.setattr(verify, "choose", lambda _: Chosen(("shm", "tcp"), {"mooncake": "its package is missing"}))
+    monkeypatch.setattr(
+        verify, "choose", lambda _, pair: Chosen(("shm", "tcp"), {"mooncake": "its package is missing"})
+    )
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
     monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: Served([[7, 7, 7]] * 2, 0))
     monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))

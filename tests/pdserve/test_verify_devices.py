@@ -1,0 +1,151 @@
+"""Which pairs of devices `pdserve verify` forms, over what, and what it says of those it cannot."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from devices import npu, table
+from devices.cpu import CpuKind
+from devices.interface import DeviceKind
+from pdserve import verify
+from pdserve.process_plan import ProcessPlan
+from pdserve.verify_devices import EACH, DevicePair, DevicePairs, choose_pairs
+from pdserve.verify_runs import Deployment, Served, alone, pair
+from pdserve.verify_transports import choose
+from tests.devices.fake_device import TRAITS, FakeKind
+from tests.engine.tiny_models import make_tiny_model
+from wire.errors import ConfigError
+
+
+@dataclass
+class NoCard(FakeKind):
+    """A kind whose card is not in this machine."""
+
+    def sees_card(self) -> bool:
+        return False
+
+
+NAMED = replace(TRAITS, kind="npu", collective="hccl", pool_alignment=npu.TRAITS.pool_alignment)
+KINDS: dict[str, DeviceKind] = {"cpu": CpuKind(), "fake": FakeKind(), "npu": FakeKind(NAMED, why="CANN is missing")}
+
+
+def test_each_is_every_pair_of_the_kinds_that_can_be_used_here() -> None:
+    pairs = choose_pairs(EACH, KINDS)
+
+    assert [str(one) for one in pairs.pairs] == ["cpu -> cpu", "cpu -> fake", "fake -> cpu", "fake -> fake"]
+    assert pairs.kinds == ("cpu", "fake")
+    assert pairs.describe() == (
+        "devices: cpu -> cpu, cpu -> fake, fake -> cpu, fake -> fake; no others: npu cannot be used: CANN is missing"
+    )
+
+
+def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
+    pairs = choose_pairs(EACH, {"cpu": CpuKind(), "fake": NoCard()})
+
+    assert pairs.pairs == (DevicePair("cpu", "cpu"),)
+    assert pairs.describe() == (
+        "devices: cpu -> cpu, the only pair that this machine can form: no fake card is shown here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "ends"),
+    [("cpu", ("cpu", "cpu")), ("fake", ("fake", "fake")), ("cpu:fake", ("cpu", "fake")), ("fake:cpu", ("fake", "cpu"))],
+)
+def test_one_pair_is_asked_for_by_its_kinds(asked: str, ends: tuple[str, str]) -> None:
+    assert choose_pairs(asked, KINDS) == DevicePairs((DevicePair(*ends),), {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("tpu", "--device 'tpu' is not one of auto, cpu, fake, npu"), ("cpu:npu", "--device npu: CANN is missing"),
+        ("cpu:fake:cpu", "names 3 ends: a pair is P:D, as cpu:npu"), ("cpu:", "--device '' is not one of"),
+    ],
+)  # fmt: skip
+def test_a_pair_that_cannot_be_is_refused_in_words(asked: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        choose_pairs(asked, KINDS)
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has a CPU, the fake device, and one whose groups are hccl's; nothing else."""
+    for name in [*table.KINDS]:
+        monkeypatch.delitem(table.KINDS, name)
+    for name, kind in {**KINDS, "npu": FakeKind(NAMED)}.items():
+        monkeypatch.setitem(table.KINDS, name, kind)
+
+
+@pytest.mark.usefixtures("kinds")
+def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
+    here, mixed, npus = (choose("each", pair=DevicePair(*ends)) for ends in (
+        ("cpu", "cpu"), ("cpu", "fake"), ("cpu", "npu"),
+    ))  # fmt: skip
+
+    assert {"shm", "process_group", "tcp"} <= set(here.names)
+    assert {"process_group", "tcp"} <= set(mixed.names)
+    assert mixed.lacking["shm"] == "the KV pool lies on fake:0: only host memory is mapped by peers"
+    assert "tcp" in npus.names
+    assert npus.lacking["process_group"] == "groups are made by gloo on cpu, by hccl on npu"
+    with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool lies on fake:0"):
+        choose("shm", pair=DevicePair("fake", "cpu"))
+
+
+def test_each_end_is_told_its_device(tmp_path: Path) -> None:
+    made: Deployment = pair(tmp_path, ("--model", "/m"), "tcp", DevicePair("cpu", "fake"))
+
+    assert [told(plan) for plan in made.instances] == ["cpu", "fake"]
+    assert [plan.role for plan in made.instances] == ["prefill", "decode"]
+    assert told(alone(("--device", "fake")).instances[0]) == "fake"
+
+
+def told(plan: ProcessPlan) -> str:
+    """The device that a command names last."""
+    places = [place for place, word in enumerate(plan.command) if word == "--device"]
+    return plan.command[places[-1] + 1]
+
+
+@pytest.mark.usefixtures("kinds")
+def test_every_pair_and_every_kind_alone_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the instances would give is scripted; real models cross in tests/instance/test_mixed_devices.py."""
+    asked: list[tuple[object, str]] = []
+
+    def through_pd(*given: object) -> Served:
+        asked.append((given[3], str(given[4])))
+        return Served([[7, 7, 7]] * 2, 4096)
+
+    monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
+    monkeypatch.setitem(table.KINDS, "npu", NoCard(NAMED))
+    monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
+    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: Served([[7, 7, 7]] * 2, 0))
+    monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+    monkeypatch.setattr(verify, "choose_pairs", lambda asked: choose_pairs(asked, KINDS))
+    flags = ["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"]
+
+    status = verify.main([*flags, "--transport", "shm"])
+    over_shm = capsys.readouterr().out.splitlines()
+    status += verify.main([*flags, "--transport", "tcp"])
+    over_tcp = capsys.readouterr().out.splitlines()
+
+    assert status == 0
+    assert asked == [
+        ("shm", "cpu -> cpu"), *(("tcp", one) for one in ("cpu -> cpu", "cpu -> fake", "fake -> cpu", "fake -> fake")),
+    ]  # fmt: skip
+    refused = "not run: P/D cpu -> fake over shm: --transport shm cannot run here: the KV pool lies on fake:0"
+    assert any(line.startswith(refused) for line in over_shm)
+    assert over_tcp[-1] == (
+        "equal: P/D cpu -> cpu over tcp = P/D cpu -> fake over tcp = P/D fake -> cpu over tcp = "
+        "P/D fake -> fake over tcp = combined on cpu = combined on fake = transformers"
+    )
+
+
+@pytest.mark.usefixtures("kinds")
+def test_features_are_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
+
+    with pytest.raises(ConfigError, match="--features is for one device at both ends, not cpu:fake"):
+        verify.main(["--features", "--device", "cpu:fake"])
