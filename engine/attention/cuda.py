@@ -1,6 +1,7 @@
 """Attention on GPUs: FlashInfer's paged kernels where they import and take the layer, torch's own for all else.
 
-choose_library --FlashInfer, or why not--> CudaAttention --each layer--> the library, or torch_paged.py
+choose_library --FlashInfer, else torch's flash kernel, and why--> CudaAttention
+CudaAttention  --each layer--> the library where it takes it, else torch_paged.py
 """
 
 import importlib
@@ -12,9 +13,10 @@ import torch
 
 from devices.interface import Device
 from engine.attention.flashinfer_paged import FlashInferAttention
-from engine.attention.interface import AttentionOptions, DecodeAttention, GraphBackend, StepAttention
+from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.varlen import VarlenAttention
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
 
@@ -22,13 +24,17 @@ _log = EventLogger("engine")
 _FLASHINFER = "flashinfer"
 
 
-class PagedLibrary(GraphBackend, Protocol):
-    """Paged kernels of another project, for the layers that they take."""
+class PagedLibrary(AttentionBackend, Protocol):
+    """Kernels for the layers that they take."""
 
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
         """Whether it attends such a layer."""
+        ...
+
+    def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention | None:
+        """See GraphBackend; None where such steps are not its own."""
         ...
 
 
@@ -39,26 +45,36 @@ def make_cuda_attention(device: Device) -> "CudaAttention":
 
 
 def choose_library(device: Device) -> tuple[PagedLibrary | None, str]:
-    """Return the library, None where torch attends alone, and a line for people."""
+    """Return the library, None where plain operations do it all, and a line for people."""
     if importlib.util.find_spec(_FLASHINFER) is None:
-        return None, "attention by torch: flashinfer is not installed"
+        return _of_torch("flashinfer is not installed")
     try:
         module = importlib.import_module(_FLASHINFER)
         library = FlashInferAttention(module, device)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return None, f"attention by torch: flashinfer cannot be used: {error}"
+        return _of_torch(f"flashinfer cannot be used: {error}")
     return library, f"attention by flashinfer {importlib.metadata.version('flashinfer-python')}"
+
+
+def _of_torch(why: str) -> tuple[PagedLibrary | None, str]:
+    if not torch.backends.cuda.is_flash_attention_available():
+        return None, f"attention by torch: {why}, and torch is built without its flash kernel"
+    try:
+        kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    except (ImportError, AttributeError):
+        return None, f"attention by torch: {why}, and torch {torch.__version__} has no varlen_attn"
+    return VarlenAttention(kernel), f"attention by torch's flash kernel: {why}"
 
 
 class CudaAttention:
     """The CUDA backend. One thread calls it."""
 
     def __init__(self, library: PagedLibrary | None = None, note: str = "attention by torch") -> None:
-        """Layers that `library` does not take are torch's, and all are from its first failure on."""
+        """Layers that `library` does not take are torch's plain operations'."""
         self.library, self.note = library, note
         self.torch = TorchPagedAttention()
-        self.needs_narrow = library is None
-        """Whether a layer has gathered keys: then tables are to be no wider than needed."""
+        self.needs_narrow = not isinstance(library, FlashInferAttention)
+        """Whether keys are gathered by tables, at least of some layer: then these are to be no wider than needed."""
 
     def plan(self, metadata: StepMetadata) -> "CudaStep":
         """See AttentionBackend."""
@@ -75,10 +91,11 @@ class CudaAttention:
         return self.torch.table_width(needed, most) if self.needs_narrow else most
 
     def give_up(self, error: Exception) -> None:
-        """Go on with torch alone: the library failed."""
+        """Leave the library for good, for what torch has: it failed."""
         _log.warning("attention_fallback", op=type(self.library).__name__, backend="torch", error=str(error))
-        self.library, self.needs_narrow = None, True
-        self.note = f"attention by torch: the library failed: {error}"
+        words, was_torchs = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
+        self.library, self.note = (None, f"attention by torch: {words}") if was_torchs else _of_torch(words)
+        self.needs_narrow = True
 
 
 class CudaStep:
@@ -86,6 +103,7 @@ class CudaStep:
 
     def __init__(self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None) -> None:
         self._backend, self._torch, self._library = backend, by_torch, by_library
+        self._planned_by = backend.library
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write: one launch for keys and one for values."""
@@ -95,9 +113,9 @@ class CudaStep:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        backend = self._backend
-        if self._library is not None and backend.library is not None:
-            if backend.library.takes(query, keys, values, options):
+        backend, library = self._backend, self._planned_by
+        if self._library is not None and library is not None and backend.library is library:
+            if library.takes(query, keys, values, options):
                 try:
                     return self._library.attend(query, keys, values, options)
                 except torch.OutOfMemoryError:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
+LEAST_WORKSPACE = 1 << 20
+"""Bytes; the real ones ask for 128 MiB."""
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -23,7 +25,7 @@ class _Wrapper:
     made: ClassVar[list[Any]] = []
 
     def __init__(self, workspace: torch.Tensor) -> None:
-        if workspace.dtype != torch.uint8 or workspace.numel() < 64 << 20:
+        if workspace.dtype != torch.uint8 or workspace.numel() < LEAST_WORKSPACE:
             raise ValueError("a workspace of bytes")
         self.num_plans = 0
         self.arguments: dict[str, Any] = {}

@@ -1,18 +1,22 @@
 """Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and what FlashInfer is asked for."""
 
+import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
-from engine.attention import torch_paged
+from engine.attention import flashinfer_paged, torch_paged, varlen
 from engine.attention.cuda import CudaAttention, choose_library
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, GraphBackend, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.varlen import VarlenAttention
 from tests.devices.fake_device import FakeDevice
 from tests.engine import flashinfer_stand_in
 from tests.engine.attention_case import Case, Shape, make_case
@@ -24,8 +28,18 @@ _SINKS = torch.tensor([0.1, 2.0, -1.0, 0.5])
 
 
 @pytest.fixture(autouse=True)
-def no_wrapper_is_made_yet() -> None:
+def no_wrapper_is_made_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     flashinfer_stand_in._Wrapper.made.clear()
+    monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The oracle's matrices are small: several threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def made() -> list[Any]:
@@ -216,19 +230,137 @@ def test_a_library_that_fails_is_left_for_good(monkeypatch: pytest.MonkeyPatch) 
 
     assert len(made()) == 1
     assert "nvcc not found" in backend.note
+    assert backend.library is None
     assert backend.table_width(3, 99) == 4
+
+
+def test_torchs_flash_kernel_takes_over_from_a_library_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no kernel image")
+
+    kernel = Varlen()
+    monkeypatch.setattr(flashinfer_stand_in.BatchDecodeWithPagedKVCacheWrapper, "run", fail)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    backend, case, options = with_flashinfer(), make_case(_DECODES, _HALF), AttentionOptions(0.1)
+
+    agree(case.run(backend, options), case, options)
+    assert isinstance(backend.library, VarlenAttention)
+    backend.library.kernel = kernel
+    agree(case.run(backend, options), case, options)
+    assert len(kernel.calls) == 1
+    monkeypatch.setattr(Varlen, "__call__", fail)
+    agree(case.run(backend, options), case, options)
+
+    assert backend.library is None
+    assert backend.note == "attention by torch: VarlenAttention failed: no kernel image"
 
 
 def test_the_choice_says_why_without_the_library() -> None:
     library, note = choose_library(FakeDevice())
 
-    assert (library, note) == (None, "attention by torch: flashinfer is not installed")
+    assert library is None
+    assert note == "attention by torch: flashinfer is not installed, and torch is built without its flash kernel"
+
+
+def test_torchs_flash_kernel_is_next_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+    library, note = choose_library(FakeDevice())
+
+    assert isinstance(library, VarlenAttention)
+    assert library.kernel is varlen_attn
+    assert note == "attention by torch's flash kernel: flashinfer is not installed"
+
+
+class Varlen:
+    """Stands in for varlen_attn on the CPU: its arguments go through the real one's, without numbers, first."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = inspect.signature(varlen_attn).bind(*args, **kwargs)
+        given.apply_defaults()
+        told = given.arguments
+        self.calls.append(told)
+        real: Any = varlen_attn
+        of_meta = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in told.items()}
+        shape = real(**of_meta).shape
+        query, keys, values, ends = told["query"], told["key"], told["value"], (told["cu_seq_q"], told["cu_seq_k"])
+        assert query.is_contiguous()
+        assert [one.dtype for one in (query, keys, values, *ends)] == [torch.bfloat16] * 3 + [torch.int32] * 2
+        assert (int(ends[0][-1]), int(ends[1][-1])) == (len(query), len(keys))
+        counts, lengths = (one.diff() for one in ends)
+        assert (told["max_q"], told["max_k"]) == (int(counts.max()), int(lengths.max()))
+        outputs = []
+        for number, (count, length) in enumerate(zip(counts.tolist(), lengths.tolist(), strict=True)):
+            first, start = int(ends[0][number]), int(ends[1][number])
+            group = query.shape[1] // keys.shape[1]
+            assert group == 1 or told["enable_gqa"]
+            own = [x[start : start + length].double().repeat_interleave(group, 1) for x in (keys, values)]
+            scores = torch.einsum("qhd,khd->hqk", query[first : first + count].double(), own[0]) * told["scale"]
+            at, key = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
+            left, right = told["window_size"]
+            assert right == 0
+            hidden = key > at
+            if left >= 0:
+                hidden = hidden | (key < at - left)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, own[1]).to(query.dtype))
+        made = torch.cat(outputs)
+        assert made.shape == shape
+        return made
+
+
+@pytest.mark.parametrize("most_keys", [1, 60, 1 << 18])
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)]], ids=["decode", "mixed", "prompt"])
+def test_a_step_is_one_call_of_torchs_flash_kernel(
+    parts: list[tuple[int, int]], window: int | None, most_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "MOST_KEYS", most_keys)
+    kernel, options = Varlen(), AttentionOptions(0.1, window)
+    backend, case = CudaAttention(VarlenAttention(kernel)), make_case(parts, _HALF)
+
+    agree(case.run(backend, options), case, options)
+
+    assert len(kernel.calls) == {1: len(parts), 1 << 18: 1}.get(most_keys, len(kernel.calls))
+    assert len(kernel.calls) <= len(parts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (replace(_HALF, dtype=torch.float32, pool_dtype=torch.float32), AttentionOptions(0.1)),
+        (replace(_HALF, key_dim=60, value_dim=60), AttentionOptions(0.1)),
+        (replace(_HALF, key_dim=264, value_dim=264), AttentionOptions(0.1)),
+        (replace(_HALF, value_dim=128), AttentionOptions(0.1)),
+        (_HALF, AttentionOptions(0.1, softcap=2.0)),
+        (replace(_HALF, num_heads=4), AttentionOptions(0.1, sinks=_SINKS)),
+    ],
+    ids=["float32", "dim-60", "dim-264", "two-dims", "softcap", "sinks"],
+)
+def test_what_the_flash_kernel_does_not_take_is_computed_plainly(shape: Shape, options: AttentionOptions) -> None:
+    kernel = Varlen()
+    case = make_case(_MIXED, shape)
+
+    agree(case.run(CudaAttention(VarlenAttention(kernel)), options), case, options)
+
+    assert kernel.calls == []
+
+
+def test_fixed_decode_steps_beside_the_flash_kernel_are_of_plain_operations() -> None:
+    kernel, options = Varlen(), AttentionOptions(0.1, 20)
+    backend, case = CudaAttention(VarlenAttention(kernel)), make_case(_DECODES, _HALF)
+
+    agree(Fixed(backend, case).run(case, options), case, options)
+
+    assert kernel.calls == []
+    assert backend.table_width(3, 99) == 4
 
 
 @pytest.mark.parametrize("wrong", ["last_lengths", "indptr", "indices", "query_ends"])
 def test_the_stand_in_refuses_other_dtypes(wrong: str) -> None:
-    from engine.attention import flashinfer_paged
-
     case = make_case(_MIXED, _HALF)
     backend: AttentionBackend = FlashInferAttention(flashinfer_stand_in, FakeDevice())
     right = flashinfer_paged._pages

@@ -45,5 +45,5 @@ def test_decode_steps_are_replayed_unless_enforce_eager_is_given(
 
     assert tokens == Oracle(path, "float32").generate_greedy([(5, 9, 11)], 6, ignore_eos=True)[0]
     assert device.replays == (0 if eager else 5)
-    assert "attention by torch: flashinfer is not installed" in notes
+    assert any(note.startswith("attention by torch: ") for note in notes)
     engine.close()

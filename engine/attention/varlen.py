@@ -1,0 +1,118 @@
+"""Attention by torch's flash kernel for sequences of any length: one call for a whole step, over gathered blocks.
+
+    query [num_tokens, heads, dim], keys and values [their tokens, kv_heads, dim], both cut at int32 ends from 0 on
+
+A query's end is its sequence's end. The kernel is torch's own (torch.nn.attention.varlen), there where torch is built
+for GPUs; nothing here has run on one yet. Fixed decode steps are left to torch_paged.py.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.reference import write_rows
+from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
+from engine.step_metadata import StepMetadata
+
+VarlenKernel = Callable[..., torch.Tensor]
+MOST_KEYS = 1 << 18
+"""Tokens gathered at once: 512 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+DTYPES = (torch.float16, torch.bfloat16)
+MOST_DIM, DIM_STEP = 256, 8
+
+
+class VarlenAttention:
+    """Implements PagedLibrary for steps that are launched."""
+
+    def __init__(self, kernel: VarlenKernel) -> None:
+        """`kernel` is torch.nn.attention.varlen.varlen_attn."""
+        self.kernel = kernel
+
+    def takes(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> bool:  # fmt: skip
+        """16 bits, one dim for keys and values, no soft cap and no sinks."""
+        dim = keys.shape[-1]
+        return (
+            query.dtype in DTYPES
+            and query.dtype == keys.dtype == values.dtype
+            and dim == values.shape[-1]
+            and dim <= MOST_DIM
+            and dim % DIM_STEP == 0
+            and options.softcap is None
+            and options.sinks is None
+        )
+
+    def plan(self, metadata: StepMetadata) -> "VarlenStep":
+        """See AttentionBackend."""
+        return VarlenStep(self.kernel, metadata)
+
+    def plan_decode(self, inputs: DecodeInputs) -> None:
+        """None: the gather would be as wide as the tables, and torch_paged.py does that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring sequences of one call."""
+
+    rows: slice
+    slots: torch.Tensor  # [keys of all]: of each sequence's tokens, in order
+    query_ends: torch.Tensor  # [num_sequences + 1] int32, from 0, as are the next
+    key_ends: torch.Tensor
+    most_queries: int
+    most_keys: int
+
+
+class VarlenStep:
+    """One step; its layers share where keys lie."""
+
+    def __init__(self, kernel: VarlenKernel, metadata: StepMetadata) -> None:
+        self._kernel, self._metadata = kernel, metadata
+        self._groups: tuple[_Group, ...] | None = None
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """See StepAttention.write."""
+        write_rows(keys, new_keys, self._metadata.slots)
+        write_rows(values, new_values, self._metadata.slots)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See StepAttention.attend."""
+        groups = self._groups = self._groups or tuple(_groups_of(self._metadata))
+        window = -1 if options.sliding_window is None else options.sliding_window - 1
+        outputs = [
+            self._kernel(
+                query[:, group.rows].transpose(0, 1).contiguous(), keys.index_select(0, group.slots),
+                values.index_select(0, group.slots), group.query_ends, group.key_ends, group.most_queries,
+                group.most_keys, scale=options.scaling, window_size=(window, 0),
+                enable_gqa=query.shape[0] != keys.shape[1],
+            )
+            for group in groups
+        ]  # fmt: skip
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _groups_of(metadata: StepMetadata) -> Iterator[_Group]:
+    packed, size, device = metadata.packed, metadata.block_size, metadata.slots.device
+    host, queries = read_tables(packed, size), counts(packed)
+    slots = (host.tables[:, :, None] * size + np.arange(size)).reshape(len(queries), -1)
+    held = np.arange(slots.shape[1]) < host.kv_lengths[:, None]
+    begin, row = 0, 0
+    while begin < len(queries):
+        end = max(begin + 1, int(np.searchsorted(np.cumsum(host.kv_lengths[begin:]), MOST_KEYS, "right")) + begin)
+        part = slice(begin, end)
+        ends = [_from_zero(lengths[part]).to(device) for lengths in (queries, host.kv_lengths)]
+        num_rows = int(queries[part].sum())
+        yield _Group(
+            slice(row, row + num_rows), torch.from_numpy(slots[part][held[part]]).to(device), ends[0], ends[1],
+            int(queries[part].max()), int(host.kv_lengths[part].max()),
+        )  # fmt: skip
+        begin, row = end, row + num_rows
+
+
+def _from_zero(lengths: Ints) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
