@@ -2,7 +2,8 @@
 
 torch leaves one device to others, PrivateUse1. Here its tensors hold one of the CPU each, and every op on them checks
 what a real card would check: a host tensor beside them is refused, numpy cannot read them, and each time their numbers
-go to the host is counted, with the line of the product that asked. So is each time a host tensor comes.
+go to the host is counted, with the function of the product that asked. So is each time a host tensor comes. A copy to
+the host that nobody waits for holds nonsense until an event behind it, or the card, was waited for.
 """
 
 import gc
@@ -36,9 +37,13 @@ _READS = frozenset(
 
 @dataclass(slots=True)
 class Crossings:
-    """How often numbers crossed between host and card, by the place in the product, as "engine/sampler.py:best"."""
+    """How often numbers crossed between host and card, by the place in the product, as "engine/sampler.py:best".
+
+    The host waits for `reads`, and for `downloads` when it needs them.
+    """
 
     reads: Counter[str] = field(default_factory=Counter)
+    downloads: Counter[str] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
 
 
@@ -76,11 +81,11 @@ class CardTensor(torch.Tensor):
         asked = kwargs.get("device")
         to_host = asked is not None and torch.device(asked).type == "cpu"
         if func is _ATEN.copy_.default:
-            return _copy(*args[:2])
+            return _copy(*args[:2], non_blocking=args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if func in _READS or (func is _ATEN._to_copy.default and to_host) or _picks_by_mask(func, args):
             _note(_seen.reads)
         known = {id(one.held): one for one in tensors if isinstance(one, CardTensor)}
-        made = func(*_held(args), **_held(kwargs))
+        made = _on_cpu(func, _held(args), _held(kwargs))
         for one in known.values():
             assert one.shape == one.held.shape, f"{func} changed the shape of its argument: no card tensor can follow"
         if to_host:
@@ -131,13 +136,42 @@ def _picks_by_mask(func: Any, args: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    if not isinstance(target, CardTensor):
+def _copy(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+    if isinstance(target, CardTensor):
+        if not isinstance(source, CardTensor) and source.dim() > 0:
+            _note(_seen.uploads)
+        target.held.copy_(_held(source))
+    elif non_blocking:
+        _note(_seen.downloads)
+        _under_way.begin(target, _held(source).to(target.dtype, copy=True))
+    else:
         _note(_seen.reads)
-    elif not isinstance(source, CardTensor) and source.dim() > 0:
-        _note(_seen.uploads)
-    _held(target).copy_(_held(source))
+        target.copy_(_held(source))
     return target
+
+
+class _UnderWay:
+    """Owner of the copies to the host that were begun and not waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (its number, target, what it will hold)
+        self.num_begun = 0
+
+    def begin(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """The target holds nonsense from now on."""
+        target.fill_(1 if target.dtype is torch.bool else 113)
+        with self._lock:
+            self.num_begun += 1
+            self._copies.append((self.num_begun, target, values))
+
+    def end(self, last: int) -> None:
+        """Let those up to number `last` be there."""
+        with self._lock:
+            done = [one for one in self._copies if one[0] <= last]
+            self._copies = [one for one in self._copies if one[0] > last]
+            for _, target, values in done:
+                target.copy_(values)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -160,6 +194,12 @@ def _held(values: Any) -> Any:
     if isinstance(values, dict):
         return {name: _held(value) for name, value in values.items()}
     return torch.device("cpu") if isinstance(values, torch.device) else values
+
+
+def _on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is _ATEN.histc.default and not args[0].is_floating_point():  # which cards count and the CPU does not
+        return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
+    return func(*args, **kwargs)
 
 
 def _mode_of_views(func: Any, known: dict[int, CardTensor]) -> AbstractContextManager[object]:
@@ -196,29 +236,35 @@ def _product_file(name: str) -> str | None:
 
 
 class Stream:
-    """The one there is: what is launched is done on return."""
+    """The one there is: what is launched is done on return, but for copies to the host."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
+
+    def synchronize(self) -> None:
+        _under_way.end(_under_way.num_begun)
 
 
 class Event:
     """A mark that is reached when it is set. One that nobody set must not be waited for: real ones would not wait."""
 
     def __init__(self, **_: Any) -> None:
-        self.is_recorded = False
+        self._last: int | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.is_recorded = True
+        self._last = _under_way.num_begun
 
     def wait(self, stream: Stream | None = None) -> None:
-        assert self.is_recorded, "an event is waited for that was never recorded"
+        assert self._last is not None, "an event is waited for that was never recorded"
 
     def synchronize(self) -> None:
-        assert self.is_recorded, "an event is waited for that was never recorded"
+        assert self._last is not None, "an event is waited for that was never recorded"
+        _under_way.end(self._last)
 
     def query(self) -> bool:
-        return self.is_recorded
+        if self._last is not None:
+            _under_way.end(self._last)
+        return self._last is not None
 
 
 def _module() -> types.ModuleType:
@@ -226,7 +272,7 @@ def _module() -> types.ModuleType:
     module: Any = types.ModuleType(f"torch.{kind_name()}")
     module.Stream, module.Event = Stream, Event
     module.stream = lambda stream: nullcontext()
-    module.synchronize = lambda device=None: None
+    module.synchronize = lambda device=None: Stream().synchronize()
     module.set_device = lambda index: None
     module.current_device = lambda: 0
     module.device_count = lambda: 1
@@ -244,10 +290,11 @@ def _factory(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return _copy(target, source)
+    return _copy(target, source, non_blocking=non_blocking)
 
 
 _seen = Crossings()
+_under_way = _UnderWay()
 _lock = threading.Lock()
 _guard = _DummyDeviceGuard()
 _library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

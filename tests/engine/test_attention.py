@@ -1,6 +1,6 @@
 """One contract for every attention backend: paged attention equals dense attention over each whole sequence."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from engine.attention.native import NativeAttention
 from engine.attention.paged import PagedAttention
 from engine.attention.reference import ReferenceAttention
 from engine.attention.torch_cpu import TorchCpuAttention
+from tests.devices.every_device import ACCELERATORS, attention_of
 from tests.engine.attention_case import Shape, make_case
 from tests.native.built import threads_with
 
@@ -36,15 +37,26 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["reference", "torch", "cuda", "native-plain", "native-avx2", "native-avx512"])
+_MAKERS: dict[str, Callable[[], AttentionBackend]] = {
+    "reference": ReferenceAttention,
+    "torch": TorchCpuAttention,
+    "cuda": CudaAttention,
+}
+_BACKENDS = [*_MAKERS, "native-plain", "native-avx2", "native-avx512"]
+_ON_DEVICES = [pytest.param(f"on-{one.values[0]}", marks=one.marks) for one in ACCELERATORS if one.values != ("fake",)]
+
+
+@pytest.fixture(scope="module", params=[*_BACKENDS, *_ON_DEVICES])
 def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
-    """Every backend; the native kernel with each instruction set this CPU has, in three threads."""
-    kind, _, isa = request.param.partition("-")
+    """Every backend, each device's own there; the native kernel with each instruction set of this CPU, in 3 threads."""
+    kind, _, which = request.param.partition("-")
     if kind == "native":
-        with threads_with(isa, 3) as threads:
+        with threads_with(which, 3) as threads:
             yield NativeAttention(threads)
+    elif kind == "on":
+        yield attention_of(which)
     else:
-        yield {"reference": ReferenceAttention, "torch": TorchCpuAttention, "cuda": CudaAttention}[kind]()
+        yield _MAKERS[kind]()
 
 
 def check(

@@ -1,0 +1,123 @@
+"""The tests' own card bites: each mistake that it is there to find makes it fail, or is counted."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from engine.logprobs import token_logprobs
+from tests.devices.card import crossings, torch_device
+
+CARD = torch_device()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda x: x + torch.ones(3),
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x.index_copy_(0, torch.tensor([0]), x[:1]),
+        lambda x: torch.where(torch.ones(3, dtype=torch.bool), x, x),
+        lambda x: torch.cat([x, torch.ones(1)]),
+        lambda x: torch.nn.functional.linear(x, torch.ones(2, 3)),
+    ],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_host_tensor_beside_one_of_the_card_is_refused(
+    mistake: Callable[[torch.Tensor], torch.Tensor], inference: bool
+) -> None:
+    x = torch.arange(3, device=CARD).float()
+
+    with torch.inference_mode(inference), pytest.raises(RuntimeError, match="a tensor of the host"):
+        mistake(x)
+
+
+def test_a_single_number_of_the_host_is_taken_as_real_cards_do() -> None:
+    x = torch.ones(3, device=CARD) * torch.tensor(2.0) + 1
+
+    assert x.tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("read", [lambda x: x.numpy(), np.asarray])
+def test_numpy_cannot_read_it(read: Callable[[torch.Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, TypeError)):
+        read(torch.ones(3, device=CARD))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x[0].item(),
+        lambda x: bool((x > 1).any()),
+        lambda x: int(x.sum()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.equal(x, x),
+        lambda x: torch.unique(x),
+        lambda x: torch.empty(3).copy_(x),
+    ],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_each_wait_for_its_numbers_is_counted(read: Callable[[torch.Tensor], object], inference: bool) -> None:
+    x = torch.ones(3, device=CARD)
+
+    with crossings() as crossed, torch.inference_mode(inference):
+        read(x)
+
+    assert crossed.reads == {"tests": 1}
+    assert not crossed.uploads
+
+
+def test_what_comes_from_the_host_is_counted() -> None:
+    with crossings() as crossed:
+        torch.ones(3).to(CARD)
+        torch.tensor([1, 2], device=CARD)
+        torch.zeros(3, device=CARD).copy_(torch.ones(3))
+        torch.ones(3, device=CARD)
+
+    assert crossed.uploads == {"tests": 3}
+    assert not crossed.reads
+
+
+def test_the_place_in_the_product_is_named() -> None:
+    with crossings() as crossed:
+        token_logprobs(torch.randn(2, 5).to(CARD), [1, 2], [0, 0])
+
+    assert set(crossed.reads) == {"engine/logprobs.py:_of_slice"}
+    assert crossed.uploads == {"tests": 1, "engine/logprobs.py:_of_slice": 1}
+
+
+def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:
+    x, host = torch.arange(3, device=CARD), torch.empty(3, dtype=torch.int64)
+    event, early = torch.get_device_module(CARD).Event(), torch.get_device_module(CARD).Event()
+    early.record()
+
+    with crossings() as crossed:
+        host.copy_(x, non_blocking=True)
+    x.zero_()
+    event.record()
+    early.synchronize()
+    before = host.tolist()
+    event.synchronize()
+
+    assert before != [0, 1, 2]
+    assert host.tolist() == [0, 1, 2]
+    assert (crossed.downloads, crossed.reads) == ({"tests": 1}, {})
+
+
+def test_an_event_that_nobody_recorded_is_not_waited_for() -> None:
+    with pytest.raises(AssertionError, match="never recorded"):
+        torch.get_device_module(CARD).Event().synchronize()
+
+
+def test_views_share_memory_and_ops_in_place_return_their_argument() -> None:
+    pool = torch.zeros(16, dtype=torch.uint8, device=CARD)
+    floats = pool[4:12].view(torch.float32)
+
+    same = floats.fill_(1.0)
+
+    assert same is floats
+    assert pool.tolist() == [*[0] * 4, *[0, 0, 128, 63] * 2, *[0] * 4]

@@ -1,0 +1,100 @@
+"""What crosses between host and device in a step: as much for many sequences and layers as for few."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.loader import load_model
+from engine.step import BatchSequence, SampleRow, StepBatch
+from engine.torch_model import TorchModel
+from tests.devices.card import Crossings, crossings
+from tests.devices.card_device import CardDevice
+from tests.engine.tiny_families import make_family
+from tests.engine.tiny_models import VOCAB_SIZE
+from wire.types import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+KINDS = {
+    "llama": {},
+    "gemma2": {},  # sliding windows and softcaps
+    "gpt_oss": {},  # sinks and experts
+    "phi3": {
+        "sliding_window": None, "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        },
+    },  # a rotation that looks at lengths
+}  # fmt: skip
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"seed": 3},
+    "filtered": {"seed": 3, "top_k": 9, "top_p": 0.8, "min_p": 0.01},
+    "shaped": {"seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.2, "logit_bias": ((5, 1.0),)},
+    "banned": {"seed": 3, "allowed_token_ids": tuple(range(4, 40))},
+    "likely": {"seed": 3, "logprobs": 3},
+}
+
+
+def load(folder: Path, kind: str = "llama", attention: str = "card", **settings: Any) -> TorchModel:
+    path = make_family(kind, folder, **{**KINDS[kind], **settings})
+    device = CardDevice(attention=attention)
+    return load_model(
+        path, dtype="float32", block_size=16, kv_cache_memory=4 << 20, num_threads=1, device=device
+    ).model  # fmt: skip
+
+
+def step_of(num_decoding: int, num_prompts: int, params: dict[str, Any]) -> StepBatch:
+    """Return a step of sequences 20 tokens and more in, and of prompts of 30 tokens."""
+    numbers, sequences, samples, rows = random.Random(2), [], [], 0
+    sizes = [(20 + i, 1) for i in range(num_decoding)] + [(0, 30)] * num_prompts
+    for i, (start, count) in enumerate(sizes):
+        sequences.append(BatchSequence(start, count, tuple(range(4 * i, 4 * i + 4)), start or count))
+        rows += count
+        history = [numbers.randrange(VOCAB_SIZE) for _ in range(start + count)]
+        given = SamplingParams(max_tokens=9, **params)
+        samples.append(SampleRow(rows - 1, given, 0, 0, history=history, prompt_length=len(history)))
+    tokens = tuple(numbers.randrange(VOCAB_SIZE) for _ in range(rows))
+    return StepBatch(tokens, tuple(sequences), tuple(samples))
+
+
+def crossed(model: TorchModel, batch: StepBatch) -> Crossings:
+    model.launch(batch).collect()  # what is made once for good
+    with crossings() as seen:
+        model.launch(batch).collect()
+    return seen
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_more_sequences_cross_no_more_often(params: str, tmp_path: Path) -> None:
+    model = load(tmp_path)
+
+    one, many = (crossed(model, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
+
+    assert many == one
+    assert set(one.reads) <= {"engine/sampler.py:best", "engine/sampler.py:draw", *_READERS[params]}
+    model.close()
+
+
+_READERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(PARAMS, ()),
+    "likely": ("engine/logprobs.py:_of_slice", "engine/logprobs.py:<genexpr>", "engine/logprobs.py:_best"),
+}
+
+
+@pytest.mark.parametrize("attention", ["card", "cuda"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_layers_cross_no_more_often(kind: str, attention: str, tmp_path: Path) -> None:
+    batch = step_of(4, 2, PARAMS["greedy"])
+    seen = []
+    for num_layers in (2, 4):
+        layers = {"layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2)}
+        settings = {"num_hidden_layers": num_layers, **(layers if kind in ("gemma2", "gpt_oss") else {})}
+        model = load(tmp_path / str(num_layers), kind, attention, **settings)
+        seen.append(crossed(model, batch))
+        model.close()
+
+    assert seen[0] == seen[1]
+    assert set(seen[0].reads) <= {"engine/sampler.py:best"}
