@@ -30,8 +30,11 @@ class NpuAttention:
     """The NPU backend. One thread calls it."""
 
     def __init__(self, *, uses_tnd: bool = True) -> None:
-        """Without `uses_tnd` every call is BSH."""
+        """Without `uses_tnd` every call is BSH, which is slower for prompts and has fewer ifs in the op's document."""
         self.uses_tnd = uses_tnd
+        self.note = f"attention by {_OP}" + ("" if uses_tnd else ", layout BSH alone")
+        self.alternatives = (NpuAttention(uses_tnd=False),) if uses_tnd else ()
+        """What a load tries where this one does not prove itself (trusted.py)."""
         self.torch = TorchPagedAttention()
         self._refused: set[str] = set()
         self._triangles: dict[torch.device, torch.Tensor] = {}

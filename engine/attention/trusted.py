@@ -1,8 +1,12 @@
 """The backend that a load goes on with: the device's own where it proves itself, else the reference.
 
+A backend may have `alternatives`: backends that are tried before the reference, in their order.
+
 On the CPU nothing is proved at each start: its kernels pass the contract tests on machines like the user's.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,22 +24,36 @@ _log = EventLogger("engine")
 def trusted(
     backend: AttentionBackend, network: Any, device: Device, *, block_size: int, dtype: torch.dtype
 ) -> tuple[AttentionBackend, str | None]:
-    """Return `backend`, or the reference with a note, and one warning in the log, where it is wrong or fails here.
+    """Return `backend`, or what is next with a note, and a warning in the log, where it is wrong or fails here.
 
     `network` runs one token for it, on `device`, and has another handler of its attention on return.
     """
     if device.traits.pools_on_host or isinstance(backend, ReferenceAttention):
         return backend, None
-    for kind in layer_kinds(network):
+    kinds = layer_kinds(network)
+    note: str | None = None
+    others: tuple[AttentionBackend, ...] = getattr(backend, "alternatives", ())
+    for candidate, following in pairwise((backend, *others, ReferenceAttention())):
+        why = _why_not(candidate, kinds, device, block_size, dtype)
+        if why is None:
+            return candidate, note
+        note = _warn(candidate, following, device, why)
+    return following, note
+
+
+def _why_not(
+    backend: AttentionBackend, kinds: Sequence[LayerKind], device: Device, block_size: int, dtype: torch.dtype
+) -> str | None:
+    for kind in kinds:
         try:
             why = differs(
                 backend, kind, usual_parts(block_size), block_size=block_size, dtype=dtype, device=device.torch_device
             )
-        except Exception as error:  # noqa: BLE001 - of a driver's library; whatever it is, the reference goes on
+        except Exception as error:  # noqa: BLE001 - of a driver's library; whatever it is, the next one goes on
             why = f"{kind}: {type(error).__name__}: {' '.join(str(error).split())}"
         if why is not None:
-            return ReferenceAttention(), _warn(backend, device, why)
-    return backend, None
+            return why
+    return None
 
 
 def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
@@ -66,7 +84,8 @@ class _Seen:
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
 
-def _warn(backend: AttentionBackend, device: Device, why: str) -> str:
+def _warn(backend: AttentionBackend, following: AttentionBackend, device: Device, why: str) -> str:
     name = device.traits.attention
     _log.warning("attention_fallback", op=name, backend=type(backend).__name__, device=device.name, error=why)
-    return f"attention by the reference, because {name!r} does not compute what it should on {device.name}: {why}"
+    taken = getattr(following, "note", "attention by the reference")
+    return f"{taken}, because {name!r} does not compute what it should on {device.name}: {why}"

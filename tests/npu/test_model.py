@@ -3,8 +3,10 @@
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from engine.loader import load_model
 from engine.oracle import Oracle
@@ -74,3 +76,45 @@ def test_bfloat16_differs_from_reference_attention_by_roundings_alone(npu_ops: N
     assert float((got - expected).norm() / expected.norm()) < 2e-2
     ours.close()
     reference.close()
+
+
+def test_where_the_first_layout_fails_the_other_is_taken(
+    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)
+
+    def refuse_tnd(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_layout"] == "TND":
+            raise RuntimeError("call aclnnFusedInferAttentionScoreV3 failed")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.ops.npu, _FIA, refuse_tnd)
+    loaded = load_model(
+        path, dtype="bfloat16", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
+    )
+    npu_ops.calls.clear()
+    generate(loaded.model, prompts(5, 130), 3, chunk=61)
+
+    layouts = {call.kwargs["input_layout"] for call in npu_ops.calls if call.name == _FIA}
+    assert layouts == {"BSH"}
+    (note,) = [note for note in loaded.notes if "because" in note]
+    assert note.startswith(f"attention by {_FIA}, layout BSH alone, because 'npu' does not compute")
+    assert note.endswith("RuntimeError: call aclnnFusedInferAttentionScoreV3 failed")
+    loaded.model.close()
+
+
+def test_where_neither_works_the_reference_goes_on(
+    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)
+    monkeypatch.setattr(torch.ops.npu, _FIA, lambda *args, **kwargs: (real(*args, **kwargs)[0] * 1.1,))
+
+    loaded = load_model(
+        path, dtype="bfloat16", block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu()
+    )
+    npu_ops.calls.clear()
+    generate(loaded.model, prompts(5), 3, chunk=61)
+
+    assert not {_FIA, "npu_scatter_pa_kv_cache"} & set(npu_ops.names())
+    assert [note for note in loaded.notes if note.startswith("attention by the reference, because 'npu' does not")]
+    loaded.model.close()
