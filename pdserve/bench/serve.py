@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -37,6 +36,7 @@ from scheduler.loop import run
 from wire.errors import ConfigError, Unavailable
 
 _INTERRUPTED = 130
+_READY_POLL_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,7 +67,7 @@ class _Bench:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self.record = Record(options.num_prompts)
-        self._model = options.model
+        self._model = options.asked_model
         self._client = ClientCpu(0.0, 0.0)
 
     @property
@@ -79,6 +79,7 @@ class _Bench:
         """Find the model, make the requests and send them. Raises ConfigError, Unavailable."""
         options = self._options
         async with open_session(options.headers, options.request_timeout, os.environ) as http:
+            await _wait_ready(http, options)
             self._model, folder = await _find_model(http, options)
             asks = await make_asks(options, http, self._model, folder)
             endpoint = Endpoint(http, options.url, _dialect(options, self._model))
@@ -111,11 +112,11 @@ class _Bench:
             print(line, flush=True)
         now = datetime.now()
         if options.save_result:
-            result = about(options, self._model, now)
+            model = options.model or self._model
+            result = about(options, model, now)
             result |= measured(record, summary, self._client, detailed=options.save_detailed, pooled=options.is_pooled)
-            _write(
-                Path(options.result_dir) / file_name(options, self._model, now), (json.dumps(result) + "\n").encode()
-            )
+            path, line = Path(options.result_dir) / file_name(options, model, now), json.dumps(result) + "\n"
+            _write(path, line.encode(), appends=options.append_result)
         if options.plot:
             picture = draw(record.in_order, title=f"{self._model}, {options.url}")
             _write(Path(options.plot), to_png(picture) if options.plot.endswith(".png") else to_svg(picture))
@@ -129,32 +130,43 @@ class _Bench:
             )
 
 
+async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> None:
+    """Wait, as long as was asked for, until the server names its models. Raises Unavailable with what it said last."""
+    deadline_s = time.perf_counter() + options.ready_check_timeout_sec
+    while options.ready_check_timeout_sec > 0:
+        try:
+            await get_json(http, f"{options.url}/v1/models")
+            return
+        except Unavailable as error:
+            if time.perf_counter() + _READY_POLL_S > deadline_s:
+                raise Unavailable(f"{error} (--ready-check-timeout-sec {options.ready_check_timeout_sec})") from error
+        await asyncio.sleep(_READY_POLL_S)
+
+
 async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:
     """Return the served name to ask for, and the folder that the server says it is from, "" without one."""
-    if options.model and options.vocab_size:
-        return options.model, ""
+    asked = options.asked_model
+    if asked and options.vocab_size:
+        return asked, ""
     try:
         cards = (await get_json(http, f"{options.url}/v1/models")).get("data") or []
     except Unavailable:
-        if not options.model:
+        if not asked:
             raise
-        return options.model, ""
+        return asked, ""
     for card in cards:
-        if options.model in ("", card.get("id")):
+        if asked in ("", card.get("id")):
             return str(card["id"]), str(card.get("root") or "")
-    if not options.model:
+    if not asked:
         raise ConfigError(f"{options.url}/v1/models names no model: give --model")
-    return options.model, ""
+    return asked, ""
 
 
 def _dialect(options: ServeOptions, model: str) -> Dialect:
     where = {"path": options.endpoint} if options.endpoint else {}
     if options.is_pooled:
         return Embeddings(model, options.extra_fields, **where)
-    fields: dict[str, Any] = {"temperature": options.temperature}
-    if options.ignore_eos:
-        fields["ignore_eos"] = True
-    fields |= options.extra_fields
+    fields = {**options.sampling_fields, **options.extra_fields}
     return (Chat if options.backend == "openai-chat" else Completions)(model, fields, **where)
 
 
@@ -164,10 +176,11 @@ async def _warm_up(endpoint: Endpoint, asks: Sequence[Ask], count: int) -> None:
             raise Unavailable(f"a request of --num-warmups failed, {line.failure}")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, *, appends: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        with path.open("ab" if appends else "wb") as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     print(f"written: {path}", file=sys.stderr)

@@ -65,7 +65,8 @@ async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: s
 
 def _shuffled(options: ServeOptions) -> list[FilePrompt]:
     prompts = list(read_sharegpt(_path(options)))
-    random.Random(options.seed).shuffle(prompts)
+    if not options.disable_shuffle:
+        random.Random(options.seed).shuffle(prompts)
     return prompts
 
 

@@ -4,6 +4,7 @@ import argparse
 import base64
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from pdserve.bench.load.png import require_png
 from pdserve.bench.load.random_asks import Shape
 from pdserve.bench.load.summary import GOALS, METRICS
+from pdserve.bench.serve_vllm_flags import settle
 from pdserve.flags.parser import CommandParser
 from wire.errors import ConfigError
 from wire.options import add_flags, flag, from_namespace
@@ -20,6 +22,9 @@ from wire.options import add_flags, flag, from_namespace
 BACKENDS = ("openai", "vllm", "openai-chat", "openai-embeddings")
 _OF_VECTORS = {"e2el", "client_queue_time"}
 _METRICS, _POOLED_METRICS = ("ttft", "tpot", "itl", "e2el", "longest_gap"), ("e2el",)
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
 EPILOG = """\
 examples:
   pdserve bench serve --random-input-len 256 --random-output-len 64 --ignore-eos --num-prompts 100
@@ -55,6 +60,7 @@ class ServeOptions:
     port: int = flag(9000, "without --base-url", parse=int)
     endpoint: str = flag("", "path of the route (default: the backend's)")
     model: str = flag("", "its served name (default: the first of /v1/models)")
+    served_model_name: str = flag("", "the same, where --model is what the result calls it")
     tokenizer: str = flag("", "what the result calls the tokenizer; none is needed (default: the model)")
     dataset_name: str = flag("random", "where prompts come from", choices=("random", "custom", "sharegpt"))
     dataset_path: str = flag("", "file of custom (JSON lines) or sharegpt")
@@ -77,8 +83,17 @@ class ServeOptions:
     num_warmups: int = flag(0, "requests before, not measured", parse=int)
     ignore_eos: bool = flag(False, "answers go on to their full length")
     temperature: float = flag(0.0, "of every request", parse=float)
+    top_p: float | None = flag(None, "of every request, as the next ones (default: the server's)", parse=float)
+    top_k: int | None = flag(None, "", parse=int)
+    min_p: float | None = flag(None, "", parse=float)
+    frequency_penalty: float | None = flag(None, "", parse=float)
+    presence_penalty: float | None = flag(None, "", parse=float)
+    repetition_penalty: float | None = flag(None, "", parse=float)
+    logprobs: int | None = flag(None, "log probabilities at each token (default: none)", parse=int)
     extra_body: str = flag("", "JSON object whose fields go into every request")
     request_timeout: float = flag(600.0, "seconds until a request without a whole answer has failed", parse=float)
+    ready_check_timeout_sec: int = flag(0, "seconds to wait for the server before the load", parse=int)
+    disable_shuffle: bool = flag(False, "take a file's conversations in their order")
     seed: int = flag(0, "of prompts, lengths and arrivals", parse=int)
     goodput: tuple[str, ...] = flag((), f"NAME:MS that a good request keeps, of {', '.join(GOALS)}", many=True)
     percentile_metrics: tuple[str, ...] = flag(
@@ -90,6 +105,7 @@ class ServeOptions:
     save_detailed: bool = flag(False, "with each request's times, lengths, text and error in it")
     result_dir: str = flag("", "folder of the JSON file (default: here)")
     result_filename: str = flag("", "its name (default: LABEL-RATEqps-MODEL-DATE.json)")
+    append_result: bool = flag(False, "add to the file, one JSON object a line")
     plot: str = flag("", "draw requests, tokens a second and latencies into this .svg or .png")
     disable_tqdm: bool = flag(False, "no progress line")
     header: tuple[str, ...] = field(default=(), repr=False)
@@ -135,6 +151,22 @@ class ServeOptions:
         return {**given, "Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
     @property
+    def asked_model(self) -> str:
+        """The served name that was given, "" for the server's first."""
+        return self.served_model_name or self.model
+
+    @property
+    def sampling_fields(self) -> dict[str, Any]:
+        """What every request for text says of sampling."""
+        told: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.ignore_eos:
+            told["ignore_eos"] = True
+        if self.logprobs is not None:
+            is_chat = self.backend == "openai-chat"
+            told |= {"logprobs": True, "top_logprobs": self.logprobs} if is_chat else {"logprobs": self.logprobs}
+        return told
+
+    @property
     def extra_fields(self) -> dict[str, Any]:
         """What --extra-body says. Raises ConfigError."""
         try:
@@ -160,7 +192,10 @@ def parse(argv: Sequence[str]) -> ServeOptions:
         parser.add_argument(
             name, nargs="+", action="extend", metavar="KEY=VALUE", default=argparse.SUPPRESS, help=what
         )  # fmt: skip
-    namespace = parser.parse_args(argv)
+    words, notice = settle(argv)
+    if notice:
+        print(notice, file=sys.stderr, flush=True)
+    namespace = parser.parse_args(words)
     for name in ("header", "metadata"):
         if name in namespace:
             setattr(namespace, name, tuple(getattr(namespace, name)))

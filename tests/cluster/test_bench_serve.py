@@ -88,6 +88,27 @@ def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> 
     assert saved(tmp_path / "sharegpt")["output_lens"] == [answer["count"]] * 3
 
 
+def test_a_result_is_added_to_a_file_and_a_server_that_comes_up_is_waited_for(
+    cluster: GuideCluster, tmp_path: Path
+) -> None:
+    flags = (
+        "--num-prompts", "1", "--random-input-len", "9", "--random-output-len", "2", "--top-p", "0.9", "--save-result",
+        "--append-result", "--result-dir", str(tmp_path), "--result-filename", "runs.jsonl", "--model", "org/m",
+        "--served-model-name", "tiny", "--ready-check-timeout-sec", "30",
+    )  # fmt: skip
+    ended = [bench(cluster, *flags), bench(cluster, *flags)]
+    gone = subprocess.run(
+        [*command(cluster)[:-1], "http://127.0.0.1:1", "--ready-check-timeout-sec", "1"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert [one.returncode for one in ended] == [0, 0], ended
+    results = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [(one["model_id"], one["completed"]) for one in results] == [("org/m", 1)] * 2
+    assert gone.returncode == 1
+    assert gone.stderr.endswith("no connection: Connection refused (--ready-check-timeout-sec 1)\n")
+
+
 def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
     done = bench(
         cluster, "--backend", "openai-embeddings", "--num-prompts", "5", "--random-input-len", "9", "--save-result",

@@ -1,11 +1,13 @@
 """The flags of `pdserve bench serve`, and what is refused in words."""
 
 import math
+import re
 import shlex
 
 import pytest
 
 from pdserve.bench.serve_options import parse
+from pdserve.bench.serve_vllm_flags import REFUSED
 from wire.errors import ConfigError
 
 
@@ -61,6 +63,43 @@ def test_a_command_line_of_vllm_is_taken() -> None:
     assert options.metric_percentiles == (25.0, 99.9)
     assert options.headers == {"A": "b", "C": "d=e", "F": "g,h"}
     assert "d=e" not in repr(options)
+
+
+def test_vllms_sampling_flags_are_fields_of_every_request() -> None:
+    flags = "--temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --presence-penalty 1 --repetition-penalty 1.1"
+    told = parse(shlex.split(f"{flags} --frequency-penalty -1 --logprobs 3 --ignore-eos"))
+    chat = parse(["--backend", "openai-chat", "--logprobs", "3"])
+
+    assert told.sampling_fields == {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": -1.0, "presence_penalty": 1.0,
+        "repetition_penalty": 1.1, "ignore_eos": True, "logprobs": 3,
+    }  # fmt: skip
+    assert chat.sampling_fields == {"temperature": 0.0, "logprobs": True, "top_logprobs": 3}
+    assert parse([]).sampling_fields == {"temperature": 0.0}
+
+
+def test_the_served_name_is_asked_and_the_models_own_is_told() -> None:
+    options = parse(["--model", "org/m", "--served-model-name", "tiny"])
+
+    assert (options.asked_model, options.model) == ("tiny", "org/m")
+    assert parse(["--model", "org/m"]).asked_model == "org/m"
+
+
+def test_vllms_flags_without_effect_are_named_and_their_values_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(shlex.split("--trust-remote-code --tokenizer_mode auto --request-id-prefix=x- --num-prompts 7"))
+
+    assert options.num_prompts == 7
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "without effect: --trust-remote-code (prompts are made without a tokenizer); --tokenizer-mode ("
+    )
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_vllms_flags_that_cannot_be_are_refused_with_what_to_do(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{name} is not supported: {REFUSED[name]}")):
+        parse([f"{name}=1"])
 
 
 @pytest.mark.parametrize(
