@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-def apart(work: Callable[[], object]) -> None:
-    """Return when `work` has ended in a fork of this process, whichever way; what it made lies on disk.
+def apart(work: Callable[[], object]) -> bool:
+    """Return whether `work` ended well in a fork of this process; what it made lies on disk.
 
     Whoever needs its error does it again: what failed there fails here.
     """
@@ -14,5 +14,6 @@ def apart(work: Callable[[], object]) -> None:
     if pid == 0:
         with suppress(BaseException):
             work()
-        os._exit(0)
-    os.waitpid(pid, 0)
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
+from pdserve.apart import apart
 from wire.errors import ConfigError
 from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions
@@ -26,6 +27,19 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
             f"--kv-port-range {options.kv_port_range!r} has {num_ports} ports: {instances * ranks} ranks "
             f"({instances} instances x {ranks}) take one each"
         )
+
+
+def check_device(options: EngineOptions) -> None:
+    """Raise ConfigError for a device that was asked for by name and cannot be used on this machine.
+
+    Asked in a fork: who only starts instances is to import no torch and to open no card.
+    """
+    from devices.table import choose, find_kind
+
+    if options.engine == "fake" or options.device == "auto" or find_kind(options.device).traits.pools_on_host:
+        return
+    if not apart(lambda: choose(options.device)):
+        choose(options.device)
 
 
 def refuse_empty(namespace: argparse.Namespace, positional: Mapping[str, str] | None = None) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from pdserve.engine_flags import check_engine_flags, refuse_empty
+from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.instance_environment import HCCL_TABLE
 from pdserve.ports import require_free
@@ -74,6 +74,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     check_engine_flags(from_namespace(EngineOptions, namespace))
+    check_device(from_namespace(EngineOptions, namespace))
     fill_model(namespace)
     options = from_namespace(SchedulerOptions, namespace, dict(os.environ))
     return SchedulerConfig(from_namespace(EngineOptions, namespace), options)

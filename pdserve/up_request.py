@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdserve import model
 from pdserve.apart import apart
-from pdserve.engine_flags import check_engine_flags, refuse_empty
+from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
@@ -29,7 +29,7 @@ examples:
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
   pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
-                                                   refused today: only the CPU backend exists so far
+                                                   refused today: several ranks run on CPUs alone so far
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _MOST_HERE = 64  # instances; each is a process with its own KV pool
@@ -92,6 +92,8 @@ def parse(argv: Sequence[str]) -> UpRequest:
     if not 0 < namespace.port < 65536:
         raise ConfigError(f"--port {namespace.port} is not in 1..65535")
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
+    if not options.ray:
+        check_device(from_namespace(EngineOptions, namespace))
     elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))

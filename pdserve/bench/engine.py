@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from devices.table import AUTO_ORDER, choose
 from engine.torch_start import prepare_torch
 from native.cache import NoNative
 from native.engine_library import build_engine
@@ -50,6 +51,7 @@ class BenchOptions:
     """Flags of `bench engine`."""
 
     model: str = flag("", "folder of the model (default: the default model)")
+    device: str = flag("auto", f"what is measured: auto, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16"))
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
     chunk: int = flag(512, "most prompt tokens in one step, as --prefill-chunk-size", parse=int)
@@ -74,29 +76,32 @@ def main(argv: Sequence[str]) -> int:
     unwind_on_sigterm()
     threads = options.threads or len(os.sched_getaffinity(0))
     prepare_torch(threads)
-    with contextlib.suppress(NoNative):  # then the notes say that torch is what was measured
-        build_engine()
+    choice = choose(options.device)
+    device = choice.kind.open()
+    if device.traits.pools_on_host:
+        with contextlib.suppress(NoNative):  # then the notes say that torch is what was measured
+            build_engine()
     from engine.loader import load_model
     from pdserve.bench.ours import Ours
     from pdserve.bench.step_profile import profile
 
     path = model.find_folder(os.environ, EngineOptions(model=options.model))
     loaded = load_model(
-        path, dtype=options.dtype, block_size=16, kv_cache_memory=KV_BYTES, num_threads=threads,
-        name=Path(options.model or path).name,
+        path, dtype=options.dtype, block_size=device.traits.block_size, kv_cache_memory=KV_BYTES, num_threads=threads,
+        name=Path(options.model or path).name, device=device,
     )  # fmt: skip
     info = loaded.model.info
     name, flags = cpu()
     say(
         measure="setup", model=info.model.name, dtype=info.dtype, threads=threads, chunk=options.chunk, cpu=name,
-        cpu_flags=flags, notes=loaded.notes,
+        cpu_flags=flags, notes=(f"{choice.reason} ({device.describe()})", *loaded.notes),
     )  # fmt: skip
     if options.profile:
         profile(loaded.model, say)
         return 0
     ours = Ours(loaded.model, options.chunk)
     ours.time(Run(2, 32, 8))
-    floors = measure_floors(path, info, say)
+    floors = measure_floors(path, info, say, device)
     peer = start_peer(options, path, info.dtype)
     cases = chosen(options.only)
     try:
@@ -105,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
             one_round(cases, [ours] if peer is None else [ours, peer], times)
         python = list(time_python(loaded.model, options))
         if cases:
-            floors = floors.better(measure_floors(path, info, say))
+            floors = floors.better(measure_floors(path, info, say, device))
             report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
         for line in python:
             print(line)

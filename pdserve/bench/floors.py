@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from devices.interface import Device
 from pdserve.bench.cases import PREFILL_PROMPT, Case
 from wire.model_identity import stored_tensors
 
@@ -43,8 +44,8 @@ class Floors:
         return max(read / self.read_gbs, batch * (self.weight_flops + self.logit_flops) / self.gflops) / 1e9
 
 
-def measure_floors(path: Path, info: Any, say: Callable[..., None]) -> Floors:
-    """Measure at the shapes of the model's own linear layers, and say what the machine does.
+def measure_floors(path: Path, info: Any, say: Callable[..., None], device: Device) -> Floors:
+    """Measure on `device` at the shapes of the model's own linear layers, and say what the machine does.
 
     Arithmetic is the faster of float32 and bfloat16: either may be how a bfloat16 product is made.
     """
@@ -52,8 +53,8 @@ def measure_floors(path: Path, info: Any, say: Callable[..., None]) -> Floors:
 
     sizes = [tensor.shape for tensor in stored_tensors(path) if len(tensor.shape) == 2]
     inner = [size for size in sizes if size[0] != info.vocab_size]
-    gflops = {name: _matmul_gflops(inner, getattr(torch, name)) for name in ("float32", "bfloat16")}
-    read = _read_gbs()
+    gflops = {name: _matmul_gflops(inner, getattr(torch, name), device) for name in ("float32", "bfloat16")}
+    read = _read_gbs(device)
     say(measure="floor", **{f"matmul_gflops_{name}": rate for name, rate in gflops.items()}, read_gbs=read)
     num_inner = sum(rows * columns for rows, columns in inner)
     num_logit = info.vocab_size * next(size[1] for size in sizes if size[0] == info.vocab_size)
@@ -67,34 +68,37 @@ def measure_floors(path: Path, info: Any, say: Callable[..., None]) -> Floors:
     )
 
 
-def _matmul_gflops(sizes: Sequence[tuple[int, ...]], dtype: Any) -> float:
+def _matmul_gflops(sizes: Sequence[tuple[int, ...]], dtype: Any, device: Device) -> float:
     """Return GFLOP/s of 512 rows through one layer's worth of each distinct weight shape."""
     import torch
 
-    layers = [torch.randn(size, dtype=dtype) for size in sorted(set(sizes))]
-    inputs = [torch.randn(PREFILL_PROMPT, weight.shape[1], dtype=dtype) for weight in layers]
+    place = device.torch_device
+    layers = [torch.randn(size, dtype=dtype, device=place) for size in sorted(set(sizes))]
+    inputs = [torch.randn(PREFILL_PROMPT, weight.shape[1], dtype=dtype, device=place) for weight in layers]
 
     def once() -> None:
         for rows, weight in zip(inputs, layers, strict=True):
             torch.nn.functional.linear(rows, weight)
 
-    return 2 * PREFILL_PROMPT * sum(weight.numel() for weight in layers) / _best_s(once, 20) / 1e9
+    return 2 * PREFILL_PROMPT * sum(weight.numel() for weight in layers) / _best_s(once, 20, device) / 1e9
 
 
-def _read_gbs() -> float:
+def _read_gbs(device: Device) -> float:
     """Return GB/s of summing memory that no cache holds."""
     import torch
 
-    memory = torch.ones(_READ_BYTES // 4)
-    return _READ_BYTES / _best_s(lambda: memory.sum(), 5) / 1e9
+    memory = torch.ones(_READ_BYTES // 4, device=device.torch_device)
+    return _READ_BYTES / _best_s(lambda: memory.sum(), 5, device) / 1e9
 
 
-def _best_s(call: Callable[[], object], times: int) -> float:
+def _best_s(call: Callable[[], object], times: int, device: Device) -> float:
     """Return the shortest seconds of `times` calls, after one to warm up: a floor is what the machine can do."""
     call()
+    device.synchronize()
     shortest = float("inf")
     for _ in range(times):
         began = time.perf_counter()
         call()
+        device.synchronize()
         shortest = min(shortest, time.perf_counter() - began)
     return shortest
