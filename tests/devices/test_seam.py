@@ -1,0 +1,141 @@
+"""Kinds of devices are told apart in devices/ alone: nothing else of the product names one, or calls its library.
+
+Every module of the product is parsed. What may name a kind all the same stands below, each with its reason.
+"""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from devices.table import KINDS
+from wire.options import EngineOptions
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("cuda", "npu", "nccl", "hccl")
+_LITERAL = re.compile(rf"(?:{'|'.join(NAMES)})(?::[0-9]*)?|torch_npu")
+BEHIND_THE_SEAM = (
+    "devices/",  # the seam itself
+    "engine/attention/cuda.py", "engine/attention/npu.py", "engine/npu/",  # a kind's own kernels
+    "kvtransfer/cuda_",  # a transport between GPUs
+    "ranktable_tools/",  # tables and tools of operators; imports nothing of ours, so it cannot ask the seam
+)  # fmt: skip
+ALLOWED = {
+    "wire/options.py": "the words of --device: wire lies below devices and cannot ask it; a test compares them",
+    "engine/attention/table.py": "one row a backend, by the name that a kind's traits give",
+    "engine/device_modules.py": "one row a kind that brings modules of its own, looked up by its traits",
+    "pdserve/env_facts.py": "torch_npu among the packages whose versions a bug report shows",
+    "pdserve/container_command.py": "the image for NPUs is called ascend",
+    "pdserve/ray_cluster/need.py": "what Ray calls each kind of device, in one table",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """A place that names a kind."""
+
+    path: str
+    line: int
+    what: str
+
+
+def find_kinds(path: str, text: str) -> Iterator[Find]:
+    """Yield where a module compares with or looks up a kind's name, or reaches for its library."""
+    tree = ast.parse(text, path)
+    for node in ast.walk(tree):
+        what = _named(node)
+        if what is not None:
+            yield Find(path, node.lineno, what)  # type: ignore[attr-defined]
+
+
+def _named(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and _LITERAL.fullmatch(node.value):
+        return repr(node.value)
+    if isinstance(node, ast.Attribute) and node.attr in NAMES and _is(node.value, "torch"):
+        return f"torch.{node.attr}"
+    if isinstance(node, ast.Attribute) and _is(node.value, "torch_npu"):
+        return f"torch_npu.{node.attr}"
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return next((name for name in names if _is_library(name)), None)
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_library(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "torch_npu" or (parts[0] == "torch" and len(parts) > 1 and parts[1] in NAMES)
+
+
+def product_files() -> list[str]:
+    """Return every module of the packages that are installed."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    roots = sorted({package.partition(".")[0] for package in packages})
+    return [str(file.relative_to(ROOT)) for root in roots for file in sorted((ROOT / root).rglob("*.py"))]
+
+
+def test_no_module_outside_the_seam_names_a_kind() -> None:
+    files = product_files()
+    found = [
+        find
+        for file in files
+        if not file.startswith(BEHIND_THE_SEAM) and file not in ALLOWED and not file.endswith("_pb2.py")
+        for find in find_kinds(file, (ROOT / file).read_text(encoding="utf-8"))
+    ]
+
+    assert len(files) > 400
+    assert found == [], "\n".join(f"{find.path}:{find.line}: {find.what}" for find in found)
+
+
+@pytest.mark.parametrize("path", ALLOWED)
+def test_what_is_allowed_is_there_and_needed(path: str) -> None:
+    assert list(find_kinds(path, (ROOT / path).read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        'if device == "cuda":\n    pass',
+        'if tensor.device.type in ("npu", "cpu"):\n    pass',
+        "match kind:\n    case 'hccl':\n        pass",
+        'table = {"nccl": 1}',
+        'torch.device("cuda:0")',
+        'torch.device("npu:")',
+        "torch.cuda.synchronize()",
+        "with torch.npu.stream(s):\n    pass",
+        "import torch_npu",
+        "import torch.cuda",
+        "from torch import cuda",
+        "from torch_npu.npu import graphs",
+        'importlib.import_module("torch_npu")',
+        "torch_npu.npu_rms_norm(x, g)",
+        'getattr(torch, "npu")',
+    ],
+)
+def test_the_check_finds_what_was_planted(planted: str) -> None:
+    assert list(find_kinds("planted.py", planted))
+
+
+@pytest.mark.parametrize(
+    "innocent",
+    ['"""A note on cuda and npu."""', "help='an NPU, else a GPU (cuda)'", "device.synchronize()", "x.npu = 1"],
+)
+def test_the_check_passes_over_words_for_people(innocent: str) -> None:
+    assert not list(find_kinds("innocent.py", innocent))
+
+
+def test_the_words_of_the_flags_are_the_kinds_of_the_table() -> None:
+    fields = EngineOptions.__dataclass_fields__
+    attentions = {kind.traits.attention for kind in KINDS.values()}
+
+    assert set(fields["device"].metadata["choices"]) == {"auto", *KINDS}
+    assert set(fields["attention_backend"].metadata["choices"]) == {"auto", "reference", *attentions}
