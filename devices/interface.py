@@ -29,6 +29,7 @@ class Traits:
     attention backend. `packages` are the Python packages, besides torch, without which there is no such device.
     `pools_on_host`: its pools are host memory, which peers may map and native kernels read. `kept_linears` names the
     ways in which its linear layers can stay quantised, the best first (engine/quantization/kept_table.py).
+    `is_asynchronous`: what is launched is computed later, so a step may be launched before the last one is collected.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Traits:
     packages: tuple[str, ...] = ()
     pools_on_host: bool = False
     kept_linears: tuple[str, ...] = ()
+    is_asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

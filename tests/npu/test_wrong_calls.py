@@ -1,73 +1,19 @@
 """A right call of each op passes, and one that is wrong in a single thing fails: the checks can tell."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from tests.npu.ops import NpuOps
+from tests.npu.right_calls import RIGHT_CALLS
 from tests.npu.rules import Refused
 
-
-def _attention() -> tuple[list[Any], dict[str, Any]]:
-    cache = torch.zeros(6, 128, 2 * 64, dtype=torch.bfloat16)
-    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
-    return [torch.zeros(5, 4, 64, dtype=torch.bfloat16), cache, cache.clone()], {
-        "atten_mask": mask, "actual_seq_lengths": [1, 5], "actual_seq_lengths_kv": [130, 40],
-        "block_table": torch.tensor([[1, 2], [3, 3]], dtype=torch.int32), "num_heads": 4, "scale": 0.125,
-        "input_layout": "TND", "num_key_value_heads": 2, "block_size": 128, "sparse_mode": 3,
-    }  # fmt: skip
-
-
-def _attention_v2() -> tuple[list[Any], dict[str, Any]]:
-    args, kwargs = _attention()
-    names = {
-        "actual_seq_lengths": "actual_seq_qlen", "actual_seq_lengths_kv": "actual_seq_kvlen",
-        "num_heads": "num_query_heads", "scale": "softmax_scale",
-    }  # fmt: skip
-    renamed = {names.get(name, name): value for name, value in kwargs.items()}
-    return args, renamed | {"learnable_sink": torch.zeros(4, dtype=torch.bfloat16)}
-
-
-def _scatter() -> tuple[list[Any], dict[str, Any]]:
-    new, cache = torch.zeros(3, 2, 64), torch.zeros(4, 128, 2, 64)
-    return [new, new.clone(), cache, cache.clone(), torch.tensor([5, 200, 7])], {"cache_mode": "Norm"}
-
-
-def _norm() -> tuple[list[Any], dict[str, Any]]:
-    return [torch.ones(3, 16), torch.ones(16), 1e-6], {}
-
-
-def _added() -> tuple[list[Any], dict[str, Any]]:
-    return [torch.ones(3, 16), torch.ones(3, 16), torch.ones(16), 1e-6], {}
-
-
-def _gate() -> tuple[list[Any], dict[str, Any]]:
-    return [torch.ones(3, 16)], {}
-
-
-def _turn() -> tuple[list[Any], dict[str, Any]]:
-    return [torch.ones(1, 3, 4, 64), torch.ones(1, 3, 2, 64), torch.ones(1, 3, 1, 64), torch.ones(1, 3, 1, 64)], {
-        "layout": "BSND"
-    }
-
-
-def _turn_one() -> tuple[list[Any], dict[str, Any]]:
-    return [torch.ones(1, 3, 4, 16), torch.ones(1, 3, 1, 16), torch.ones(1, 3, 1, 16)], {}
-
-
-_GOOD = {
-    "npu_fused_infer_attention_score": _attention, "npu_fused_infer_attention_score_v2": _attention_v2,
-    "npu_scatter_pa_kv_cache": _scatter, "npu_rms_norm": _norm, "npu_add_rms_norm": _added, "npu_swiglu": _gate,
-    "npu_apply_rotary_pos_emb": _turn, "npu_rotary_mul": _turn_one,
-}  # fmt: skip
-_FIA, _FIA2, _SCATTER = list(_GOOD)[:3]
+_FIA, _FIA2, _SCATTER = list(RIGHT_CALLS)[:3]
 _LEFT_OUT = object()
 
 
-@pytest.mark.parametrize("op", _GOOD)
+@pytest.mark.parametrize("op", RIGHT_CALLS)
 def test_a_right_call_passes(npu_ops: NpuOps, op: str) -> None:
-    args, kwargs = _GOOD[op]()
+    args, kwargs = RIGHT_CALLS[op]()
 
     getattr(torch.ops.npu, op)(*args, **kwargs)
 
@@ -132,7 +78,7 @@ def test_a_right_call_passes(npu_ops: NpuOps, op: str) -> None:
 )  # fmt: skip
 @pytest.mark.usefixtures("npu_ops")
 def test_a_call_that_is_wrong_in_one_thing_fails(op: str, place: str | int, value: object, said: str) -> None:
-    args, kwargs = _GOOD[op]()
+    args, kwargs = RIGHT_CALLS[op]()
     if isinstance(place, int):
         args[place] = value
     elif value is _LEFT_OUT:
@@ -145,7 +91,7 @@ def test_a_call_that_is_wrong_in_one_thing_fails(op: str, place: str | int, valu
 
 
 def test_blocks_of_16_are_for_single_rows_alone(npu_ops: NpuOps) -> None:
-    args, kwargs = _attention()
+    args, kwargs = RIGHT_CALLS[_FIA]()
     small = torch.zeros(60, 16, 128, dtype=torch.bfloat16)
     kwargs |= {"block_size": 16, "block_table": torch.zeros(2, 9, dtype=torch.int32)}
     single = {"actual_seq_lengths": [1, 2]}
