@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.step import SampleRow
+from engine.transfers import upload, upload_ints
 
 _OFF = float("-inf")
 
@@ -21,7 +22,7 @@ def _ban_named(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     width = scores.shape[-1]
     places = [i * width + token for i, row in enumerate(rows) for token in row.banned if 0 <= token < width]
     if places:
-        scores.view(-1)[torch.tensor(places, device=scores.device)] = _OFF
+        scores.view(-1).index_fill_(0, upload_ints(places, scores.device), _OFF)
 
 
 def _keep_allowed(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -48,8 +49,9 @@ def _keep_masked(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _set_off(scores: torch.Tensor, which: list[int], banned: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> None:
-    off = torch.from_numpy(banned).to(scores.device)
+    off = upload(torch.from_numpy(banned), scores.device)
     if len(which) == len(scores):
         scores.masked_fill_(off, _OFF)
     else:
-        scores[which] = scores[which].masked_fill(off, _OFF)
+        rows = upload_ints(which, scores.device)
+        scores[rows] = scores[rows].masked_fill(off, _OFF)

@@ -13,6 +13,7 @@ import torch
 
 from engine.step import SampleRow
 from engine.token_counts import TokenCounts, has_penalty
+from engine.transfers import upload, upload_ints
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -31,7 +32,7 @@ def _add_bias(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     places = [i * width + token for i, row in enumerate(rows) for token, _ in row.params.logit_bias]
     if places:
         bias = torch.tensor([bias for row in rows for _, bias in row.params.logit_bias], dtype=torch.float32)
-        scores.view(-1).index_add_(0, torch.tensor(places, device=scores.device), bias.to(scores.device))
+        scores.view(-1).index_add_(0, upload_ints(places, scores.device), upload(bias, scores.device))
 
 
 class _Counted:
@@ -61,4 +62,4 @@ class _Counted:
         return np.repeat(np.array(values, np.float32), self._lengths)
 
     def _on_device(self, values: Floats | Integers) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._flat.device)
+        return upload(torch.from_numpy(values), self._flat.device)

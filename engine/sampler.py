@@ -18,6 +18,7 @@ import torch
 from engine.counter_hash import uniforms
 from engine.logits import is_shaped, shape
 from engine.step import SampleRow
+from engine.transfers import upload, upload_ints
 from wire.errors import InternalError, InvalidRequest, PdserveError
 
 _NUCLEUS_GUESS = 1024
@@ -64,7 +65,7 @@ class TorchChooser:
 
     def draw(self, scores: torch.Tensor, places: Sequence[int], rows: Sequence[SampleRow]) -> list[int]:
         """The weights of all tokens, added up."""
-        tokens: list[int] = _draw(_pick(scores, list(places)).float(), [rows[i] for i in places]).tolist()
+        tokens: list[int] = draw(_pick(scores, list(places)).float(), [rows[i] for i in places]).tolist()
         return tokens
 
 
@@ -106,10 +107,10 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) -
     if drawn:
         for i, token_id in zip(drawn, chooser.draw(scores, drawn, rows), strict=True):
             token_ids[i] = token_id
-    return Sampled(token_ids, _failures(values, rows))
+    return Sampled(token_ids, failures_of(values, rows))
 
 
-def _failures(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
+def failures_of(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
     """Say why of each row whose best score is no number, -inf, or inf where a token is drawn."""
     return tuple(
         (i, _failure(value, rows[i]))
@@ -139,7 +140,11 @@ def no_token(row: SampleRow) -> InvalidRequest:
     )
 
 
-def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Return a token drawn from each row of `scores` [num_rows, vocab_size] float32: [num_rows] int64.
+
+    Where the scores lie on a device nothing waits for it.
+    """
     cumulative = kept_weights(scores, rows).cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
     words = [(row.params.seed & _WORD, row.sequence, row.position) for row in rows]
@@ -158,7 +163,7 @@ def _keep_top_k(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
         return scores
     picked = _pick(scores, limited)
     best = picked.topk(max(limits), dim=-1).values
-    last = torch.tensor([limits[i] - 1 for i in limited], device=scores.device)[:, None]
+    last = upload_ints([limits[i] - 1 for i in limited], scores.device)[:, None]
     return _replace(scores, limited, picked.masked_fill(picked < best.gather(1, last), _OFF))
 
 
@@ -175,7 +180,7 @@ def _keep_min_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
     limited = [i for i, row in enumerate(rows) if row.params.min_p > 0.0]
     if not limited:
         return scores
-    picked = scores[limited]
+    picked = _pick(scores, limited)
     min_p = _column([rows[i].params.min_p for i in limited], scores)
     return _replace(scores, limited, picked.masked_fill(_weights(picked) < min_p, _OFF))  # the best weighs 1
 
@@ -183,9 +188,12 @@ def _keep_min_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
 def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the lowest score in each row's nucleus, [num_rows, 1]: the fewest best tokens that reach `top_p`.
 
-    Only the best tokens are sorted; a row whose nucleus is larger is sorted whole.
+    Only the best tokens are sorted; a row whose nucleus is larger is sorted whole. On a device all are: to learn how
+    large it is the host would have to wait.
     """
     needed = top_p * _weights(scores).cumsum(dim=-1)[:, -1:]
+    if not scores.is_cpu:
+        return _edge_among(scores, needed, scores.shape[-1])[0]
     size = min(_NUCLEUS_GUESS, scores.shape[-1])
     edge, members = _edge_among(scores, needed, size)
     large = [row for row, count in enumerate(members.flatten().tolist()) if count > size]
@@ -206,17 +214,17 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _column(values: Sequence[float] | Floats, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, np.float32)).to(like.device)[:, None]
+    return upload(torch.from_numpy(np.array(values, np.float32)), like.device)[:, None]
 
 
 def _pick(scores: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Return these rows, ascending; all of them are not copied."""
-    return scores if len(rows) == len(scores) else scores[rows]
+    return scores if len(rows) == len(scores) else scores[upload_ints(rows, scores.device)]
 
 
 def _replace(scores: torch.Tensor, rows: list[int], new: torch.Tensor) -> torch.Tensor:
     if len(rows) == len(scores):
         return new
     scores = scores.clone()
-    scores[rows] = new
+    scores[upload_ints(rows, scores.device)] = new
     return scores

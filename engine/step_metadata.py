@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.step import BatchSequence, StepBatch
+from engine.transfers import upload
 
 
 @dataclass(slots=True)
@@ -31,8 +32,8 @@ class PackedStep:
 class StepMetadata:
     """One step's inputs. A slot is one token's place in the pool: block * block_size + offset.
 
-    The tensors are made when they are asked for: native kernels read the arrays of `packed`, and a step of many
-    sequences is held up by each call of torch.
+    The tensors are made when one of them is asked for, all at once: native kernels read the arrays of `packed`, and a
+    step of many sequences is held up by each call of torch. `packed` has no tokens that the step before samples.
     """
 
     def __init__(
@@ -40,35 +41,49 @@ class StepMetadata:
     ) -> None:
         self.block_size, self.sequences, self.packed, self._device = block_size, sequences, packed, device
 
-    @cached_property
+    @property
     def token_ids(self) -> torch.Tensor:
         """Of each row: [1, num_tokens] int64."""
-        return self._tensor(self.packed.token_ids)[None]
+        return self._tensors[0][None]
 
-    @cached_property
+    @property
     def positions(self) -> torch.Tensor:
         """Of each row in its sequence: [1, num_tokens] int64."""
-        return self._tensor(self.packed.positions)[None]
+        return self._tensors[1][None]
 
-    @cached_property
+    @property
     def slots(self) -> torch.Tensor:
         """Of each row: [num_tokens] int64."""
-        return self._tensor(self.packed.slots)
+        return self._tensors[2]
 
-    @cached_property
+    @property
     def sample_rows(self) -> torch.Tensor:
         """Rows whose logits are wanted: [num_samples] int64."""
-        return self._tensor(self.packed.sample_rows)
+        return self._tensors[3]
+
+    def carry(self, carried: Sequence[tuple[int, int]], token_ids: torch.Tensor) -> None:
+        """Put tokens of the step before into `token_ids`, on the device.
+
+        `carried` are (row, sample), as in StepBatch; `token_ids` [num_samples] int64 are what that step samples.
+        """
+        rows, samples = upload(torch.tensor(carried, dtype=torch.int64).T.contiguous(), self._device)
+        self._tensors[0].index_copy_(0, rows, token_ids.index_select(0, samples))
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
         """Yield each sequence behind its rows of the flattened step."""
         for end, sequence in zip(self.packed.query_ends, self.sequences, strict=True):
             yield slice(end - sequence.count, end), sequence
 
-    def _tensor(self, values: "array[int]") -> torch.Tensor:
-        if not values:
-            return torch.empty(0, dtype=torch.int64, device=self._device)
-        return torch.frombuffer(values, dtype=torch.int64).to(self._device)
+    @cached_property
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        """Token ids, positions, slots and sampled rows, in one copy to the device."""
+        packed = self.packed
+        parts = packed.token_ids, packed.positions, packed.slots, packed.sample_rows
+        joined = array("q")
+        for part in parts:
+            joined.extend(part)
+        values = torch.frombuffer(joined, dtype=torch.int64) if joined else torch.empty(0, dtype=torch.int64)
+        return torch.split(upload(values, self._device), [len(part) for part in parts])
 
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:

@@ -18,15 +18,17 @@ from engine.attention.tables import DecodeInputs
 from engine.block_store import BlockStore
 from engine.decode_graphs import DecodeGraphs
 from engine.device_block_store import DeviceBlockStore
+from engine.device_output import DeviceStep
 from engine.fused_decoder import FusedDecoder, FusedWeights
 from engine.interface import EngineInfo, Memory
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.sampler import TorchChooser
-from engine.step import PoolRows, StepBatch, StepOutput
+from engine.step import Pending, PoolRows, StepBatch, StepOutput
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
+from engine.transfers import upload_ints
 from native import library
 
 
@@ -71,10 +73,11 @@ class TorchModel:
         self._info = info
         self._memory = memory
         self._store = BlockStore(memory, library.load) if device.traits.pools_on_host else DeviceBlockStore(memory)
-        self._runs_ahead = False
         self._keeps_logits = keeps_logits
         self._rope = rope
-        self._device = device.torch_device
+        self._opened, self._device = device, device.torch_device
+        self._is_active = False
+        self._last_choice: torch.Tensor | None = None  # [num_samples] int64: what the last step launched ahead samples
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
         self._written: Callable[[], None] | None = getattr(memory, "written", None)
@@ -91,8 +94,8 @@ class TorchModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the device computes what is launched later."""
-        return self._runs_ahead
+        """Whether the device computes later what is launched on it."""
+        return self._opened.traits.is_asynchronous
 
     @property
     def memory(self) -> Memory:
@@ -108,21 +111,44 @@ class TorchModel:
         """Give the pool back; no step may follow. Idempotent."""
         self._memory.close()
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> DoneStep:
-        """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention."""
-        if self._fused is not None and not batch.pools:
-            return self._launch(batch, layer_done)
-        with torch.inference_mode():  # whose coming and going costs a step of decoding more than its embedding
-            return self._launch(batch, layer_done)
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+        """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention.
 
-    def _launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
+        Where the model runs ahead all of this is launched: the pool's mark says when the layer is written.
+        """
+        if self._fused is not None and not batch.pools:
+            return self._compute(batch, layer_done)
+        with torch.inference_mode():  # whose coming and going costs a step of decoding more than its embedding
+            return self._launch(batch, layer_done) if self.runs_ahead else self._compute(batch, layer_done)
+
+    def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
+        logits, pooled = self._run(batch, layer_done)
+        made = make_output(logits, batch, self._scored(batch), [one.tolist() for one in pooled], self._chooser)
+        return DoneStep(made)
+
+    def _launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DeviceStep:
+        if not self._is_active:
+            self._opened.activate()  # for the thread that steps, and its events
+            self._is_active = True
+        try:
+            logits, pooled = self._run(batch, layer_done)
+            step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened)
+        except BaseException:
+            self._opened.synchronize()  # what was launched of it may write blocks that are given away now
+            raise
+        self._last_choice = step.token_ids
+        return step
+
+    def _run(
+        self, batch: StepBatch, layer_done: Callable[[int], None] | None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the logits of the sampled rows, and the sums of hidden states that were asked for."""
         if batch.scores or batch.pools:
             with self._head.keeping():
                 logits = self._logits(batch, layer_done)
         else:
             logits = self._logits(batch, layer_done)
-        pooled = [self._states(rows).double().sum(0).tolist() for rows in batch.pools]
-        return DoneStep(make_output(logits, batch, self._scored(batch), pooled, self._chooser))
+        return logits, [self._states(rows).double().sum(0) for rows in batch.pools]
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -131,6 +157,9 @@ class TorchModel:
 
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
+        if batch.carried:
+            assert self._last_choice is not None, "what is carried was launched before"
+            metadata.carry(batch.carried, self._last_choice)
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
             return logits.clone() if batch.scores else logits
@@ -165,7 +194,7 @@ class TorchModel:
         if self._fused is not None:
             size = rows_at_once(self._info.vocab_size)
             return map(self._fused.logits, (rows[start : start + size] for start in range(0, len(rows), size)))
-        return self._head.slices(torch.tensor(rows, dtype=torch.int64).to(self._device), self._info.vocab_size)
+        return self._head.slices(upload_ints(rows, self._device), self._info.vocab_size)
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks out of the pool."""

@@ -1,0 +1,131 @@
+"""A step's output on a device: all of it is launched with the step, and read on the host when that is collected.
+
+launch:   logits -> choice, likelihoods, candidates -> pinned host memory -> event         (nothing waits)
+collect:  wait for the event -> StepOutput                                                 (nothing is launched)
+
+So what a later step launches meanwhile does not hold up the collecting of this one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from devices.interface import Device
+from engine.device_choice import choose
+from engine.device_logprobs import LogprobsToRead, queue_logprobs
+from engine.logits import shape
+from engine.sampler import failures_of, no_token
+from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
+from engine.transfers import Download, upload_ints
+from wire.errors import InternalError, PdserveError
+from wire.types import TokenLogprobs
+
+_OFF = float("-inf")
+
+
+class DeviceStep:
+    """Implements Pending: a launched step whose results are on their way to the host."""
+
+    def __init__(
+        self, logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor], pooled: Sequence[torch.Tensor],
+        device: Device,
+    ) -> None:  # fmt: skip
+        """Launch what is left of the step once its logits are; arguments as those of step_output.make_output."""
+        self._rows, self._download = batch.samples, Download(device)
+        take = self._download.take
+        choice = choose(logits, self._rows)
+        searching = [i for i, row in enumerate(self._rows) if row.candidates]
+        self._searches = _search(logits, self._rows, searching, self._download)
+        self._asked = [i for i, row in enumerate(self._rows) if row.params.logprobs is not None]
+        self._logprobs = self._likelihoods(logits, choice.token_ids)
+        self._scores, self._score_failure = self._reckon_scores(batch.scores, scored)
+        self._pooled = [take(values) for values in pooled]
+        self._token_ids, self._best = take(choice.token_ids), take(choice.best)
+        self.token_ids = choice.token_ids
+        """[num_samples] int64, on the device: what the next step may carry on."""
+        self._download.end()
+
+    def collect(self) -> StepOutput:
+        """Wait until all of it is there and return it."""
+        self._download.wait()
+        token_ids: list[int] = self._token_ids.tolist()
+        failures = dict(failures_of(self._best.tolist(), self._rows))
+        candidates: list[Candidates | None] = [None] * len(token_ids) if self._searches else []
+        for search in self._searches:
+            candidates[search.row] = found = search.read()
+            failures.pop(search.row, None)
+            if found.token_ids:
+                token_ids[search.row] = found.token_ids[0]
+            else:
+                failures[search.row] = no_token(self._rows[search.row])
+        told = dict(zip(self._asked, _read(self._logprobs), strict=True))
+        return StepOutput(
+            token_ids,
+            [told.get(i) for i in range(len(token_ids))] if told else (),
+            candidates,
+            [] if self._score_failure is not None else list(_read(self._scores)),
+            tuple(failures.items()),
+            self._score_failure,
+            [values.tolist() for values in self._pooled],
+        )
+
+    def _likelihoods(self, logits: torch.Tensor, token_ids: torch.Tensor) -> list[LogprobsToRead]:
+        """Reckon those of the chosen tokens where a row asked."""
+        if not self._asked:
+            return []
+        places = upload_ints(self._asked, logits.device)
+        tops = [self._rows[i].params.logprobs or 0 for i in self._asked]
+        return queue_logprobs(logits.index_select(0, places), token_ids.index_select(0, places), tops, self._download)
+
+    def _reckon_scores(
+        self, rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]
+    ) -> tuple[list[LogprobsToRead], PdserveError | None]:
+        """Reckon those of the score rows, or say why that failed: who asked is told, the others have their tokens."""
+        told: list[LogprobsToRead] = []
+        done = 0
+        try:
+            for logits in scored:
+                part = rows[done : done + len(logits)]
+                token_ids = upload_ints([row.token_id for row in part], logits.device)
+                told += queue_logprobs(logits, token_ids, [row.top for row in part], self._download)
+                done += len(part)
+        except Exception as error:  # noqa: BLE001 - see above
+            failure = InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return [], failure
+        return told, None
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchToRead:
+    """The best tokens of a row that searches, on the host as soon as the download has ended."""
+
+    row: int
+    token_ids: torch.Tensor  # [count] int64
+    scores: torch.Tensor  # [count]
+
+    def read(self) -> Candidates:
+        """Return those that may be chosen."""
+        pairs = [(t, s) for t, s in zip(self.token_ids.tolist(), self.scores.tolist(), strict=True) if s > _OFF]
+        return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
+
+
+def _search(
+    logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], download: Download
+) -> list[_SearchToRead]:
+    """Rank the candidates of the rows that search: their processors see log probabilities."""
+    if not searching:
+        return []
+    picked = logits.index_select(0, upload_ints(searching, logits.device)).float().log_softmax(dim=-1)
+    scores = shape(picked, [rows[i] for i in searching])
+    found = []
+    for place, row in enumerate(searching):
+        top = scores[place].topk(min(rows[row].candidates, scores.shape[-1]))
+        found.append(_SearchToRead(row, download.take(top.indices), download.take(top.values)))
+    return found
+
+
+def _read(parts: Sequence[LogprobsToRead]) -> Iterator[TokenLogprobs]:
+    for part in parts:
+        yield from part.read()

@@ -1,0 +1,62 @@
+"""The fake device as an asynchronous one: what a step leaves for the host is there when its event is waited for."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+import engine.device_output
+from devices.interface import Device, Traits
+from engine.transfers import Download
+from tests.devices.fake_device import TRAITS, FakeDevice
+
+
+@dataclass
+class LateDevice(FakeDevice):
+    """Implements Device: steps may be launched ahead on it. `activated` counts."""
+
+    traits: Traits = field(default_factory=lambda: replace(TRAITS, block_size=16, is_asynchronous=True))
+    activated: int = 0
+    synchronized: int = 0
+
+    def activate(self) -> None:
+        self.activated += 1
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+
+class LateDownload(Download):
+    """Copies nothing before it is waited for: whoever reads sooner reads what no step makes."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._copies: list[Callable[[], object]] = []
+        self._has_ended = False
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        assert not self._has_ended, "what is taken behind the event is not waited for"
+        kept = torch.full(values.shape, -(10**6), dtype=values.dtype)
+        self._copies.append(lambda: kept.copy_(values))
+        return kept
+
+    def end(self) -> None:
+        self._has_ended = True
+        super().end()
+
+    def wait(self) -> None:
+        super().wait()
+        with torch.inference_mode():
+            for copy in self._copies:
+                copy()
+        self._copies = []
+
+
+@contextmanager
+def late_downloads() -> Iterator[None]:
+    """Let every step launched in this block come late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.device_output, "Download", LateDownload)
+        yield
