@@ -9,6 +9,8 @@ from engine.npu import modules as npu_modules
 Replacer = Callable[[Any], tuple[str, ...]]
 """Replaces parts of a network that runs our attention; says what it did, a line each."""
 
+STAYED = npu_modules.STAYED
+"""Stands in a line where a device's op computes something else than the original, which stays."""
 REPLACERS: dict[str, Replacer] = {"npu": npu_modules.replace_modules}
 
 

@@ -113,6 +113,7 @@ def _checks(device: Device, model: object, results: Sequence[Result], stack: con
     from pdserve.selftest.linears import linear_checks
     from pdserve.selftest.links import link_checks
     from pdserve.selftest.ops import op_checks
+    from pdserve.selftest.parts import part_checks
     from pdserve.selftest.pd import TinyModel, model_checks
 
     assert isinstance(model, TinyModel)
@@ -125,6 +126,7 @@ def _checks(device: Device, model: object, results: Sequence[Result], stack: con
     return [
         *attention_checks(device, lambda: make_backend(AUTO, device, kernels.threads)),
         *op_checks(device),
+        *part_checks(device),
         *linear_checks(device),
         *links,
         *model_checks(model, _usable_links(device, results)),

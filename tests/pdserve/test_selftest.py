@@ -13,6 +13,7 @@ from devices.table import KINDS
 from engine.attention import table
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.reference import ReferenceAttention
+from engine.device_modules import REPLACERS, STAYED
 from engine.sampler import TorchChooser
 from engine.step_metadata import StepMetadata
 from pdserve.cli import main
@@ -153,6 +154,21 @@ def test_a_sampler_that_chooses_otherwise_fails_its_row(tmp_path: Path, monkeypa
     assert status == 1
     assert "sampler: greedy" in document["failed"]
     assert "24 of 24 rows: row 0 is token " in text
+
+
+@pytest.mark.parametrize(("line", "verdict"), [("by its ops: 5 norms", "ok"), (f"2 norms; {STAYED}: 1 MLP", "FAILED")])
+def test_a_part_that_its_op_does_not_compute_fails_its_row(
+    line: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPLACERS, "fake", lambda network: (line,))
+
+    _, document, _ = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "network", "quantised")
+
+    assert verdicts(document) == {
+        "network: norms, gated MLPs and rotations": verdict,
+        "linear layers: quantised": "not here",
+    }
+    assert document["results"][0]["words"] == line
 
 
 def test_a_link_that_loses_a_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

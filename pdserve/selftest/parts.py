@@ -1,0 +1,39 @@
+"""Norms, gated MLPs and rotations by the device's own ops: a random network takes them, each beside the original."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from devices.interface import Device
+from engine.device_modules import REPLACERS, STAYED, replace_modules
+from pdserve.selftest.check import Check, NotHere, Wrong
+
+
+def part_checks(device: Device) -> Iterator[Check]:
+    """Yield one check; it says so where the device has no ops of its own."""
+    yield Check("network", "norms, gated MLPs and rotations", functools.partial(_replace, device))
+
+
+def _replace(device: Device) -> str:
+    if device.traits.attention not in REPLACERS:
+        raise NotHere(f"{device.traits.kind} runs them as transformers writes them")
+    lines = replace_modules(_network(device), device)
+    if any(STAYED in line for line in lines):
+        raise Wrong("; ".join(lines))
+    return "; ".join(lines)
+
+
+def _network(device: Device) -> torch.nn.Module:
+    """Return a random Llama of two layers in bfloat16, heads of 64, that runs our attention."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from engine.attention.registered import NAME, register
+
+    register()
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=512,
+    )  # fmt: skip
+    network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
+    return network.to(device.torch_device).eval()
