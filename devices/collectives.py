@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from devices.interface import Device
-from devices.table import KINDS, find_kind
+from devices.table import KINDS, find_kind, open_device
 from wire.errors import ConfigError
 
 _MIB = 1 << 20
@@ -131,7 +130,7 @@ def _make_nccl(store: Any, rank: int, of: int, host: str, timeout_s: float, devi
 
     if ipaddress.ip_address(host).is_loopback:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: no listener on others
-    _open(device).activate()
+    open_device(device).activate()
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     return ProcessGroupNCCL(store, rank, of, options)
@@ -167,7 +166,7 @@ def set_hccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
     set_hccl_defaults(os.environ, host)
-    _open(device).activate()
+    open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")
     options = c10d.ProcessGroupHCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
@@ -186,12 +185,7 @@ def _hccl_meet_s(environ: Mapping[str, str]) -> float:
 
 
 def _free_bytes(device: str) -> int:
-    return _open(device).memory().free
-
-
-def _open(device: str) -> Device:
-    kind, _, index = device.partition(":")
-    return find_kind(kind).open(int(index or 0))
+    return open_device(device).memory().free
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

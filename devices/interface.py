@@ -30,6 +30,7 @@ class Traits:
     `pools_on_host`: its pools are host memory, which peers may map and native kernels read. `kept_linears` names the
     ways in which its linear layers can stay quantised, the best first (engine/quantization/kept_table.py).
     `is_asynchronous`: what is launched is computed later, so a step may be launched before the last one is collected.
+    `one_sided` is how Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py).
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Traits:
     pools_on_host: bool = False
     kept_linears: tuple[str, ...] = ()
     is_asynchronous: bool = False
+    one_sided: str = "tcp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from devices.cpu import CpuKind
 from devices.cuda import CudaKind
-from devices.interface import DeviceKind, Traits
+from devices.interface import Device, DeviceKind, Traits
 from devices.npu import NpuKind
 from wire.errors import ConfigError
 
@@ -19,6 +19,12 @@ AUTO_ORDER = ("npu", "cuda", "cpu")
 def traits_of(device: str) -> Traits:
     """Return the traits behind a device's name, as "npu:0". Raises ConfigError."""
     return find_kind(device.partition(":")[0]).traits
+
+
+def open_device(name: str) -> Device:
+    """Open a device by its name, as "npu:0". Raises ConfigError where it cannot be used."""
+    kind, _, index = name.partition(":")
+    return find_kind(kind).open(int(index or 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 The engine (mooncake_engine.py) can also write into memory that is registered, and it listens on all interfaces: so only
 staging memory is ever registered, never a pool, it is used only where `--kv-transport` names it, and it is made at the
 first link that has been proven, not before (docs/ports.md).
-The same class of the same package runs over TCP here and over HCCS or RoCE on Ascend.
+The same class of the package runs over TCP here, between host memory, and over HCCS or RoCE on Ascend, between staging
+memory of the devices: which of them is a trait of the pool's device. Never run there by us.
 """
 
 import struct
@@ -21,7 +22,8 @@ from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.mooncake_engine import Registered, engine_at, lacking, warn_of_ports
+from kvtransfer.mooncake_engine import Registered, engine_at, lacking, warn_of_ports, way_of
+from kvtransfer.process_group.devices import device_of
 from kvtransfer.ring import Ring
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
@@ -45,12 +47,12 @@ class MooncakeTransport:
     lanes = 1
 
     def __init__(self, memory: PoolMemory) -> None:
-        self._memory = memory
+        self._memory, self._device = memory, device_of(memory)
         self.source: str | None = None
 
     def unusable(self) -> str | None:
         """It needs the package, and that needs Debian's libibverbs1."""
-        return lacking()
+        return lacking(way_of(self._device).package)
 
     def open(self, host: str) -> None:
         """Warn, once a process, of the ports that the engine will open at the first proven link. Opens none."""
@@ -66,9 +68,9 @@ class MooncakeTransport:
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
         """Register the ring and tell the receiver where it is; the first link starts the engine. Raises OSError."""
-        engine = engine_at(stream.socket.getsockname()[0])
+        engine = engine_at(stream.socket.getsockname()[0], self._device)
         memory = Registered(engine, _RING_BYTES)
-        body = _ROOM.pack(memory.staging.address, _RING_BYTES) + engine.session.encode()
+        body = _ROOM.pack(memory.staging.address, _RING_BYTES) + f"{engine.protocol} {engine.session}".encode()
         try:
             stream.send([pack(MessageType.SETUP, body)])
         except BaseException:
@@ -86,13 +88,16 @@ class MooncakeTransport:
             raise WireError(f"SETUP of {len(body)} bytes is no ring of mooncake")
         try:
             address, num_bytes = _ROOM.unpack_from(body)
-            session = bytes(body[_ROOM.size :]).decode("ascii")
-        except UnicodeDecodeError as error:
+            protocol, session = bytes(body[_ROOM.size :]).decode("ascii").split(" ")
+        except ValueError as error:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
+        way = way_of(self._device)
+        if protocol != way.protocol:
+            raise Unavailable(f"mooncake reads by {way.protocol} on {self._device}, the sender lends by {protocol}")
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
             raise WireError(f"the ring is said to be at {session!r}, not where the link comes from")
         try:
-            memory = Registered(engine_at(stream.socket.getsockname()[0]), _MOST_BYTES)
+            memory = Registered(engine_at(stream.socket.getsockname()[0], self._device), _MOST_BYTES)
         except OSError as error:
             raise Unavailable(f"mooncake cannot serve {hello.sender_id}: {error}") from error
         stream.read_ahead(READ_AHEAD_BYTES)

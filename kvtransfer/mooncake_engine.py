@@ -8,55 +8,130 @@ import functools
 import mmap
 import os
 import threading
+from dataclasses import dataclass
+from typing import Protocol
 
+from devices.table import open_device, traits_of
+from kvtransfer.digest import Place, StopFlag
 from kvtransfer.staging import Staging
 from telemetry.logs import EventLogger
 
 _log = EventLogger("kvtransfer")
-_PACKAGE = "mooncake-transfer-engine-non-cuda"
 _TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its least; its own default is 30
 _PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's own
 _LEAST_PORT, _LAST_PORT = 1_024, 65_535  # what it takes for a port
 _MOST_PARKED = 16
 
 
-class Engine:
-    """The package's engine at one address, with what it returns turned into words."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the engine reads, by its own name for it: which package has it, and whether it reads host memory.
 
-    def __init__(self, host: str) -> None:
+    Else it reads memory of its device, which it knows by pieces of 2 MiB.
+    """
+
+    protocol: str
+    package: str
+    on_host: bool
+
+
+WAYS = {
+    "tcp": Way("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),
+    "ascend": Way("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
+}
+
+
+def way_of(device: str) -> Way:
+    """Return how memory of `device`, as "npu:0", is read. Raises ConfigError."""
+    return WAYS[traits_of(device).one_sided]
+
+
+class LentMemory(Protocol):
+    """Staging memory as the engine and its links use it: of the host (staging.py) or a device (device_staging.py)."""
+
+    @property
+    def address(self) -> int:
+        """Where it starts."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        ...
+
+    def gather(self, start: int, source: Place) -> None:
+        """Copy the source's runs one after another to `start`; they are there when it returns."""
+        ...
+
+    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        ...
+
+
+class Engine:
+    """The package's engine at one address, with what it returns turned into words. It reads memory of `device`."""
+
+    def __init__(self, host: str, device: str = "cpu") -> None:
         """Start it: from here on it listens. Raises OSError."""
+        self._way, self._name = way_of(device), device
+        self._device = None if self._way.on_host else open_device(device)
+        self._activate()
         os.environ.setdefault(_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S)
         os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
         from mooncake.engine import TransferEngine
 
         self._host, self._engine = host, TransferEngine()
-        status = self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
+        status = self._engine.initialize(host, "P2PHANDSHAKE", self._way.protocol, "")
         if status != 0:
             raise OSError(f"mooncake's engine does not start at {host}: {status}")
         _log.warning("mooncake_listens", ports=open_ports(), note="TCP, on all interfaces: see docs/ports.md")
+
+    @property
+    def protocol(self) -> str:
+        """How it reads; a peer's has to be the same."""
+        return self._way.protocol
 
     @property
     def session(self) -> str:
         """What a peer's engine calls this one: its address and the port that it listens on."""
         return f"{self._host}:{self._engine.get_rpc_port()}"
 
-    def register(self, memory: Staging) -> None:
-        """Let peers read `memory`. Raises OSError when the engine does not take it."""
-        status = self._engine.register_memory(memory.address, len(memory.view))
-        if status != 0:
-            raise OSError(f"the engine did not register {len(memory.view)} bytes of staging memory: {status}")
+    def make_memory(self, num_bytes: int) -> LentMemory:
+        """Return memory that it can read, in one piece and aligned as its device's pools are. Raises OSError."""
+        if self._device is None:
+            return Staging(memoryview(mmap.mmap(-1, num_bytes)))
+        from kvtransfer.device_staging import DeviceStaging
 
-    def unregister(self, memory: Staging) -> None:
+        try:
+            return DeviceStaging(num_bytes, self._device.torch_device, self._device.traits.pool_alignment)
+        except RuntimeError as error:  # torch's own OutOfMemoryError is one
+            raise OSError(f"no {num_bytes} bytes of staging memory on {self._name}: {error}") from error
+
+    def register(self, memory: LentMemory) -> None:
+        """Let peers read `memory`. Raises OSError when the engine does not take it."""
+        self._activate()
+        status = self._engine.register_memory(memory.address, memory.num_bytes)
+        if status != 0:
+            raise OSError(f"the engine did not register {memory.num_bytes} bytes of staging memory: {status}")
+
+    def unregister(self, memory: LentMemory) -> None:
         """Let nobody read `memory` any more. Raises OSError: then the engine may still look at it."""
+        self._activate()
         status = self._engine.unregister_memory(memory.address)
         if status != 0:
-            raise OSError(f"the engine did not let go of {len(memory.view)} bytes of staging memory: {status}")
+            raise OSError(f"the engine did not let go of {memory.num_bytes} bytes of staging memory: {status}")
 
-    def read(self, session: str, memory: Staging, address: int, num_bytes: int) -> None:
+    def read(self, session: str, memory: LentMemory, address: int, num_bytes: int) -> None:
         """Fill the start of `memory` from `address` on at the engine of `session`. Waits. Raises OSError."""
+        self._activate()
         status = self._engine.transfer_sync_read(session, memory.address, address, num_bytes)
         if status != 0:
             raise OSError(f"mooncake could not read {num_bytes} bytes at {session}: {status}")
+
+    def _activate(self) -> None:
+        """Make its device this thread's: the calls of a device's memory want that."""
+        if self._device is not None:
+            self._device.activate()
 
 
 class Registered:
@@ -65,7 +140,7 @@ class Registered:
     def __init__(self, engine: Engine, num_bytes: int) -> None:
         """Raises OSError when the engine does not take it."""
         self.engine = engine
-        self.staging = Staging(memoryview(mmap.mmap(-1, num_bytes)))
+        self.staging = engine.make_memory(num_bytes)
         self._lock = threading.Lock()
         engine.register(self.staging)
         self._registered = True
@@ -90,31 +165,34 @@ class Registered:
         try:
             self.engine.unregister(self.staging)
         except OSError as error:
-            _log.warning("mooncake_memory_kept", bytes=len(self.staging.view), reason=error)
+            _log.warning("mooncake_memory_kept", bytes=self.staging.num_bytes, reason=error)
             _KEPT.append(self.staging)
 
 
-_KEPT: list[Staging] = []  # never unmapped: the engine may still look at it
+_KEPT: list[LentMemory] = []  # never unmapped: the engine may still look at it
 _PARKED: dict[Registered, threading.Timer] = {}  # the oldest first
 _PARKING = threading.Lock()
 _MAKING = threading.Lock()
 
 
-def engine_at(host: str) -> Engine:
-    """Return this process's engine for links at `host`; the first call starts it. Raises OSError."""
+def engine_at(host: str, device: str = "cpu") -> Engine:
+    """Return this process's engine for links at `host`; the first call starts it. Raises OSError.
+
+    Pools whose memory is read by way of the host share one, whatever their device; each other device has its own.
+    """
     with _MAKING:
-        return _make_engine(host)
+        return _make_engine(host, "cpu" if way_of(device).on_host else device)
 
 
 @functools.cache
-def lacking() -> str | None:
+def lacking(package: str = WAYS["tcp"].package) -> str | None:
     """Return in words what keeps the package from being used here, or None. Opens nothing."""
     try:
         import mooncake.engine  # noqa: F401
     except ImportError as error:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
-        return f"the package {_PACKAGE} is missing ({error}): run scripts/install --with mooncake"
+        return f"the package {package} is missing ({error}): run scripts/install --with mooncake"
     return None
 
 
@@ -165,8 +243,8 @@ def _port_range() -> tuple[int, int]:
 
 
 @functools.cache
-def _make_engine(host: str) -> Engine:
-    return Engine(host)
+def _make_engine(host: str, device: str) -> Engine:
+    return Engine(host, device)
 
 
 def _park(memory: Registered, after_s: float) -> None:

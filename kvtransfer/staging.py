@@ -23,6 +23,11 @@ class Staging:
         return self._region.view
 
     @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self._region.num_bytes
+
+    @property
     def address(self) -> int:
         """Where it starts."""
         return self._region.address

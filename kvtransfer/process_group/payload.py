@@ -8,13 +8,10 @@ from typing import Protocol
 
 import torch
 
-from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, StopFlag
-from kvtransfer.mover import process_mover
-from kvtransfer.staging import Staging, move, whole
+from kvtransfer.device_staging import DeviceStaging
+from kvtransfer.digest import Place, StopFlag
+from kvtransfer.staging import Staging
 from wire.errors import Unavailable
-
-_NEVER = StopFlag()
 
 
 class GroupStaging(Protocol):
@@ -87,34 +84,3 @@ class HostStaging:
     def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
         """See GroupStaging."""
         return self._staging.scatter(start, target, stop, digests=digests)
-
-
-class DeviceStaging:
-    """Memory of the device. Every move has ended when it returns, so the group's streams need not wait for ours."""
-
-    def __init__(self, num_bytes: int, device: torch.device | str) -> None:
-        self.num_bytes = num_bytes
-        self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)  # [num_bytes]
-        self._region = DeviceRegion(self._tensor)
-
-    def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
-        """See GroupStaging."""
-        return self._tensor[start : start + num_bytes]  # [num_bytes]
-
-    def write(self, start: int, data: bytes) -> None:
-        """See GroupStaging."""
-        self.gather(start, Place(Region(data), 0, whole(len(data))))
-
-    def read(self, start: int, num_bytes: int) -> bytes:
-        """See GroupStaging."""
-        data = bytearray(num_bytes)
-        self.scatter(start, Place(Region(data), 0, whole(num_bytes)), _NEVER, digests=False)
-        return bytes(data)
-
-    def gather(self, start: int, source: Place) -> None:
-        """See GroupStaging."""
-        process_mover().copy(source, Place(self._region, start, whole(source.runs.num_bytes)), _NEVER)
-
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
-        """See GroupStaging."""
-        return move(Place(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvtransfer import transports
+from kvtransfer.device_staging import DeviceStaging
 from kvtransfer.process_group import payload
-from kvtransfer.process_group.payload import DeviceStaging
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer import test_contract
 from tests.kvtransfer.devices import DevicePool, FakeDriver, FakeHost, offer_cuda_ipc

@@ -9,9 +9,10 @@ import torch
 
 from devices.collectives import COLLECTIVES
 from kvtransfer.device_memory import DeviceRegion
+from kvtransfer.device_staging import DeviceStaging
 from kvtransfer.digest import Place, Runs, StopFlag, digest_of
 from kvtransfer.process_group import payload
-from kvtransfer.process_group.payload import DeviceStaging, GroupStaging, HostStaging, make_staging
+from kvtransfer.process_group.payload import GroupStaging, HostStaging, make_staging
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool
 from tests.kvtransfer.groups import group_threads

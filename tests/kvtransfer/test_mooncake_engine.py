@@ -188,7 +188,7 @@ def test_a_start_warns_of_the_range_once_and_makes_no_engine(
     def make_engine(host: str) -> object:
         raise AssertionError("an engine before any link")
 
-    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda: None)
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda _: None)
     monkeypatch.setattr(mooncake_engine, "_make_engine", make_engine)
     for name in mooncake_engine._PORT_VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -37,7 +37,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:
 
 
 def test_mooncake_absent_is_a_clear_message(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda: "the package mooncake is missing: pip install it")
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda _: "the package mooncake is missing: pip install it")
 
     with pytest.raises(ConfigError, match="--kv-transport mooncake: the package mooncake is missing: pip install it"):
         make_transports(("mooncake", "tcp"), pool)

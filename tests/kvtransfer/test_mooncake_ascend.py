@@ -1,0 +1,171 @@
+"""Mooncake's `ascend` protocol over a stand-in for its package: what it is given, and by what rules of its own."""
+
+import ctypes
+import functools
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from devices import npu, table
+from devices.device_pool import DevicePool
+from kvtransfer import mooncake_engine
+from kvtransfer.mooncake import MooncakeTransport
+from kvtransfer.mooncake_engine import way_of
+from tests.devices.fake_device import FakeDevice, FakeKind
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.rig import Pool, fill, make_rig, read, until
+from wire.errors import PdserveError
+from wire.kv_layout import PoolLayout
+
+P_BLOCKS, D_BLOCKS, NUM_TOKENS = (3, 9, 4, 5, 20), (7, 8, 30, 2, 11), 18
+PIECE = 2 << 20
+
+
+@dataclass
+class Machine:
+    """Its NPUs: which of them each thread has made its own, and the memory that engines know."""
+
+    current: threading.local = field(default_factory=threading.local)
+    registered: dict[int, int] = field(default_factory=dict)
+    started: list[tuple[str, str, str]] = field(default_factory=list)
+    reads: int = 0
+
+    def knows(self, address: int, num_bytes: int) -> bool:
+        return any(start <= address and address + num_bytes <= start + size for start, size in self.registered.items())
+
+
+class Package:
+    """The package's class; it refuses what the documents of Ascend's engine forbid."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def initialize(self, host: str, metadata: str, protocol: str, device: str) -> int:
+        self._machine.started.append((host, metadata, protocol))
+        return 0 if self._on_device(protocol) else -1
+
+    def get_rpc_port(self) -> int:
+        return 15_018
+
+    def register_memory(self, address: int, num_bytes: int) -> int:
+        if address % PIECE or not self._on_device("ascend"):
+            return -2
+        self._machine.registered[address] = num_bytes
+        return 0
+
+    def unregister_memory(self, address: int) -> int:
+        return 0 if self._on_device("ascend") and self._machine.registered.pop(address, None) else -3
+
+    def transfer_sync_read(self, session: str, target: int, source: int, num_bytes: int) -> int:
+        known = self._machine.knows(target, num_bytes) and self._machine.knows(source, num_bytes)
+        if not known or not self._on_device("ascend"):
+            return -4
+        ctypes.memmove(target, source, num_bytes)
+        self._machine.reads += 1
+        return 0
+
+    def _on_device(self, protocol: str) -> bool:
+        return protocol == "ascend" and getattr(self._machine.current, "index", None) is not None
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    machine, numbers = Machine(), itertools.count()
+
+    class Npu(FakeDevice):
+        def activate(self) -> None:
+            machine.current.index = self.index
+
+    class Kind(FakeKind):
+        def open(self, index: int = 0) -> Npu:
+            return Npu(index, self.traits)
+
+    class NpuPool(DevicePool):
+        def __init__(self, layout: PoolLayout, seals: int = 0) -> None:
+            super().__init__(layout, Npu(next(numbers), npu.TRAITS))
+
+        @property
+        def buffer(self) -> memoryview:
+            if sys._getframe(1).f_globals["__name__"].startswith("kvtransfer"):
+                return super().buffer
+            return memoryview(self.tensor.numpy())  # type: ignore[arg-type]
+
+    stand_in = SimpleNamespace(TransferEngine=lambda: Package(machine))
+    monkeypatch.setitem(sys.modules, "mooncake", SimpleNamespace(engine=stand_in))
+    monkeypatch.setitem(sys.modules, "mooncake.engine", stand_in)
+    monkeypatch.setitem(table.KINDS, "npu", Kind(npu.TRAITS))
+    monkeypatch.setattr(mooncake_engine, "_make_engine", functools.cache(mooncake_engine.Engine))
+    monkeypatch.setattr(mooncake_engine, "_PARKED", {})
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: None)
+    monkeypatch.setattr(rigs, "Pool", NpuPool)
+    for name in ("MC_TRANSFER_TIMEOUT", "MC_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "5"))
+    yield machine
+    until(lambda: not machine.registered)
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_hand_off_is_read_between_staging_memory_of_the_devices(machine: Machine, digests: bool) -> None:
+    with make_rig("mooncake", sender_block=4, receiver_block=16, digests=digests) as rig:
+        tokens = fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
+        ticket = rig.open(NUM_TOKENS, D_BLOCKS[:2])
+
+        rig.hand_over(ticket, P_BLOCKS)
+        rig.events.wait("acked", ticket.ticket_id)
+
+        assert read(rig.d_pool, D_BLOCKS[:2], NUM_TOKENS) == tokens
+        pools = [(pool.tensor.data_ptr(), pool.layout.total_bytes) for pool in (rig.p_pool, rig.d_pool)]  # type: ignore[attr-defined]
+        assert not any(machine.knows(*pool) for pool in pools)  # never a pool
+
+    assert machine.started == [("127.0.0.1", "P2PHANDSHAKE", "ascend")] * 2
+    assert machine.reads > 0
+
+
+def test_ends_that_read_in_other_ways_refuse_the_link_with_both(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    of_npu = rigs.Pool
+
+    def pool(*given: object) -> object:
+        made.append(Pool(*given) if made else of_npu(*given))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(rigs, "Pool", pool)
+    with make_rig("mooncake") as rig:
+        ticket = rig.open(NUM_TOKENS, D_BLOCKS)
+        rig.hand_over(ticket, P_BLOCKS)
+        rig.events.wait("failed", ticket.ticket_id)
+
+        error: PdserveError = rig.events.failures[ticket.ticket_id]
+        assert "mooncake reads by tcp on cpu, the sender lends by ascend" in str(error)
+
+
+def test_how_memory_is_read_and_by_which_package_is_the_devices_own() -> None:
+    ways = [way_of(device) for device in ("cpu", "cuda:1", "npu:0")]
+
+    assert [way.protocol for way in ways] == ["tcp", "tcp", "ascend"]
+    assert [way.package for way in ways] == [
+        "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-npu",
+    ]  # fmt: skip
+    assert [way.on_host for way in ways] == [True, True, False]
+
+
+def test_what_an_npu_lacks_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnNpu(Pool):
+        device = "npu:0"
+
+    asked: list[str] = []
+    monkeypatch.setattr("kvtransfer.mooncake.lacking", lambda package: asked.append(package))
+    pool = OnNpu(PoolLayout(rigs.TENSORS, num_blocks=1, block_size=4))
+
+    MooncakeTransport(pool).unusable()
+
+    assert asked == ["mooncake-transfer-engine-npu"]
+    pool.close()
