@@ -43,7 +43,7 @@ def test_a_job_that_answers_nothing_leaves_nothing(job: BatchJob) -> None:
 def test_bad_lines_are_refused(job: BatchJob) -> None:
     job.input_path.write_text("{\n")
 
-    assert "line 1 is not JSON" in _refused(job)
+    assert "line 1 is the beginning of JSON over several lines" in _refused(job)
 
 
 def test_limits_are_the_jobs(job: BatchJob) -> None:
