@@ -6,14 +6,18 @@ import pytest
 
 from devices.cpu import CpuDevice
 from devices.interface import Device
+from devices.table import KINDS
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import load_encoder
+from instance.config import InstanceConfig
+from instance.encoders import load_encoder_engine
 from tests.devices.card_device import CardDevice
-from tests.devices.fake_device import FakeDevice
+from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
 from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
 from wire.errors import ConfigError
 from wire.model_identity import identify
-from wire.types import Pooling, PromptState, SamplingParams
+from wire.options import EngineOptions
+from wire.types import Pooling, PromptState, Role, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
@@ -86,3 +90,16 @@ def test_weights_that_do_not_fit_are_refused_with_both_numbers(bert: Path) -> No
 
     with pytest.raises(ConfigError, match=r"\d{4,} bytes of weights on fake:0, which has 1000 free"):
         load_encoder(bert, dtype="float32", device=device)
+
+
+def test_an_instance_opens_its_encoder_on_the_device_of_its_flag(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "fake", FakeKind())
+    config = InstanceConfig(EngineOptions(model=str(bert), device="fake"), Role.COMBINED, device_ids=("0",))
+
+    loaded = load_encoder_engine(config)
+
+    assert loaded is not None
+    engine, notes = loaded
+    assert (engine.info.device, engine.info.layout.block_size) == ("fake:0", TRAITS.block_size)
+    assert notes[0] == "device fake, as asked (fake:0: tensors of the CPU)"
+    engine.close()

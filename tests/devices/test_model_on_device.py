@@ -11,14 +11,19 @@ import torch
 
 from devices.interface import Device
 from engine.loader import load_model
+from engine.npu import fused_attention
 from engine.oracle import Oracle
 from engine.step import BatchSequence, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices import card
 from tests.devices.card_device import CardDevice
+from tests.devices.every_device import open_device
 from tests.devices.fake_device import FakeDevice
 from tests.engine.step_runner import generate
+from tests.engine.tiny_families import NAMED, make_family
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from tests.npu import attention_ops
+from tests.npu.ops import npu_ops
 
 NUM_TOKENS = 16
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -64,6 +69,38 @@ def test_greedy_output_is_that_of_transformers(
     assert got == oracle(kind)
     assert model.info.device == device.name
     assert (model.memory.fd is None) != device.traits.pools_on_host
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral-sliding"])
+def test_npu_ops_take_nothing_that_lies_on_the_host_but_lists(
+    kind: str, monkeypatch: pytest.MonkeyPatch, models: Callable[[str], Path],
+    oracle: Callable[[str], list[list[int]]],
+) -> None:  # fmt: skip
+    device = open_device("card-npu")
+    monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)  # no NPU does; so that it is not torch that attends
+    for name in ("DTYPES", "TND_DTYPES"):
+        monkeypatch.setattr(fused_attention, name, (*getattr(fused_attention, name), torch.float32))
+    calls = npu_ops().calls
+    model = load(models(kind), device, block_size=128)
+    calls.clear()
+
+    got = generate(model, prompts(), NUM_TOKENS, chunk=13)
+
+    assert got == oracle(kind)
+    assert {"npu_scatter_pa_kv_cache", "npu_fused_infer_attention_score"} <= {call.name for call in calls}
+    model.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", NAMED)
+def test_families_run_on_a_card_as_in_transformers(model_type: str, tmp_path: Path) -> None:
+    path = make_family(model_type, tmp_path)
+    model = load(path, CardDevice())
+
+    got = generate(model, prompts(), 8, chunk=13)
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts(), 8, ignore_eos=True)
     model.close()
 
 
