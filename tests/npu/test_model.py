@@ -1,5 +1,6 @@
 """Whole models on the NPU path: tokens are those of transformers, by ops that were each checked."""
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine.default_model import ensure_default_model
 from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
+from pdserve.run_folder import default_cache_dir
 from tests.engine.step_runner import generate
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from tests.npu.npu_on_cpu import NpuOnCpu
@@ -19,11 +22,12 @@ from tests.npu.ops import NpuOps
 from wire.types import SamplingParams
 
 _FIA = "npu_fused_infer_attention_score"
+_SMALL_OPS = ("npu_scatter_pa_kv_cache", "npu_rms_norm", "npu_add_rms_norm", "npu_swiglu")
 
 
-def load(path: Path, dtype: str = "float32", attention: str = "auto") -> TorchModel:
+def load(path: Path, dtype: str = "float32", attention: str = "auto", memory: int = 8 << 20) -> TorchModel:
     return load_model(
-        path, dtype=dtype, block_size=128, kv_cache_memory=8 << 20, num_threads=1, device=NpuOnCpu(1),
+        path, dtype=dtype, block_size=128, kv_cache_memory=memory, num_threads=1, device=NpuOnCpu(1),
         attention_backend=attention,
     ).model  # fmt: skip
 
@@ -118,3 +122,18 @@ def test_where_neither_works_the_reference_goes_on(
     assert not {_FIA, "npu_scatter_pa_kv_cache"} & set(npu_ops.names())
     assert [note for note in loaded.notes if note.startswith("attention by the reference, because 'npu' does not")]
     loaded.model.close()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("attention_in_float32")
+@pytest.mark.timeout(900)
+def test_the_default_model_says_what_transformers_says(npu_ops: NpuOps) -> None:
+    path, given = ensure_default_model(default_cache_dir(os.environ), lambda _: None), prompts(9, 200)
+
+    model = load(path, memory=64 << 20)
+    got = generate(model, given, 16, chunk=96)
+
+    assert got == Oracle(path, "float32").generate_greedy(given, 16, ignore_eos=True)
+    called = set(npu_ops.names())
+    assert called == {_FIA, *_SMALL_OPS, "npu_apply_rotary_pos_emb"}
+    model.close()
