@@ -1,6 +1,7 @@
 """Our engine's steps, timed: decoding behind a context, and prompts prefilled at once."""
 
 import gc
+from collections import deque
 from collections.abc import Iterator
 
 from benchmarks.card.limits import Limits
@@ -8,11 +9,13 @@ from benchmarks.card.model import make_model
 from benchmarks.card.rows import Row, seconds_of
 from benchmarks.card.shapes import Shape
 from devices.interface import Device
-from engine.step import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, Pending, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from wire.types import SamplingParams
 
 DECODE_GOAL, PREFILL_GOAL = 0.70, 0.60
+_STEPS = 16
+"""Decode steps timed together; two in a smoke run."""
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -21,9 +24,11 @@ def measure_steps(shape: Shape, device: Device, limits: Limits, *, rounds: int, 
     for most_rows in (max(shape.batches), 0) if device.captures_graphs else (0,):
         model, how = make_model(shape, device, most_rows=most_rows)
         is_best = most_rows > 0 or not device.captures_graphs
+        steps = _STEPS if judged else 2
         for batch in shape.batches:
             goal = DECODE_GOAL if judged and is_best and batch == 1 else None
-            yield decode_row(shape, "pdserve", _decode_s(model, shape, device, batch, rounds), batch, limits, goal, how)
+            seconds = _decode_s(model, shape, device, batch, rounds, steps)
+            yield decode_row(shape, "pdserve", seconds, batch, limits, goal, how)
         if is_best:
             goal = PREFILL_GOAL if judged else None
             yield prefill_row(shape, "pdserve", _prefill_s(model, shape, device, rounds), limits, goal, how)
@@ -55,13 +60,26 @@ def prefill_row(
     )  # fmt: skip
 
 
-def _decode_s(model: TorchModel, shape: Shape, device: Device, batch: int, rounds: int) -> float:
-    """Return the seconds of a step, launched and collected; all sequences are `context` tokens long and stay so."""
+def _decode_s(model: TorchModel, shape: Shape, device: Device, batch: int, rounds: int, steps: int) -> float:
+    """Return the seconds of a step among `steps`; all sequences are `context` tokens long and stay so.
+
+    Where the model runs ahead each is launched before the one before it is collected, as the engine does.
+    """
     tables = _tables(model, batch, shape.context + 1)
     parts = tuple(BatchSequence(shape.context, 1, table) for table in tables)
     samples = tuple(SampleRow(row, _GREEDY, 0, 0) for row in range(batch))
     step = StepBatch((7,) * batch, parts, samples)
-    return seconds_of(lambda: model.launch(step).collect(), device.synchronize, rounds)
+
+    def run() -> None:
+        awaited: deque[Pending] = deque()
+        for _ in range(steps):
+            awaited.append(model.launch(step))
+            if len(awaited) > model.runs_ahead:
+                awaited.popleft().collect()
+        while awaited:
+            awaited.popleft().collect()
+
+    return seconds_of(run, device.synchronize, rounds) / steps
 
 
 def _prefill_s(model: TorchModel, shape: Shape, device: Device, rounds: int) -> float:

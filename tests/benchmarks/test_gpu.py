@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.card import steps
 from benchmarks.card.limits import H200_BYTES_S, H200_OPERATIONS_S, Limits
 from benchmarks.card.rows import Row, markdown
 from benchmarks.card.shapes import EIGHT_B, ONE_B, TINY
@@ -52,7 +53,8 @@ def test_a_tiny_run_has_a_figure_for_every_part(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.count("| tiny decode, batch 3, context 24 |") == 3
 
 
-def test_where_graphs_are_captured_steps_run_with_and_without() -> None:
+def test_where_graphs_are_captured_steps_run_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_STEPS", 2)
     device = CapturingDevice()
 
     rows = list(measure_steps(TINY, device, _H200, rounds=1, judged=True))
@@ -60,7 +62,7 @@ def test_where_graphs_are_captured_steps_run_with_and_without() -> None:
     assert [row.note.rpartition("; ")[2] for row in rows] == ["graphs", "graphs", "graphs", "no graphs", "no graphs"]
     assert [row.goal for row in rows] == [0.7, None, 0.6, None, None]
     assert device.captured == len(TINY.batches)
-    assert device.replays == 3 * len(TINY.batches)
+    assert device.replays == 3 * 2 * len(TINY.batches)  # two warm-ups and a round, of two steps each
 
 
 def test_the_least_that_a_step_does_is_that_of_the_shapes() -> None:

@@ -19,6 +19,7 @@ from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices.capturing_device import CapturingDevice
 from tests.devices.fake_device import FakeDevice
+from tests.devices.late_device import late_downloads
 from tests.engine.fake_engines import run
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
@@ -52,12 +53,17 @@ def serve(model: TorchModel, prompts: list[tuple[int, ...]], counts: list[int]) 
     return [answers.tokens[f"p{number}", 0] for number in range(len(prompts))], core
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_transformers_while_the_batch_grows_and_shrinks(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "ahead"), [*((kind, False) for kind in KINDS), ("llama", True), ("opt", True)])
+def test_tokens_are_those_of_transformers_while_the_batch_grows_and_shrinks(
+    kind: str, ahead: bool, tmp_path: Path
+) -> None:
+    """`ahead`: a step is launched before the last one is collected, and the host does not know its tokens."""
     path, prompts = make_tiny_model(kind, tmp_path), prompts_of(_LENGTHS)
     device, counts = CapturingDevice(), [4, 9, 18, 11, 15, 7]
+    device.traits = replace(device.traits, is_asynchronous=ahead)
 
-    got, core = serve(load(path, device), prompts, counts)
+    with late_downloads():
+        got, core = serve(load(path, device), prompts, counts)
 
     expected = Oracle(path, "float32").generate_greedy(prompts, max(counts), ignore_eos=True)
     assert got == [tokens[:count] for tokens, count in zip(expected, counts, strict=True)]
