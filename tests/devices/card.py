@@ -167,11 +167,12 @@ class _UnderWay:
 
     def end(self, last: int) -> None:
         """Let those up to number `last` be there."""
-        with self._lock:
+        with self._lock, torch.inference_mode():  # many of these are of a step, and waited for outside
             done = [one for one in self._copies if one[0] <= last]
             self._copies = [one for one in self._copies if one[0] > last]
-            for _, target, values in done:
-                target.copy_(values)
+            with torch.inference_mode():  # in which it may have been begun
+                for _, target, values in done:
+                    target.copy_(values)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
