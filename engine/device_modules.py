@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from devices.interface import Device
+from engine.npu import experts as npu_experts
 from engine.npu import modules as npu_modules
 
 Replacer = Callable[[Any], tuple[str, ...]]
@@ -11,7 +12,7 @@ Replacer = Callable[[Any], tuple[str, ...]]
 
 STAYED = npu_modules.STAYED
 """Stands in a line where a device's op computes something else than the original, which stays."""
-REPLACERS: dict[str, Replacer] = {"npu": npu_modules.replace_modules}
+REPLACERS: dict[str, tuple[Replacer, ...]] = {"npu": (npu_modules.replace_modules, npu_experts.use_grouped_experts)}
 
 
 def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
@@ -19,5 +20,5 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
 
     Nothing happens where a device has none. The network may have another handler of its attention on return.
     """
-    replace = REPLACERS.get(device.traits.attention)
-    return () if replace is None else replace(network)
+    replacers = REPLACERS.get(device.traits.attention, ())
+    return tuple(line for replace in replacers for line in replace(network))

@@ -51,6 +51,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "npu_quant_matmul": quantization_ops.quant_matmul,
     "npu_weight_quant_batchmatmul": quantization_ops.weight_quant_batchmatmul,
     "npu_convert_weight_to_int4pack": quantization_ops.convert_weight_to_int4pack,
+    "npu_grouped_matmul": quantization_ops.grouped_matmul,
 }
 
 

@@ -1,4 +1,4 @@
-"""CPU references of the ops for quantised layers, as torch_npu documents them for A2 and A3."""
+"""CPU references of the ops for quantised layers and for experts, as torch_npu documents them for A2 and A3."""
 
 import torch
 
@@ -122,6 +122,50 @@ def convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> 
 def int4pack_shape(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
     """The meta kernel that the wheel has not."""
     return weight.new_empty(weight.shape[0], weight.shape[1] // _PER_WORD, dtype=torch.int32)
+
+
+def grouped_matmul(
+    x: list[torch.Tensor], weight: list[torch.Tensor], *, bias: object = None, scale: object = None,
+    offset: object = None, antiquant_scale: object = None, antiquant_offset: object = None,
+    per_token_scale: object = None, group_list: torch.Tensor | None = None, activation_input: object = None,
+    activation_quant_scale: object = None, activation_quant_offset: object = None, split_item: int | None = 0,
+    group_type: int | None = None, group_list_type: int | None = 0, act_type: int | None = 0,
+    tuning_config: object = None, output_dtype: object = None, x_dtype: object = None, weight_dtype: object = None,
+    scale_dtype: object = None, per_token_scale_dtype: object = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """npu_grouped_matmul of one matrix, whose rows are in groups, with one stack of weights [groups, k, n]."""
+    need_unused(
+        {
+            "bias": bias, "scale": scale, "offset": offset, "antiquant_scale": antiquant_scale,
+            "antiquant_offset": antiquant_offset, "per_token_scale": per_token_scale, "output_dtype": output_dtype,
+            "activation_input": activation_input, "activation_quant_scale": activation_quant_scale,
+            "activation_quant_offset": activation_quant_offset, "act_type": act_type or None,
+            "tuning_config": tuning_config, "x_dtype": x_dtype, "weight_dtype": weight_dtype,
+            "scale_dtype": scale_dtype, "per_token_scale_dtype": per_token_scale_dtype,
+        }
+    )  # fmt: skip
+    need(len(x) == len(weight) == 1, f"{len(x)} and {len(weight)} tensors: no reference but for one of each")
+    (rows,), (stack,) = x, weight
+    need_dtype((torch.float16, torch.bfloat16, torch.float32), x=rows)
+    need_dtype((rows.dtype,), weight=stack)
+    need_contiguous(x=rows)
+    need(rows.dim() == 2 and stack.dim() == 3, f"{rows.dim()} and {stack.dim()} dimensions: 2 and 3")
+    need_shape("x", rows, [len(rows), stack.shape[1]])
+    need(max(rows.shape[1], stack.shape[2]) < _MOST + 1, f"{list(stack.shape)}: below {_MOST + 1}")
+    need(len(stack) <= 1024, f"{len(stack)} groups: 1024 at most")
+    need(group_type == 0, f"group_type {group_type}: 0 groups the rows")
+    need(split_item in (2, 3), f"split_item {split_item}: 2 and 3 give one result")
+    need(group_list is not None, "group_list is missing")
+    assert group_list is not None
+    need_dtype((torch.int64,), group_list=group_list)
+    need_shape("group_list", group_list, [len(stack)])
+    need(group_list_type in (0, 1), f"group_list_type {group_list_type}: 0 or 1")
+    need(group_list_type == 0 or len(group_list) != 1, "group_list has one number: two at least where they are counts")
+    ends = group_list.tolist() if group_list_type == 0 else group_list.cumsum(0).tolist()
+    need(ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(rows), f"group_list ends at {ends} of {len(rows)}")
+    starts = [0, *ends[:-1]]
+    parts = [rows[start:end].double() @ plane.double() for start, end, plane in zip(starts, ends, stack, strict=True)]
+    return [torch.cat(parts).to(rows.dtype)]
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:

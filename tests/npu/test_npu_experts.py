@@ -1,0 +1,96 @@
+"""Experts in groups by npu_grouped_matmul: families with experts equal to transformers', and what falls back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.loader import LoadedModel, load_model
+from engine.npu import experts
+from engine.oracle import Oracle
+from tests.engine.step_runner import generate
+from tests.engine.tiny_families import make_family
+from tests.npu.npu_on_cpu import NpuOnCpu
+from tests.npu.ops import NpuOps
+from tests.npu.rules import Refused
+
+_PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
+_OP = "npu_grouped_matmul"
+
+pytestmark = pytest.mark.usefixtures("npu_ops", "attention_in_float32")
+
+
+def _load(path: Path) -> LoadedModel:
+    return load_model(
+        path, dtype="float32", block_size=128, kv_cache_memory=4 << 20, num_threads=1, device=NpuOnCpu()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, npu_ops: NpuOps) -> None:
+    """gpt_oss has experts with biases, stored the other way round, and a gate of its own."""
+    path = make_family(family, tmp_path / family)
+
+    loaded = _load(path)
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    assert any(note.startswith("by NPU ops: the experts of ") for note in loaded.notes)
+    assert _OP in npu_ops.names()
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+def test_experts_that_differ_in_groups_run_as_before(
+    tmp_path: Path, npu_ops: NpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_family("mixtral", tmp_path / "mixtral")
+    right = experts._multiply
+    monkeypatch.setattr(experts, "_multiply", lambda *given: right(*given).roll(1, 0))
+
+    loaded = _load(path)
+    npu_ops.calls.clear()
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    assert any(note.startswith("experts as they were: in groups they differ by ") for note in loaded.notes)
+    assert _OP not in npu_ops.names()
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+def test_a_call_that_is_refused_leaves_experts_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_BY_ROWS", -1)
+
+    loaded = _load(make_family("mixtral", tmp_path / "mixtral"))
+
+    (note,) = (note for note in loaded.notes if "experts" in note)
+    assert note.startswith("experts as they were: they cannot be tried in groups: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("group_type 2|group_type only", {"group_type": 1}),
+        ("split_item 0", {"split_item": 0}),
+        ("group_list is torch.int32", {"group_list": torch.tensor([1, 4], dtype=torch.int32)}),
+        ("group_list ends at", {"group_list": torch.tensor([1, 3])}),
+        ("group_list ends at", {"group_list": torch.tensor([4, 1])}),
+        ("group_list ends at", {"group_list_type": 1}),
+        (r"group_list is \[3\]", {"group_list": torch.tensor([1, 2, 4])}),
+        ("x is not contiguous", {"x": [torch.ones(8, 4).t()]}),
+        ("weight is torch.float16", {"weight": [torch.ones(2, 8, 6).half()]}),
+        (r"x is \[4, 7\]", {"x": [torch.ones(4, 7)]}),
+    ],
+)
+def test_a_call_that_the_documents_forbid_is_refused(said: str, changed: dict[str, Any]) -> None:
+    right: dict[str, Any] = {
+        "x": [torch.ones(4, 8)], "weight": [torch.ones(2, 8, 6)], "group_list": torch.tensor([1, 4]), "split_item": 3,
+        "group_type": 0, "group_list_type": 0,
+    }  # fmt: skip
+    assert _grouped(**right)[0].shape == (4, 6)
+
+    with pytest.raises((Refused, RuntimeError), match=said):
+        _grouped(**right | changed)
+
+
+def _grouped(x: Any, weight: Any, **named: Any) -> Any:
+    return torch.ops.npu.npu_grouped_matmul(x, weight, **named)
