@@ -40,8 +40,8 @@ class Collective:
     `exact`: a receive has the size of what is sent; else it may be larger, and must not be smaller: gloo calls
     std::terminate on more bytes than were asked for, whatever the peer meant by it.
     `lazy`: the first operation makes the communicator, so it belongs to the creation.
-    `one_thread`: one thread issues all operations of a device, whatever group they are of.
     `link_bytes(environ)`: device memory that a group of two takes. `free_bytes(device)`: what there is of it.
+    `make_s`: that long at least a link's communicator may take; a guess where it was never run.
     `meet_s(environ)`: within that, ranks which have all loaded find each other.
     """
 
@@ -53,10 +53,10 @@ class Collective:
     polls: bool
     exact: bool
     lazy: bool
-    one_thread: bool
     link_bytes: Callable[[Mapping[str, str]], int]
     free_bytes: Callable[[str], int | None]
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
+    make_s: float = 0.0
 
 
 def collective_of(device: str) -> Collective | None:
@@ -196,14 +196,14 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 COLLECTIVES: dict[str, Collective] = {
     "gloo": Collective(
         "gloo", _gloo_lacking, _make_gloo, _abort_gloo, on_host=True, polls=False, exact=False, lazy=False,
-        one_thread=False, link_bytes=lambda _: 0, free_bytes=lambda _: None,
+        link_bytes=lambda _: 0, free_bytes=lambda _: None,
     ),
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
-        one_thread=True, link_bytes=_nccl_link_bytes, free_bytes=_free_bytes,
+        link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_s=5.0,
     ),
     "hccl": Collective(
-        "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True, one_thread=True,
-        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s,
+        "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
+        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0,
     ),
 }  # fmt: skip

@@ -7,8 +7,9 @@
                                           communicator, else before it
     both      DONE
 
-A turn ends after twice the connect timeout (a creation that is running then ends within that once more): a peer that
-stops in the middle of a set-up keeps other links of the device waiting so long, and not for the progress timeout.
+A turn ends after twice the connect timeout, or twice what the collective asks for its making; a creation that is running
+then ends within that once more. A peer that stops in the middle of a set-up keeps other links of the device waiting so
+long, and not for the progress timeout.
 
 The leader is the end whose (instance, epoch, rank) is less. It takes its own turn first, then asks; the other end
 tries for a short slice and says BUSY, upon which the leader lets go. So A -> B, B -> C, C -> A never wait in a circle.
@@ -20,6 +21,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from devices.collectives import Collective, torch_version
@@ -57,6 +59,7 @@ def make_group(
     The lease is the group's afterwards; when this raises it is given back.
     """
     exchange, give_up = Exchange(stream, group_name(hello)), lease.release
+    timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
     try:
         _agree(exchange, collective, rank, timeouts)
         with _turn(exchange, lease.device, _leads(hello, rank), timeouts) as end:

@@ -33,6 +33,8 @@ class HcclRules:
     free_bytes: int | None = None
     broken: list[str] = field(default_factory=list)
     made: int = 0
+    make_s: float = 0.0
+    slow_s: float = 0.0  # that long each creation takes
     _threads: dict[str, threading.Thread] = field(default_factory=dict)
     _busy: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -45,11 +47,13 @@ class HcclRules:
             lacking=lambda: None,
             make=self.make,
             free_bytes=lambda _: self.free_bytes,
+            make_s=self.make_s,
         )
 
     def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
         with self.issuing(device, "creation"):
             self.made += 1
+            threading.Event().wait(self.slow_s)
             return RuleBoundGroup(COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device), device, self)
 
     @contextmanager

@@ -60,7 +60,10 @@ class Package:
         return 0
 
     def unregister_memory(self, address: int) -> int:
-        return 0 if self._on_device("ascend") and self._machine.registered.pop(address, None) else -3
+        if not self._on_device("ascend") or address not in self._machine.registered:
+            return -3
+        del self._machine.registered[address]
+        return 0
 
     def transfer_sync_read(self, session: str, target: int, source: int, num_bytes: int) -> int:
         known = self._machine.knows(target, num_bytes) and self._machine.knows(source, num_bytes)

@@ -126,6 +126,22 @@ def test_a_link_that_hangs_holds_up_no_other_of_its_device(rules: HcclRules) -> 
             assert moving.receive(moving.send(b"m" * 1_000, number)) == b"m" * 1_000
 
 
+@pytest.mark.parametrize("make_s", [0.0, 10.0])
+def test_a_creation_is_given_the_time_that_the_collective_asks_for(
+    make_s: float, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules.make_s, rules.slow_s = make_s, 0.6
+    monkeypatch.setitem(COLLECTIVES, "hccl", rules.collective())
+    p, d = _nodes("pd")
+
+    if make_s:
+        with linked(p, d, timeouts=Timeouts(0.2, DEADLINE_S)) as ends:
+            assert ends.receive(ends.send(b"slow")) == b"slow"
+    else:
+        with pytest.raises(LinkLost):
+            link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
+
+
 @pytest.mark.parametrize("full", ["p", "d"])
 def test_a_link_that_does_not_fit_is_refused_with_both_values_before_it_is_made(
     full: str, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
