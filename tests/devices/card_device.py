@@ -9,7 +9,7 @@ from tests.devices import card
 
 TRAITS = Traits(
     kind=card.kind_name(), visible_variable=None, collective="gloo", block_size=16, prefill_chunk_size=64,
-    pool_alignment=512, attention="card",
+    pool_alignment=512, attention="card", is_asynchronous=True,
 )  # fmt: skip
 
 
