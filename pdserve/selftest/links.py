@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from devices.interface import Device, Memory
+from devices.interface import Device, Memory, Traits
 from kvtransfer.device_memory import device_memory
 from kvtransfer.interface import SendStats
 from kvtransfer.receiver import KvReceiver
@@ -48,8 +48,7 @@ def _send(name: str, source: Device, target: Device) -> str:
     try:
         for device, pool in ((source, ours), (target, theirs)):
             _check_usable(name, device, pool)
-        if name == _GROUPS and source.traits.collective != target.traits.collective:
-            raise NotHere(f"{source.traits.collective} and {target.traits.collective} have no groups in common")
+        _check_common(name, source.traits, target.traits)
         if name in _TWO_PROCESSES or (name == _GROUPS and source is target and not source.traits.pools_on_host):
             raise NotHere(f"it needs two processes: `pdserve verify --transport {name}` has them")
         return _hand_over(name, ours, theirs)
@@ -63,6 +62,15 @@ def _check_usable(name: str, device: Device, pool: Memory) -> None:
         make_transports((name,), pool)
     except ConfigError as error:
         raise NotHere(f"{device.name}: {str(error).removeprefix(f'--kv-transport {name}: ')}") from error
+
+
+def _check_common(name: str, one: Traits, other: Traits) -> None:
+    """Raise NotHere where two kinds of devices do not speak the same over this transport."""
+    for transport, ours, theirs in (
+        (_GROUPS, one.collective, other.collective), ("mooncake", one.one_sided, other.one_sided)
+    ):  # fmt: skip
+        if name == transport and ours != theirs:
+            raise NotHere(f"{one.kind} speaks {ours} there and {other.kind} {theirs}")
 
 
 def _make_pool(device: Device) -> Memory:

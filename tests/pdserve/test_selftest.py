@@ -160,7 +160,8 @@ def test_a_sampler_that_chooses_otherwise_fails_its_row(tmp_path: Path, monkeypa
 def test_a_part_that_its_op_does_not_compute_fails_its_row(
     line: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(REPLACERS, "fake", lambda network: (line,))
+    monkeypatch.setitem(REPLACERS, "fake", REPLACERS["npu"])
+    monkeypatch.setattr("pdserve.selftest.parts.replace_modules", lambda network, device: (line,))
 
     _, document, _ = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "network", "quantised")
 

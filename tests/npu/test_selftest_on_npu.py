@@ -1,0 +1,70 @@
+"""`pdserve selftest --device npu` over the NPU's real code and CPU references of its ops."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from devices.interface import Traits
+from devices.npu import TRAITS
+from devices.table import KINDS
+from pdserve.cli import main
+from tests.npu.npu_on_cpu import NpuOnCpu
+from tests.npu.ops import NpuOps
+
+
+@dataclass
+class OnCpuKind:
+    """Implements DeviceKind."""
+
+    traits: Traits = TRAITS
+
+    def sees_card(self) -> bool:
+        return True
+
+    def lacking(self) -> str | None:
+        return None
+
+    def open(self, index: int = 0) -> NpuOnCpu:
+        return NpuOnCpu(index)
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, dict[str, str], dict[str, str]]:
+    """Return the exit status, the verdicts and the words by row."""
+    monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
+    monkeypatch.setitem(KINDS, "npu", OnCpuKind())
+    status = main(["selftest", "--device", "npu", "--report", str(tmp_path / "report.md"), *flags])
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    rows = json.loads(text.partition("```json\n")[2].partition("\n```")[0])["results"]
+    names = [f"{row['group']}: {row['name']}" for row in rows]
+    return (
+        status,
+        dict(zip(names, (row["verdict"] for row in rows), strict=True)),
+        dict(zip(names, (row["words"] for row in rows), strict=True)),
+    )
+
+
+def test_every_row_of_an_npu_is_tried_and_ok(npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, verdicts, words = run(tmp_path, monkeypatch)
+
+    assert (status, [name for name, verdict in verdicts.items() if verdict == "FAILED"]) == (0, []), words
+    for name in ("attention: decode", "attention: window", "attention: sinks", "model: combined = transformers"):
+        assert verdicts[name] == "ok"
+    for name in ("network: norms, gated MLPs and rotations", "linear layers: npu-int8", "linear layers: npu-antiquant"):
+        assert verdicts[name] == "ok", words[name]
+    called = {call.name for call in npu_ops.calls}
+    assert {"npu_scatter_pa_kv_cache", "npu_rms_norm", "npu_swiglu"} <= called
+
+
+def test_an_op_that_is_wrong_fails_its_row(npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(rows: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return rows.chunk(2, dim)[0]
+
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", halved)
+
+    status, verdicts, words = run(tmp_path, monkeypatch, "--only", "network")
+
+    assert (status, verdicts) == (1, {"network: norms, gated MLPs and rotations": "FAILED"})
+    assert "gated MLP" in next(iter(words.values()))
