@@ -32,7 +32,8 @@ class FakeConfig:
 
     A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` are (layer, name, heads,
     head_dim) of each, in place of k and v of `heads` x `head_dim` in each of the `num_layers`; a layer may have none.
-    `runs_ahead`: nothing of a step is computed before it is collected, as if a device were that slow.
+    `runs_ahead`: nothing of a step is computed before it is collected, as if a device were that slow. Layers are told
+    at launch, as on devices, and a pool on the host has no mark to wait for: no prompts can be handed over from it.
     """
 
     salt: int = 0

@@ -85,6 +85,39 @@ def test_tokens_prove_who_prefilled_and_who_decoded(tmp_path: Path, transport: s
     assert tokens[-1].finish is FinishReason.LENGTH
 
 
+def test_a_decode_instance_that_runs_ahead_answers_the_same_and_frees_all(tmp_path: Path) -> None:
+    """With several prompts at once, one of which a stop id ends and one of which is cancelled on its way."""
+    (tmp_path / "ahead").mkdir()
+    prefill = instance_config(tmp_path, Role.PREFILL, port=4)
+    decode = instance_config(tmp_path / "ahead", Role.DECODE, port=6)
+    (tmp_path / "ahead" / "fake.json").write_text(json.dumps({**FAKE, "runs_ahead": True}))
+    fake = FakeConfig(**FAKE)  # type: ignore[arg-type]
+    salts = [salt(tmp_path, Role.PREFILL, 4)] * len(PROMPT) + [salt(tmp_path, Role.DECODE, 6)]
+    plain = SamplingParams(max_tokens=12, temperature=0.0)
+    whole = expected_tokens(fake, PROMPT, plain, count=12, salts=salts)
+    stops = SamplingParams(max_tokens=12, temperature=0.0, stop_token_ids=(whole[5],))
+    assert whole[5] not in whole[:5]
+
+    async def run() -> list[list[TokenOutput]]:
+        async with running(prefill) as (_, p), running(decode) as (instance, d):
+            assert instance._host.engine.runs_ahead  # type: ignore[attr-defined]
+            answers = [
+                await hand_off(p, d, PromptState(f"r/{i}", "r", PROMPT, one)) for i, one in enumerate((plain, stops))
+            ]
+            long = PromptState("long", "r", PROMPT, SamplingParams(max_tokens=180, temperature=0.0))
+            await d.session.send(Generate(long))
+            await d.next(Step)
+            await d.session.send(Cancel("long"))
+            await wait_empty(p, d)
+            return answers
+
+    answers = asyncio.run(run())
+
+    assert tuple(token.token_id for token in answers[0]) == whole
+    assert tuple(token.token_id for token in answers[1]) == whole[:6]
+    assert [answer[-1].finish for answer in answers] == [FinishReason.LENGTH, FinishReason.STOP]
+
+
 def test_sequences_of_one_prompt_cross_once_and_differ(tmp_path: Path) -> None:
     async def run() -> list[TokenOutput]:
         async with pair(tmp_path) as (p, d):

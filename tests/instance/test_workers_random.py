@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.instance.two_halves import Link, Side
+from tests.instance.two_halves import CONFIG, Link, Side
 from wire.errors import PdserveError
 from wire.messages import Cancel
 from wire.types import PromptState, SamplingParams
@@ -25,9 +25,11 @@ LENGTHS = st.integers(1, 60)
 class HandOffs(RuleBasedStateMachine):
     """Starts prompts, moves them on, and ends them in every way, in any order."""
 
+    config = CONFIG
+
     def __init__(self) -> None:
         super().__init__()
-        self.link = Link()
+        self.link = Link(self.config)
         self.states: dict[str, PromptState] = {}
         self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # what each side accepted
 
@@ -165,7 +167,7 @@ class HandOffs(RuleBasedStateMachine):
         link = self.link
         if link.commits or link.news or link.open_tickets or link.sending or link.d.tickets:
             return True
-        return any(side.posted or side.core._roster.prompts() for side in (link.p, link.d))
+        return any(side.posted or side.core._roster.prompts() or side.core.has_work() for side in (link.p, link.d))
 
     def _assert_ended_once(self, side: str, name: str) -> None:
         it = self._side(side)
@@ -201,5 +203,12 @@ class HandOffs(RuleBasedStateMachine):
         return self.states[name]
 
 
-TestHandOffs = HandOffs.TestCase
+class HandOffsAhead(HandOffs):
+    """The same between engines that launch a step before the one before it is collected."""
+
+    config = replace(CONFIG, runs_ahead=True)
+
+
+TestHandOffs, TestHandOffsAhead = HandOffs.TestCase, HandOffsAhead.TestCase
 TestHandOffs.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHandOffsAhead.settings = TestHandOffs.settings

@@ -33,8 +33,8 @@ class Breaking(FakeModel):
 class Side:
     """One instance whose threads are the test: what was posted runs when told to, and so does a step."""
 
-    def __init__(self, link: "Link") -> None:
-        self.model = Breaking(CONFIG)
+    def __init__(self, link: "Link", config: FakeConfig) -> None:
+        self.model = Breaking(config)
         self.core = EngineCore(
             self.model, max_num_seqs=5, max_num_batched_tokens=80, prefill_chunk_size=48,
             swap_bytes=3 * CONFIG.block_size * 256,
@@ -100,14 +100,14 @@ class Link:
     bytes_received = 0
     endpoints: tuple[KvEndpoint, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, config: FakeConfig = CONFIG) -> None:
         self.open_tickets: dict[str, tuple[int, ...]] = {}
         self.sending: dict[str, None] = {}  # in order: ids are random, a test's choices must not be
         self.commits: dict[str, bytes] = {}
         self.news: deque[Callable[[], None]] = deque()
         self.breaks_at_begin = self.breaks_at_commit = False
-        self.p = Side(self)
-        self.d = Side(self)
+        self.p = Side(self, config)
+        self.d = Side(self, config)
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
         self.open_tickets[ticket_id] = tuple(block_ids)
