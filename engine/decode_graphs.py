@@ -6,7 +6,7 @@
       -> logits of the first n rows
 
 Padding rows write to a block of the pool that nobody owns. Steps with prompts in them are not for graphs; nor is
-anything more once a capture has failed.
+anything more once one has failed.
 """
 
 from collections.abc import Callable
@@ -89,8 +89,12 @@ class DecodeGraphs:
         if captured is None:
             captured = self._make(*host.tables.shape)
         self._fill(captured, metadata, host)
-        host_lengths = captured.attention.prepare(host)
-        if captured.graph is None and not self._capture(captured):
+        try:
+            host_lengths = captured.attention.prepare(host)
+            if captured.graph is None:
+                self._capture(captured)
+        except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
+            self._give_up(host, error)
             return None
         assert captured.graph is not None
         assert self._logits is not None
@@ -131,9 +135,8 @@ class DecodeGraphs:
         captured.packed.copy_(staged, non_blocking=True)
         captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
 
-    def _capture(self, captured: _Captured) -> bool:
-        """Capture the step; where that fails say so once, and leave all steps to the host."""
-
+    def _capture(self, captured: _Captured) -> None:
+        """Capture the step. Raises what the network or the device does."""
         size, width = captured.inputs.tables.shape
 
         def run() -> None:
@@ -142,16 +145,16 @@ class DecodeGraphs:
                 self._logits = made.new_empty(self._sizes[-1], made.shape[1])
             self._logits[:size] = made
 
-        try:
-            captured.graph = self._device.capture(run)
-        except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
-            self._failed = True
-            self._captured.clear()
-            _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_words(error))
-            return False
+        captured.graph = self._device.capture(run)
         self._captured[size, width] = captured
         _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
-        return True
+
+    def _give_up(self, host: HostTables, error: Exception) -> None:
+        """Leave all steps to the host from now on, and say so once."""
+        self._failed = True
+        self._captured.clear()
+        size, width = host.tables.shape
+        _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_words(error))
 
 
 def _words(error: BaseException) -> str:

@@ -79,7 +79,7 @@ class CudaAttention:
     def plan(self, metadata: StepMetadata) -> "CudaStep":
         """See AttentionBackend."""
         library = None if self.library is None else self.library.plan(metadata)
-        return CudaStep(self, self.torch.plan(metadata), library)
+        return CudaStep(self, self.torch.plan(metadata), library, self.library)
 
     def plan_decode(self, inputs: DecodeInputs) -> "CudaDecode":
         """See GraphBackend."""
@@ -101,9 +101,13 @@ class CudaAttention:
 class CudaStep:
     """One step; each layer goes to who takes it."""
 
-    def __init__(self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None) -> None:
+    def __init__(
+        self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None,
+        library: PagedLibrary | None,
+    ) -> None:  # fmt: skip
+        """`library` planned `by_library`; the backend may have left it since."""
         self._backend, self._torch, self._library = backend, by_torch, by_library
-        self._planned_by = backend.library
+        self._planned_by = library
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write: one launch for keys and one for values."""
@@ -133,13 +137,14 @@ class CudaDecode:
         self, backend: CudaAttention, by_torch: DecodeAttention, by_library: DecodeAttention | None
     ) -> None:  # fmt: skip
         self._backend, self._torch, self._library = backend, by_torch, by_library
+        self._planned_by = backend.library
 
     def prepare(self, host: HostTables) -> None:
-        """See DecodeAttention."""
+        """See DecodeAttention. Raises what the library does: what was captured needs its plan."""
         if self._library is not None:
             self._library.prepare(host)
 
     def step(self) -> CudaStep:
         """See DecodeAttention."""
         library = None if self._library is None else self._library.step()
-        return CudaStep(self._backend, self._torch.step(), library)
+        return CudaStep(self._backend, self._torch.step(), library, self._planned_by)

@@ -255,6 +255,19 @@ def test_torchs_flash_kernel_takes_over_from_a_library_that_fails(monkeypatch: p
     assert backend.note == "attention by torch: VarlenAttention failed: no kernel image"
 
 
+def test_a_fixed_step_goes_on_without_a_library_that_was_left_meanwhile() -> None:
+    backend, options = with_flashinfer(), AttentionOptions(0.1)
+    case = make_case(_DECODES, _HALF)
+    fixed = Fixed(backend, case)
+    backend.give_up(RuntimeError("no kernel image"))
+    backend.library = VarlenAttention(Varlen())
+
+    agree(fixed.run(case, options), case, options)
+
+    assert made() == []
+    assert isinstance(backend.library, VarlenAttention)
+
+
 def test_the_choice_says_why_without_the_library() -> None:
     library, note = choose_library(FakeDevice())
 

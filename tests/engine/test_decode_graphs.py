@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention.cuda import CudaAttention, CudaDecode
 from engine.attention.reference import ReferenceAttention
+from engine.attention.tables import HostTables
 from engine.core import EngineCore
 from engine.decode_graphs import DecodeGraphs, graph_rows, graph_sizes
 from engine.loader import load_model
@@ -171,6 +173,23 @@ def test_after_a_capture_that_fails_all_steps_are_launched(tmp_path: Path) -> No
     core.close()
 
 
+def test_after_a_plan_that_fails_nothing_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, device, prompts, plans = make_tiny_model("llama", tmp_path), CapturingDevice(), prompts_of((9, 20)), [0]
+
+    def prepare(self: CudaDecode, host: HostTables) -> None:
+        plans[0] += 1
+        if plans[0] == 4:
+            raise RuntimeError("the workspace is too small")
+
+    monkeypatch.setattr(CudaDecode, "prepare", prepare)
+
+    got, core = serve(load(path, device), prompts, [8, 8])
+
+    assert got == Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
+    assert (plans[0], device.replays) == (4, 3)
+    core.close()
+
+
 def test_the_sizes_that_steps_are_padded_to() -> None:
     assert graph_sizes(1) == (1,)
     assert graph_sizes(3) == (1, 2, 3)
@@ -188,8 +207,6 @@ def test_no_graphs_where_they_cannot_be(tmp_path: Path) -> None:
     assert eager.memory.layout.num_blocks == eager.info.layout.num_blocks
     assert graph_rows(8, FakeDevice(), ReferenceAttention(), None) == 0
     assert graph_rows(8, device, ReferenceAttention(), None) == 0
-    from engine.attention.cuda import CudaAttention
-
     assert graph_rows(8, device, CudaAttention(), StepRope()) == 0
     assert graph_rows(8, device, CudaAttention(), None) == 8
     eager.close()
