@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ class PlannedRows:
         ends = np.cumsum(self._counts)
         places = np.concatenate([np.arange(ends[i] - self._counts[i], ends[i]) for i in chosen])
         return StepRows(
-            places=None if len(places) == ends[-1] else torch.from_numpy(places).to(device),
+            places=None if len(places) == ends[-1] else upload(torch.from_numpy(places), device),
             query_ends=np.cumsum(self._counts[chosen]).tolist(),
             kv_lengths=host.kv_lengths.tolist(),
-            table=torch.from_numpy(host.tables.astype(np.int32)).to(device),
-            lengths=torch.from_numpy(host.kv_lengths).to(device),
+            table=upload(torch.from_numpy(host.tables.astype(np.int32)), device),
+            lengths=upload(torch.from_numpy(host.kv_lengths), device),
         )
 
 
