@@ -7,7 +7,7 @@
                                           communicator, else before it
     both      DONE
 
-A turn ends after twice the connect timeout, or twice what the collective asks for its making; a creation that is running
+A turn ends after twice the connect timeout, or twice what the collective asks for its making; a creation that runs
 then ends within that once more. A peer that stops in the middle of a set-up keeps other links of the device waiting so
 long, and not for the progress timeout.
 
