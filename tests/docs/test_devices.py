@@ -1,0 +1,96 @@
+"""docs/devices.md says of each feature and device what ran: its table is held to the tests that exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devices.collectives import HCCL_DEFAULTS
+from devices.table import KINDS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+_LEAST_ROWS = 20
+
+
+def table_of(page: str) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """Return the columns and, by feature and column, the cells of the page's first table of features."""
+    lines = page[page.index("| feature |") :].split("\n\n")[0].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return header[1:], {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+
+
+def wrong_cells(page: str) -> Iterator[str]:
+    """Yield what is wrong with each cell, in words."""
+    _, table = table_of(page)
+    for feature, cells in table.items():
+        for kind, cell in cells.items():
+            why = _wrong(kind, cell)
+            if why is not None:
+                yield f"{feature}, {kind}: {why}"
+
+
+def _wrong(kind: str, cell: str) -> str | None:
+    verdict = cell.partition(":")[0]
+    links = _LINK.findall(cell)
+    if verdict == "measured":
+        if not KINDS[kind].traits.pools_on_host:
+            return "nothing was measured on a card"
+        return None if [target for _, target in links] == ["performance.md"] else "measured, and no figures named"
+    if verdict == "contract-tested":
+        if not links:
+            return "no test is named"
+        return next((why for _, target in links if (why := _missing(target)) is not None), None)
+    return None if verdict in ("neither", "none") and not links else f"{cell!r} is no verdict"
+
+
+def _missing(target: str) -> str | None:
+    name, _, test = target.partition("#")
+    path = (ROOT / "docs" / name).resolve()
+    if not path.is_file() or not path.name.startswith("test_"):
+        return f"{name} is no file of tests"
+    text = path.read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(text))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    if test:
+        return None if test in names else f"{name} has no {test}"
+    takes_others = "vars(test_" in text  # a contract's tests over other devices
+    return None if takes_others or any(one.startswith("test_") for one in names) else f"{name} has no test"
+
+
+def test_every_cell_is_a_verdict_whose_tests_exist() -> None:
+    columns, table = table_of(PAGE)
+
+    assert columns == list(KINDS)
+    assert len(table) >= _LEAST_ROWS
+    assert list(wrong_cells(PAGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("measured: [x](performance.md)", "nothing was measured on a card"),
+        ("contract-tested", "no test is named"),
+        ("contract-tested: [x](../tests/devices/test_nothing.py)", "is no file of tests"),
+        ("contract-tested: [x](../tests/devices/test_seam.py#test_nothing)", "has no test_nothing"),
+        ("contract-tested: [x](../devices/npu.py)", "is no file of tests"),
+        ("works", "is no verdict"),
+        ("", "is no verdict"),
+    ],
+)
+def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
+    page = f"| feature | cpu | npu |\n|---|---|---|\n| x | none | {cell} |\n\n"
+
+    (found,) = wrong_cells(page)
+
+    assert found.startswith("x, npu: ")
+    assert why in found
+
+
+def test_the_page_says_that_no_card_was_at_hand_and_names_hccls_variables() -> None:
+    assert "No GPU and no NPU was at hand" in PAGE
+    for name, value in HCCL_DEFAULTS.items():
+        assert f"| `{name}` | {value} (" in PAGE
