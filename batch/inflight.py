@@ -63,11 +63,13 @@ class Inflight:
 
     def _learn(self, status: int, num_cuts: int) -> None:
         """`num_cuts`: how many there had been when the question went out."""
+        if num_cuts != self._num_cuts:
+            return  # it went out among more, and says nothing of how many are well now
         if status not in _BUSY:
             self._has_answered = True
             self._limit = min(self._most, self._limit + (1 if self._limit < self._well else 1 / self.limit))
-        elif num_cuts == self._num_cuts:
-            self._num_cuts += 1
-            self._limit = max(1.0, self._limit / 2)
-            if self._has_answered:  # else it is away, and that says nothing of how many it can take
-                self._has_answered, self._well = False, self._limit
+            return
+        self._num_cuts += 1
+        self._limit = max(1.0, self._limit / 2)
+        if self._has_answered:  # else it is away, and that says nothing of how many it can take
+            self._has_answered, self._well = False, self._limit

@@ -47,6 +47,22 @@ async def test_it_grows_by_doubling_to_where_it_was_well_and_slowly_from_there()
     assert limits == [32, 33, 34, 35], "the second cut of an outage says nothing of what the server can take"
 
 
+async def test_answers_to_what_went_out_before_a_cut_do_not_undo_it() -> None:
+    inflight, gate = Inflight(8), asyncio.Event()
+
+    async def late() -> Answer:
+        await gate.wait()
+        return says({})
+
+    waiting = [asyncio.create_task(inflight.ask(late)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert await _round(inflight, FULL, 1) == 4
+    gate.set()
+    await asyncio.gather(*waiting)
+
+    assert inflight.limit == 4
+
+
 async def test_a_line_that_is_refused_for_what_it_says_is_an_answer() -> None:
     inflight = Inflight(8)
     await _round(inflight, FULL, 8)
