@@ -109,12 +109,12 @@ class AntiquantFormat:
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
         """See KeptFormat."""
         middle = _middle(weight)
-        codes = (weight.codes.to(torch.int16) - middle).t().contiguous()  # [inputs, outputs]
+        codes = (weight.codes.to(torch.int32) - middle).t().contiguous()  # [inputs, outputs]
         zeros = torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
         offsets = middle - zeros.to(torch.float32)
         packed: Any = codes.to(torch.int8)
         if weight.num_bits == 4:
-            packed = torch.ops.npu.npu_convert_weight_to_int4pack(codes.to(torch.int32))
+            packed = torch.ops.npu.npu_convert_weight_to_int4pack(codes)
         scales, offsets = (each.t().to(dtype).contiguous() for each in (weight.scales, offsets))  # [groups, outputs]
         return AntiquantKernel(packed, scales, offsets, 0 if len(scales) == 1 else weight.group_size)
 

@@ -6,7 +6,7 @@ A format is chosen by the device's traits (kept_table.py) and compared with the 
 it is kept (kept_check.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A whole quantised weight, on the device that computes with it.
+    """A whole quantised weight.
 
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
@@ -39,6 +39,13 @@ class KeptWeight:
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
         return self.codes.shape[0], self.codes.shape[1]
+
+    def to(self, device: torch.device) -> "KeptWeight":
+        """Return it on the device that computes with it."""
+        zeros, order = (None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.order))
+        return replace(
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros, order=order
+        )  # fmt: skip
 
     @property
     def sort(self) -> str:
@@ -106,7 +113,7 @@ class KeptLinear(nn.Module):
         product = self.product(rows.reshape(-1, self.in_features))
         if self.bias is not None:
             product = product + self.bias
-        return product.view(*rows.shape[:-1], self.out_features)
+        return product.reshape(*rows.shape[:-1], self.out_features)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [num_rows, out_features] of [num_rows, in_features], without the bias."""

@@ -15,14 +15,19 @@ GROUP_SIZES = (32, 64, 128, 256)
 _MIDDLE = 8
 _TILE = 16
 _INNER_TILES = (8, 4, 2)
+_STRIP = 1024  # outputs that are unpacked together: a multiple of 8
+MANY_ROWS = 256
+"""From here on a card widens the weight first: the kernel reads it again for every 16 rows. Where that pays best has
+never been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Ops:
     """The kernel as one sort of device has it.
 
-    `arrange` turns codes (uint8, below 16) into what `pack` takes beside the number of inner tiles. `dtypes` says in
-    which dtype rows of another are multiplied; outputs come in multiples of `outputs`, inputs of `inputs`.
+    `arrange` turns codes (uint8, below 16) into what `pack` takes beside the number of inner tiles; `unpack` turns what
+    it gives for some outputs back into their codes, [outputs, inputs], where its order is known. `dtypes` says in which
+    dtype rows of another are multiplied; outputs come in multiples of `outputs`, inputs of `inputs`.
     """
 
     arrange: Callable[[torch.Tensor], torch.Tensor]
@@ -31,6 +36,7 @@ class Int4Ops:
     dtypes: Mapping[torch.dtype, torch.dtype]
     outputs: int
     inputs: int
+    unpack: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def _two_to_a_byte(codes: torch.Tensor) -> torch.Tensor:
@@ -38,9 +44,22 @@ def _two_to_a_byte(codes: torch.Tensor) -> torch.Tensor:
     return (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
 
 
+def _from_tiles(packed: torch.Tensor) -> torch.Tensor:
+    """Return codes int32 [outputs, inputs] of a card's [outputs / 8, tiles of inputs, 32 lanes, words] int32.
+
+    A word is two neighbouring tiles of 8 outputs x 16 inputs. Lane 4 o + q has, of output o and each tile, the inputs
+    2 q + 8 p + h for p and h of 0 and 1; its fields from the lowest on are (h, tile, p) = 000, 001, 010, ...
+    """
+    num_blocks, num_tiles, _, num_words = packed.shape
+    shifts = torch.arange(0, 32, 4, device=packed.device, dtype=torch.int32)
+    fields = packed[..., None] >> shifts & 15  # [blocks, tiles, 32, words, 8]
+    fields = fields.view(num_blocks, num_tiles, 8, 4, num_words, 2, 2, 2)  # ..., output, q, word, h, tile, p
+    return fields.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(num_blocks * 8, -1)
+
+
 ON_CARD = Int4Ops(
     _two_to_a_byte, torch.ops.aten._convert_weight_to_int4pack, torch.ops.aten._weight_int4pack_mm,
-    dtypes={torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}, outputs=8, inputs=32,
+    dtypes={torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}, outputs=8, inputs=32, unpack=_from_tiles,
 )  # fmt: skip
 ON_HOST = Int4Ops(
     lambda codes: codes.to(torch.int32), torch.ops.aten._convert_weight_to_int4pack_for_cpu,
@@ -67,7 +86,22 @@ class Int4Kernel:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """See Kernel."""
         inner = rows.to(self.scales_and_zeros.dtype).contiguous()
+        if self.ops.unpack is not None and len(rows) >= MANY_ROWS:
+            return torch.nn.functional.linear(inner, self._floats(self.ops.unpack)).to(rows.dtype)
         return self.ops.multiply(inner, self.packed, self.group_size, self.scales_and_zeros).to(rows.dtype)
+
+    def _floats(self, unpack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return the weight [outputs, inputs] for one product, rounded once."""
+        num_groups, outputs, _ = self.scales_and_zeros.shape
+        made = torch.empty(
+            outputs, num_groups * self.group_size, dtype=self.scales_and_zeros.dtype, device=self.packed.device
+        )  # fmt: skip
+        for start in range(0, outputs, _STRIP):
+            span = slice(start, start + _STRIP)
+            codes = unpack(self.packed[start // 8 : (start + _STRIP) // 8]).to(torch.float32)
+            scales, zeros = self.scales_and_zeros[:, span].to(torch.float32).permute(2, 1, 0)[..., None]
+            made[span] = ((codes - _MIDDLE).view(len(codes), num_groups, -1) * scales + zeros).flatten(1)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,11 @@ class Keeper:
         """Return the layer that takes the linear one's place, or why there is none."""
         outputs, inputs = module.shape
         dtype = linear.weight.dtype
-        grouped = _moved(module.read(range(outputs), range(inputs)), device)
-        weight = kept_weight(grouped, int8_inputs=self._int8_inputs)
+        stored = module.read(range(outputs), range(inputs))
+        weight = kept_weight(stored, int8_inputs=self._int8_inputs)
         if isinstance(weight, str):
             return weight
+        grouped, weight = _moved(stored, device), weight.to(device)
         reasons = []
         for form in (form for form in self._formats if form.takes(weight)):
             lacking = form.lacking(weight, dtype)

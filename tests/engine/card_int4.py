@@ -6,7 +6,10 @@ _LANES = 32
 
 
 class CardInt4:
-    """Stands in for torch.ops.aten._convert_weight_to_int4pack and _weight_int4pack_mm of a card."""
+    """Stands in for torch.ops.aten._convert_weight_to_int4pack and _weight_int4pack_mm of a card; counts products."""
+
+    def __init__(self) -> None:
+        self.num_products = 0
 
     def pack(self, codes: torch.Tensor, inner_tiles: int) -> torch.Tensor:
         """Return int32 [outputs / 8, inputs / (16 * inner_tiles), 32, inner_tiles / 2] of bytes [outputs, inputs / 2].
@@ -36,6 +39,7 @@ class CardInt4:
         self, rows: torch.Tensor, packed: torch.Tensor, group_size: int, scales_and_zeros: torch.Tensor
     ) -> torch.Tensor:
         """Return bfloat16 [num_rows, outputs] of bfloat16 [num_rows, inputs]."""
+        self.num_products += 1
         assert rows.dtype == torch.bfloat16
         assert rows.dim() == 2
         assert rows.is_contiguous()

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from engine.quantization import kept_int4pack
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
-from engine.quantization.kept_int4pack import ON_CARD, ON_HOST, Int4Format, Int4Kernel
+from engine.quantization.kept_int4pack import MANY_ROWS, ON_CARD, ON_HOST, Int4Format, Int4Kernel
 from engine.quantization.kept_int8 import Int8Format, round_by_token
 from engine.quantization.kept_table import FORMATS, formats_named
 from tests.devices.fake_device import TRAITS
@@ -236,6 +237,40 @@ def test_the_cards_kernel_is_called_by_its_rules(outputs: int, inputs: int, size
     assert disagreement(kept, grouped, weight, form, dtype) is None
     assert kept(rows_of(3, inputs, dtype)).dtype == dtype
     assert kernel.num_bytes == outputs * inputs // 2 + outputs * (inputs // size) * 4
+
+
+@pytest.mark.parametrize("inputs", [32, 64, 96, 128, 256])
+def test_codes_come_back_from_the_cards_order(inputs: int) -> None:
+    """Of every number of inner tiles: 2, 4 and 8."""
+    codes = torch.randint(0, 16, (24, inputs), dtype=torch.uint8, generator=torch.Generator().manual_seed(inputs))
+    inner = next(tiles for tiles in (8, 4, 2) if inputs % (tiles * 16) == 0)
+    assert ON_CARD.unpack is not None
+
+    packed = CardInt4().pack(ON_CARD.arrange(codes), inner)
+
+    assert torch.equal(ON_CARD.unpack(packed), codes.to(torch.int32))
+    assert torch.equal(ON_CARD.unpack(packed[1:]), codes[8:].to(torch.int32))
+
+
+def test_many_rows_are_multiplied_by_the_widened_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, grouped = CardInt4(), int4_layer(40, 128, 32)
+    monkeypatch.setattr(kept_int4pack, "_STRIP", 16)
+    form = Int4Format(replace(ON_CARD, pack=card.pack, multiply=card.multiply))
+    kernel, rows = form.pack(whole(grouped), torch.bfloat16), rows_of(MANY_ROWS, 128, torch.bfloat16)
+
+    few, calls = kernel(rows[:3]), card.num_products
+    many = kernel(rows)
+
+    assert card.num_products == calls == 1
+    assert torch.equal(many[:3], few)
+
+
+def test_a_wrong_order_shows_where_rows_are_many() -> None:
+    card, grouped = CardInt4(), int4_layer(32, 128, 32)
+    wrong = replace(ON_CARD, pack=card.pack, multiply=card.multiply, unpack=lambda p: ON_CARD.unpack(p).roll(1, 1))  # type: ignore[misc]
+    weight, form = whole(grouped), Int4Format(wrong)
+
+    assert "its arithmetic explains" in str(_compared(grouped, weight, form, weight))
 
 
 def test_the_cards_shapes_are_those_of_torchs_own_shape_functions() -> None:

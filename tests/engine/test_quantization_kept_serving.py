@@ -279,6 +279,17 @@ def test_inputs_are_rounded_only_as_the_checkpoint_asks(
     assert (", kept: 14 of 14" in _note(_load(path))) == kept
 
 
+def test_an_output_layer_that_is_quantised_is_kept_too(tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path / "llama")
+    quantise_checkpoint(replace(gptq(4, 32), ignore=()), path)
+
+    loaded = _load(path)
+
+    assert ", kept: 15 of 15" in _note(loaded)
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
 def test_a_tied_output_layer_stays_in_floats(tmp_path: Path) -> None:
     """Its weight is the embeddings', which are looked up."""
     path = make_tiny_model("llama", tmp_path / "llama")
