@@ -1,14 +1,17 @@
 """The wheel as data: fetched once, never imported, and refused in words where it cannot be had."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from pdserve.run_folder import default_cache_dir
+from tests.conftest import MISSING
 from tests.npu.ops import NpuOps
-from tests.npu.wheel import VERSION, NoWheel, Wheel, wheel_in
+from tests.npu.wheel import OLDEST, VERSION, NoWheel, Wheel, wheel_in
 
 
 def test_it_is_of_the_torch_that_is_tested_and_holds_what_is_read(wheel: Wheel) -> None:
@@ -34,3 +37,30 @@ def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
     assert torch.nn.functional.conv2d(image, kernel).shape == (1, 4, 6, 6)
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::matmul_backward", "Meta")
     assert len(npu_ops.schemas) > 400
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("npu_ops")
+def test_the_contract_holds_for_the_oldest_wheel_too() -> None:
+    files = ("test_names.py", "test_wrong_calls.py", "test_attention.py", "test_modules.py", "test_graphs.py")
+    try:
+        wheel_in(default_cache_dir(os.environ) / "torch-npu", os.environ, OLDEST)
+    except NoWheel as error:
+        pytest.skip(f"{MISSING}: the torch_npu wheel: {error}")
+
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        *(str(Path(__file__).with_name(name)) for name in files),
+    ]
+    done = subprocess.run(
+        command, env=os.environ | {"PDSERVE_TEST_TORCH_NPU": OLDEST}, capture_output=True, text=True, timeout=500
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "skipped" not in done.stdout

@@ -22,7 +22,10 @@ import yaml
 
 from pdserve.run_folder import default_cache_dir
 
-VERSION = "2.13.0"
+OLDEST = "2.10.0.post4"
+"""The first that is supported, as it was last built."""
+VERSION = os.environ.get("PDSERVE_TEST_TORCH_NPU", "2.13.0")
+"""By default that of the torch that is tested."""
 _PIP_SECONDS = 90
 _FOLDERS = ("torch_npu/npu/", "torch_npu/op_plugin/", "torch_npu/utils/", "torch_npu/distributed/")
 _OPS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
@@ -43,9 +46,12 @@ class Wheel:
         return (self.root / path).read_text(encoding="utf-8")
 
     def schemas(self) -> list[str]:
-        """Return the schemas of all custom ops, as "npu_swiglu(Tensor self, int dim=-1) -> Tensor"."""
+        """Return the schemas of custom ops, as "npu_swiglu(Tensor self, int dim=-1) -> Tensor".
+
+        Without three of old wheels: today's torch has no names of dimensions to parse them by.
+        """
         ops: dict[str, Any] = yaml.load(self.source(_OPS), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return [entry["func"] for entry in ops["custom"]]
+        return [entry["func"] for entry in ops["custom"] if "Dimname" not in entry["func"]]
 
 
 @cache
@@ -54,9 +60,9 @@ def find_wheel() -> Wheel:
     return wheel_in(default_cache_dir(os.environ) / "torch-npu", os.environ)
 
 
-def wheel_in(folder: Path, environ: Mapping[str, str]) -> Wheel:
+def wheel_in(folder: Path, environ: Mapping[str, str], version: str = VERSION) -> Wheel:
     """Return the wheel unzipped below `folder`, downloading it where it is not there. Raises NoWheel."""
-    root = folder / VERSION
+    root = folder / version
     if root.is_dir():
         return Wheel(root)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,7 @@ def wheel_in(folder: Path, environ: Mapping[str, str]) -> Wheel:
 def _make(root: Path, environ: Mapping[str, str]) -> None:
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=root.parent))
     try:
-        whole = _download(draft, environ)
+        whole = _download(draft, environ, root.name)
         unzipped = draft / "unzipped"
         with zipfile.ZipFile(whole) as archive:
             archive.extractall(unzipped, [name for name in archive.namelist() if _wanted(name)])
@@ -78,18 +84,18 @@ def _make(root: Path, environ: Mapping[str, str]) -> None:
         shutil.rmtree(draft)
 
 
-def _download(folder: Path, environ: Mapping[str, str]) -> Path:
+def _download(folder: Path, environ: Mapping[str, str], version: str) -> Path:
     command = [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps",
-        "--only-binary=:all:", "--retries=1", "--timeout=20", "--dest", str(folder), f"torch-npu=={VERSION}",
+        "--only-binary=:all:", "--retries=1", "--timeout=20", "--dest", str(folder), f"torch-npu=={version}",
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, env=dict(environ))
     except subprocess.TimeoutExpired as error:
-        raise NoWheel(f"pip download torch-npu=={VERSION} took longer than {_PIP_SECONDS} s") from error
+        raise NoWheel(f"pip download torch-npu=={version} took longer than {_PIP_SECONDS} s") from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
-        raise NoWheel(f"pip download torch-npu=={VERSION} failed: {' '.join(last)}")
+        raise NoWheel(f"pip download torch-npu=={version} failed: {' '.join(last)}")
     return next(folder.glob("*.whl"))
 
 
