@@ -153,19 +153,17 @@ HCCL_DEFAULTS: Mapping[str, str] = {
     "HCCL_CONNECT_TIMEOUT": "120",  # seconds; it takes no less
     "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: so long a peer that is gone keeps memory of a device
 }
-"""What HCCL reads of the environment and we say where the user has not; docs/devices.md explains each."""
+"""What HCCL reads of the environment, where the user has not said it: docs/devices.md. Its interface: network.py."""
 
 
-def set_hccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
-    """Set what the user has not; `host` is this machine's address on the way to the peers."""
+def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
+    """Set what the user has not."""
     for name, value in HCCL_DEFAULTS.items():
         environ.setdefault(name, value)
-    if not ipaddress.ip_address(host).is_loopback and "HCCL_SOCKET_IFNAME" not in environ:
-        environ.setdefault("HCCL_IF_IP", host)  # else it takes the first interface by name
 
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    set_hccl_defaults(os.environ, host)
+    set_hccl_defaults(os.environ)
     open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")
     options = c10d.ProcessGroupHCCL.Options()

@@ -26,23 +26,9 @@ def test_a_kind_has_the_collective_that_its_traits_name(monkeypatch: pytest.Monk
 def test_hccl_is_told_what_the_user_has_not() -> None:
     environ = {"HCCL_CONNECT_TIMEOUT": "600"}
 
-    set_hccl_defaults(environ, "10.0.0.7")
+    set_hccl_defaults(environ)
 
-    assert environ == {**HCCL_DEFAULTS, "HCCL_CONNECT_TIMEOUT": "600", "HCCL_IF_IP": "10.0.0.7"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "host"),
-    [({}, "127.0.0.1"), ({"HCCL_SOCKET_IFNAME": "eth"}, "10.0.0.7"), ({"HCCL_IF_IP": "10.0.0.9"}, "10.0.0.7")],
-)
-def test_the_interface_is_named_only_where_nobody_did_and_it_leads_to_others(
-    environ: dict[str, str], host: str
-) -> None:
-    told = dict(environ)
-
-    set_hccl_defaults(told, host)
-
-    assert told == {**HCCL_DEFAULTS, **environ}
+    assert environ == {**HCCL_DEFAULTS, "HCCL_CONNECT_TIMEOUT": "600"}
 
 
 @pytest.mark.parametrize(("asked", "meet_s"), [(None, 200.0), ("60", 200.0), ("600", 680.0), ("soon", 200.0)])
@@ -86,7 +72,7 @@ def test_an_hccl_group_is_made_on_its_device_with_the_variables_set(monkeypatch:
     c10d.ProcessGroupHCCL = type("ProcessGroupHCCL", (Made,), {"Options": Options})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
     monkeypatch.setitem(table.KINDS, "npu", Kind(TRAITS))
-    for name in (*HCCL_DEFAULTS, "HCCL_IF_IP", "HCCL_SOCKET_IFNAME"):
+    for name in HCCL_DEFAULTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))
 
@@ -96,6 +82,5 @@ def test_an_hccl_group_is_made_on_its_device_with_the_variables_set(monkeypatch:
     assert (group.store, group.rank, group.of, group.options._timeout) == (store, 1, 2, timedelta(seconds=2.5))
     assert activated == [3]
     assert {name: group.environ[name] for name in HCCL_DEFAULTS} == HCCL_DEFAULTS
-    assert group.environ["HCCL_IF_IP"] == "10.0.0.7"
     assert COLLECTIVES["hccl"].lacking() is None
     assert COLLECTIVES["hccl"].free_bytes("npu:3") == 1 << 30
