@@ -188,9 +188,9 @@ class EngineCore:
         if not pieces:
             return
         batch = batch_of(pieces, self._launched[-1].samples if self._launched else {})
-        announcer = Announcer(pieces, on_layer)
-        is_wanted = announcer.is_wanted(runs_ahead=self.runs_ahead)
-        block_ids = written_blocks(pieces, self.info.layout.block_size) if self.runs_ahead else ()
+        announcer, runs_ahead = Announcer(pieces, on_layer), self.runs_ahead
+        is_wanted = announcer.is_wanted(runs_ahead=runs_ahead)
+        block_ids = written_blocks(pieces, self.info.layout.block_size) if runs_ahead else ()
         self._blocks.begin_writes(block_ids)
         try:
             pending = self._model.launch(batch, announcer if is_wanted else None)
@@ -199,8 +199,8 @@ class EngineCore:
             outcome.num_tokens += len(batch.token_ids)
             self._fail_all(pieces, error, outcome)
             return
-        samples = samples_of(pieces) if self.runs_ahead else {}
-        if self.runs_ahead:
+        samples = samples_of(pieces) if runs_ahead else {}
+        if runs_ahead:
             for piece in pieces:
                 piece.sequence.launch(piece.count, awaits=piece.sequence in samples)
         self._launched.append(LaunchedStep(pieces, batch, pending, announcer, now, samples, block_ids))
@@ -229,10 +229,11 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
             self._fail_all(step.pieces, error, outcome)
             return
+        runs_ahead = self.runs_ahead
         for piece, part in zip(step.pieces, parts, strict=True):
-            if not self._goes_on(piece):
-                continue
-            if self.runs_ahead:
+            if piece.sequence.finish is not None or not self._roster.runs(piece.prompt):
+                continue  # it has ended since
+            if runs_ahead:
                 piece.sequence.collect(piece.count, awaits=piece.sequence in step.samples)
             if step.announcer.error is not None and piece.prompt.hold:
                 self._fail(piece.prompt, step.announcer.error, outcome)
@@ -242,13 +243,10 @@ class EngineCore:
             except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
                 self._fail(piece.prompt, error, outcome)
 
-    def _goes_on(self, piece: Piece) -> bool:
-        """Whether the piece's sequence has not ended since its step was launched."""
-        return piece.sequence.finish is None and self._roster.runs(piece.prompt)
-
     def _fail_all(self, pieces: list[Piece], error: Exception, outcome: Outcome) -> None:
-        """End the prompts of a step that failed."""
-        for prompt in {id(piece.prompt): piece.prompt for piece in pieces if self._goes_on(piece)}.values():
+        """End the prompts of a step that failed; what had ended before has nothing to do with it."""
+        live = [piece.prompt for piece in pieces if piece.sequence.finish is None and self._roster.runs(piece.prompt)]
+        for prompt in {id(prompt): prompt for prompt in live}.values():
             self._fail(prompt, error, outcome)
 
     def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:

@@ -132,15 +132,16 @@ class Roster:
 
     def _share_out(self, pieces: list[Piece], selection: Selection) -> None:
         """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
-        wanted = [piece.sequence.unlaunched for piece in pieces]
+        unlaunched = wanted = [piece.sequence.unlaunched for piece in pieces]
         counts = plan_step(wanted, self._limits)
         while (got := self._rooms(pieces, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
             counts = plan_step(wanted, self._limits)
-        for piece, count in zip(pieces, counts, strict=True):
-            if count and piece.sequence.has_room(count):  # else its prompt had to go after it had been asked
-                piece.start, piece.count = piece.sequence.num_launched, count
-                piece.reaches_end = count == piece.sequence.unlaunched
+        for piece, count, left in zip(pieces, counts, unlaunched, strict=True):
+            sequence = piece.sequence
+            if count and sequence.has_room(count):  # else its prompt had to go after it had been asked
+                piece.start = sequence.num_computed + sequence.num_pending
+                piece.count, piece.reaches_end = count, count == left
                 selection.pieces.append(piece)
 
     def _rooms(self, pieces: list[Piece], counts: list[int], selection: Selection) -> list[int]:

@@ -164,7 +164,7 @@ class Sequence:
     def part(self, count: int) -> BatchSequence:
         """Return this sequence's part of a step that computes its next `count` tokens."""
         counted = max(self.prompt_length, self.counted_prompt)
-        return BatchSequence(self.num_launched, count, self.block_ids, counted)
+        return BatchSequence(self.num_computed + self.num_pending, count, self.block_ids, counted)
 
     def next_tokens(self, count: int) -> list[int]:
         """Return the next `count` tokens to compute; fewer where one of them is awaited."""

@@ -127,6 +127,7 @@ def test_a_search_that_ends_with_its_first_token_never_crosses(path: Path, decod
     assert hypotheses(answers, "a") == wanted
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_cancelled_search_frees_every_beam() -> None:
     with fake_engine() as (core, _):
         core.add(prompt("a", 9, n=2, best_of=4, beam_search=BeamSearch()))
@@ -174,6 +175,7 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
     assert len(answers.tokens["a", 0]) == 1900
 
 
+@pytest.mark.usefixtures("runs_ahead")
 @pytest.mark.parametrize(
     ("beams", "words"),
     [
@@ -195,6 +197,7 @@ def test_beams_that_no_search_can_go_on_from_are_refused(beams: tuple[Beam, ...]
         assert not core.has_work()
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_search_wider_than_the_step_is_refused_with_both_numbers() -> None:
     wide = prompt("a", 9, n=1, best_of=17, beam_search=BeamSearch())
     with fake_engine() as (core, _), pytest.raises(InvalidRequest, match="best_of is 17: it must be from 1 to 16"):

@@ -61,6 +61,7 @@ def alone(name: str, grammar: Grammar | None = None) -> list[int]:
         return run(core).tokens[name, 0]
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_every_sequence_of_a_bound_prompt_keeps_to_its_grammar_and_its_neighbours_are_free() -> None:
     drawn = prompt("bound", 9, temperature=1.0, n=3)
     with engine() as (core, _):
@@ -74,6 +75,7 @@ def test_every_sequence_of_a_bound_prompt_keeps_to_its_grammar_and_its_neighbour
     assert answers.tokens["free", 0] == wanted(prompt("free", 9))
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_outputs_are_equal_when_the_prompt_crosses_or_goes_on_elsewhere() -> None:
     whole = alone("a", Ladder())
     state = prompt("a", 9)
@@ -90,6 +92,7 @@ def test_outputs_are_equal_when_the_prompt_crosses_or_goes_on_elsewhere() -> Non
     assert climbs(whole)
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> None:
     with engine() as (core, _):
         core.add(prompt("short", 9), grammar=Ladder(length=3))
@@ -104,6 +107,7 @@ def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> 
         assert core.blocks.num_used == 0
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_prompt_all_of_whose_sequences_can_go_no_further_fails_once() -> None:
     with engine() as (core, _):
         core.add(prompt("short", 9, temperature=1.0, n=3), grammar=Ladder(length=3))
@@ -112,11 +116,13 @@ def test_a_prompt_all_of_whose_sequences_can_go_no_further_fails_once() -> None:
         assert [name for name, _ in answers.failed] == ["short"]
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_outputs_so_far_that_the_grammar_does_not_allow_are_refused() -> None:
     with engine() as (core, _), pytest.raises(InvalidGrammar, match="5 is not allowed"):
         core.add(replace(prompt("a", 9), outputs=((0, 5),)), grammar=Ladder())
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_bound_prompt_dropped_from_a_full_pool_goes_on_where_it_was() -> None:
     states = [prompt(f"p{i}", 20, max_tokens=40) for i in range(5)]
     with engine(config=replace(CONFIG, num_blocks=20)) as (core, _):

@@ -195,6 +195,7 @@ def test_going_on_from_some_tokens_tells_the_rest_as_if_nothing_had_been(given: 
         assert one.logprob == pytest.approx(before.logprob, abs=1e-5)
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
     state = prompt("x", 30, prompt_logprobs=1, logprobs=0)
     with engine(chunk=8) as (core, _):
@@ -208,6 +209,7 @@ def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
     assert rest.logprobs == whole.logprobs[4:]
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None:
     fine, impossible = prompt("fine", 9), prompt("impossible", 9, allowed_token_ids=(4,), bad_words=((4,),))
     with engine() as (core, _):
@@ -223,6 +225,7 @@ def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None
         core.cancel("fine")
 
 
+@pytest.mark.usefixtures("runs_ahead")
 def test_an_id_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
     with engine() as (core, _), pytest.raises(InvalidRequest, match=r"token id 500, .* \[0, 500\)"):
         core.check(prompt("x", 9, logit_bias=((500, 1.0),)))
