@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.rope_lengths import DYNAMIC, LENGTH_TYPES, rope_lengths, token_lengths
 from engine.step import BatchSequence
+from engine.transfers import upload
 from wire.errors import ConfigError
 
 
@@ -40,7 +41,7 @@ class RowRotary(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         """Return what the module returns. x: [1, num_tokens, hidden], position_ids: [1, num_tokens]."""
-        self._rotary.inv_freq = self._frequencies(self._step.lengths).to(self._step.device)
+        self._rotary.inv_freq = upload(self._frequencies(self._step.lengths), self._step.device)
         return self._compute(self._rotary, x, position_ids)
 
 

@@ -9,6 +9,7 @@ import torch
 from engine.attention.interface import AttentionOptions
 from engine.step import BatchSequence
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 
 
 class ReferenceAttention:
@@ -48,7 +49,7 @@ class ReferenceStep:
     def _slots(self) -> list[torch.Tensor]:
         """Of each sequence, the pool slots of all its tokens in order: [kv_length] int64."""
         device, size = self.metadata.slots.device, self.metadata.block_size
-        blocks = torch.from_numpy(np.array(self.metadata.packed.blocks, np.int64)).to(device)  # of all sequences
+        blocks = upload(torch.from_numpy(np.array(self.metadata.packed.blocks, np.int64)), device)  # of all sequences
         slots = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()
         return [slots[start : start + length] for start, length in self._places(size)]
 

@@ -18,6 +18,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.reference import write_rows
 from engine.attention.tables import DecodeInputs, HostTables, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 
 MOST_KEYS = 1 << 16
 """Gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
@@ -246,16 +247,21 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
 
 
 def _chunks(metadata: StepMetadata) -> Iterator[_Chunk]:
-    size, device = metadata.block_size, metadata.slots.device
-    for rows, sequence in metadata.rows():
-        if sequence.count > 1:
-            used = np.array(sequence.block_ids[: -(-sequence.kv_length // size)], np.int64)
-            slots = (used[:, None] * size + np.arange(size)).reshape(-1)[: sequence.kv_length]
-            yield _Chunk(rows, sequence.start, sequence.kv_length, _on(device, slots))
+    """Yield the sequences of several rows; the slots of all go to the device at once."""
+    size, parts = metadata.block_size, [part for part in metadata.rows() if part[1].count > 1]
+    if not parts:
+        return
+    host = read_tables(metadata.packed, size, np.flatnonzero(counts(metadata.packed) > 1))
+    slots = (host.tables[:, :, None] * size + np.arange(size)).reshape(len(parts), -1)
+    held = np.arange(slots.shape[1]) < host.kv_lengths[:, None]
+    ends = np.cumsum(host.kv_lengths).tolist()
+    joined = _on(metadata.slots.device, slots[held])
+    for (rows, sequence), end in zip(parts, ends, strict=True):
+        yield _Chunk(rows, sequence.start, sequence.kv_length, joined[end - sequence.kv_length : end])
 
 
 def _on(device: torch.device, values: Ints) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+    return upload(torch.from_numpy(np.ascontiguousarray(values)), device)
 
 
 def _gather(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -39,10 +39,12 @@ _READS = frozenset(
 class Crossings:
     """How often numbers crossed between host and card, by the place in the product, as "engine/sampler.py:best".
 
-    The host waits for `reads`, and for `downloads` when it needs them.
+    The host waits for `reads`, for `waited_uploads` (which real cards take once they are done with all before them),
+    and for `downloads` when it needs them.
     """
 
     reads: Counter[str] = field(default_factory=Counter)
+    waited_uploads: Counter[str] = field(default_factory=Counter)
     downloads: Counter[str] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
 
@@ -139,7 +141,7 @@ def _picks_by_mask(func: Any, args: Any) -> bool:
 def _copy(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
     if isinstance(target, CardTensor):
         if not isinstance(source, CardTensor) and source.dim() > 0:
-            _note(_seen.uploads)
+            _note(_seen.uploads if non_blocking else _seen.waited_uploads)
         target.held.copy_(_held(source))
     elif non_blocking:
         _note(_seen.downloads)

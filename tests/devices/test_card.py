@@ -68,7 +68,7 @@ def test_each_wait_for_its_numbers_is_counted(read: Callable[[torch.Tensor], obj
         read(x)
 
     assert crossed.reads == {"tests": 1}
-    assert not crossed.uploads
+    assert not crossed.uploads + crossed.waited_uploads
 
 
 def test_what_comes_from_the_host_is_counted() -> None:
@@ -77,8 +77,9 @@ def test_what_comes_from_the_host_is_counted() -> None:
         torch.tensor([1, 2], device=CARD)
         torch.zeros(3, device=CARD).copy_(torch.ones(3))
         torch.ones(3, device=CARD)
+        torch.ones(3).to(CARD, non_blocking=True)
 
-    assert crossed.uploads == {"tests": 3}
+    assert (crossed.waited_uploads, crossed.uploads) == ({"tests": 3}, {"tests": 1})
     assert not crossed.reads
 
 
@@ -87,7 +88,7 @@ def test_the_place_in_the_product_is_named() -> None:
         token_logprobs(torch.randn(2, 5).to(CARD), [1, 2], [0, 0])
 
     assert set(crossed.reads) == {"engine/logprobs.py:_of_slice"}
-    assert crossed.uploads == {"tests": 1, "engine/logprobs.py:_of_slice": 1}
+    assert crossed.waited_uploads == {"tests": 1, "engine/logprobs.py:_of_slice": 1}
 
 
 def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:

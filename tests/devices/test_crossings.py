@@ -11,7 +11,7 @@ from engine.loader import load_model
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices.card import Crossings, crossings
-from tests.devices.card_device import CardDevice
+from tests.devices.every_device import open_device
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import VOCAB_SIZE
 from wire.types import SamplingParams
@@ -40,10 +40,9 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 def load(folder: Path, kind: str = "llama", attention: str = "card", **settings: Any) -> TorchModel:
-    path = make_family(kind, folder, **{**KINDS[kind], **settings})
-    device = CardDevice(attention=attention)
+    path, device = make_family(kind, folder, **{**KINDS[kind], **settings}), open_device(attention)
     return load_model(
-        path, dtype="float32", block_size=16, kv_cache_memory=4 << 20, num_threads=1, device=device
+        path, dtype="bfloat16", block_size=128, kv_cache_memory=32 << 20, num_threads=1, device=device
     ).model  # fmt: skip
 
 
@@ -75,7 +74,7 @@ def test_more_sequences_cross_no_more_often(params: str, tmp_path: Path) -> None
     one, many = (crossed(model, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
 
     assert many == one
-    assert one.reads == {}
+    assert one.reads == one.waited_uploads == {}
     assert set(one.downloads) == {"engine/transfers.py:take"}
     model.close()
 
@@ -103,14 +102,14 @@ def test_a_step_begins_with_tokens_that_the_host_has_not_seen(tmp_path: Path) ->
     tokens = pending.collect().token_ids
     told = ahead.collect().token_ids
 
-    assert seen.reads == {}
+    assert seen.reads == seen.waited_uploads == {}
     known = replace(second, token_ids=(tokens[2], 0, tokens[1]))
     model.launch(first).collect()
     assert told == model.launch(known).collect().token_ids
     model.close()
 
 
-@pytest.mark.parametrize("attention", ["card", "cuda"])
+@pytest.mark.parametrize("attention", ["card", "card-cuda", "card-npu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_layers_cross_no_more_often(kind: str, attention: str, tmp_path: Path) -> None:
     batch = step_of(4, 2, PARAMS["greedy"])
@@ -123,4 +122,4 @@ def test_more_layers_cross_no_more_often(kind: str, attention: str, tmp_path: Pa
         model.close()
 
     assert seen[0] == seen[1]
-    assert seen[0].reads == {}
+    assert seen[0].reads == seen[0].waited_uploads == {}
