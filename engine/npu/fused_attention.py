@@ -58,8 +58,8 @@ def why_not(layer: Layer) -> str | None:
         return f"head dim {dim}: it takes multiples of {_DIM_STEP} up to {_MAX_DIM}"
     if heads > _MAX_HEADS or heads > kv_heads * _MAX_GROUP:
         return f"{heads} heads over {kv_heads}: it takes {_MAX_HEADS} at most, and {_MAX_GROUP} for each KV head"
-    if kv_heads * dim > _MAX_COLUMNS:
-        return f"{kv_heads} KV heads of {dim}: it takes {_MAX_COLUMNS} columns at most"
+    if heads * dim > _MAX_COLUMNS:
+        return f"{heads} heads of {dim}: it takes {_MAX_COLUMNS} columns at most"
     if layer.block_size % _BLOCK_STEP or layer.block_size > _MAX_BLOCK:
         return f"block size {layer.block_size}: it takes multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
     if keys.numel() > _MAX_ELEMENTS:

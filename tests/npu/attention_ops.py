@@ -176,6 +176,7 @@ def _check_heads(call: FiaCall, hidden: int) -> None:
         need_dtype(Dtypes.allowed()[1:], query=call.query)  # no float16
     else:
         need_shape("query", call.query, [*call.query.shape[:2], heads * dim])
+        need(heads * dim <= 65535, f"{heads} heads of {dim}: up to 65535 columns")
     if call.sinks is not None:
         need(call.layout == "TND", "learnable_sink needs TND")
         need_dtype((torch.bfloat16,), learnable_sink=call.sinks)

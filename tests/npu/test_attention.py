@@ -121,9 +121,14 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
         (replace(_BF16, value_dim=32), _PLAIN, "head dims 64 of keys and 32 of values"),
         (replace(_BF16, key_dim=24, value_dim=24), _PLAIN, "head dim 24: it takes multiples of 16 up to 512"),
         (replace(_BF16, num_heads=72, num_kv_heads=1), _PLAIN, "72 heads over 1: it takes 256 at most, and 64"),
+        (
+            replace(_BF16, num_heads=128, num_kv_heads=2, key_dim=512, value_dim=512),
+            _PLAIN,
+            "128 heads of 512: it takes",
+        ),
         (replace(_BF16, block_size=16), _PLAIN, "block size 16: it takes multiples of 128 up to 512"),
     ],
-    ids=["softcap", "mixed", "float32", "dims", "dim", "group", "block"],
+    ids=["softcap", "mixed", "float32", "dims", "dim", "group", "columns", "block"],
 )
 def test_what_the_op_does_not_take_is_torchs_and_is_told_once(
     npu_ops: NpuOps, shape: Shape, options: AttentionOptions, said: str, capsys: pytest.CaptureFixture[str],
