@@ -134,7 +134,7 @@ def _collective(device: str) -> Collective:
     if not traits_of(device).pools_on_host:
         raise ConfigError(
             f"ranks on {device} would add up by {collective.name}, but an instance of several ranks runs on CPUs alone "
-            "so far: use --tensor-parallel-size 1"
+            "so far: use --tensor-parallel-size 1, or --device cpu"
         )
     return collective
 

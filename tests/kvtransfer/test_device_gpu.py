@@ -10,6 +10,8 @@ import pytest
 import torch
 import xxhash
 
+from devices import device_pool
+from devices.cuda import CudaKind
 from kvtransfer import transports
 from kvtransfer.cuda_driver import CudaDriver
 from kvtransfer.device_memory import DeviceRegion
@@ -17,10 +19,11 @@ from kvtransfer.digest import Mover, Place
 from kvtransfer.sender import KvSender
 from kvtransfer.staging import whole
 from kvtransfer.torch_mover import TorchMover
+from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import DevicePool, offer_cuda_ipc
 from tests.kvtransfer.lifted import LiftedMover
 from tests.kvtransfer.receiver_process import BLOCKS, LAYOUT, NUM_TOKENS
-from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Recorder, address
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Recorder, address, make_rig, until
 from tests.kvtransfer.test_digest import (  # noqa: F401  the contract of movers, run here with this file's `mover`
     test_a_read_only_mapping_is_a_source_and_no_target,
     test_a_set_flag_stops_a_move_before_its_first_byte,
@@ -30,6 +33,7 @@ from tests.kvtransfer.test_digest import (  # noqa: F401  the contract of movers
     test_runs_past_their_region_are_refused_with_both_numbers,
     test_unequal_sizes_are_refused_with_both_numbers,
 )
+from wire.kv_layout import PoolLayout
 from wire.types import KvEndpoint, Ticket
 
 if not torch.cuda.is_available():
@@ -57,6 +61,42 @@ def test_the_mover_waits_for_the_kernels_that_fill_a_pool() -> None:
     digest = TorchMover().digest(place)
 
     assert digest == xxhash.xxh3_64_intdigest(b"\7" * memory.numel())
+
+
+class CardPool(device_pool.DevicePool):
+    """The product's pool, as the rig makes pools."""
+
+    def __init__(self, layout: PoolLayout, seals: int = 0) -> None:
+        super().__init__(layout, CudaKind().open(0))
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_layers_frames_leave_while_the_next_one_is_computed(digests: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rigs, "Pool", CardPool)
+    busy = torch.randn(4096, 4096, device="cuda:0")
+    with make_rig("tcp", digests=digests) as rig:
+        pool, starts = rig.p_pool, [*rig.p_pool.layout.offsets[::2], rig.p_pool.layout.total_bytes]
+        assert isinstance(pool, CardPool)
+        for turn in range(2):  # the first one makes what is made once: staging memory, pinned memory, streams
+            before, ticket = rig.receiver.bytes_received, rig.open(NUM_TOKENS, BLOCKS)
+            rig.sender.begin(ticket)
+            for layer in range(3):
+                for _ in range(50):
+                    busy = (busy @ busy).clamp_(-1, 1)
+                pool.tensor[starts[layer] : starts[layer + 1]].fill_(10 * turn + layer)
+                pool.written()
+                rig.sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+            last = pool.mark()
+            rig.sender.commit(ticket.ticket_id, b"prompt")
+            until(lambda before=before: rig.receiver.bytes_received > before)  # type: ignore[misc]
+            has_left_early = last is not None and not last.is_done
+            rig.events.wait("acked", ticket.ticket_id)
+
+        assert has_left_early
+        arrived = rig.d_pool.tensor.cpu()  # type: ignore[attr-defined]
+        for tensor, spec in enumerate(TENSORS):
+            where = [address(rig.d_pool.layout, tensor, BLOCKS, token) for token in range(NUM_TOKENS)]
+            assert all((arrived[one] == 10 + spec.layer).all() for one in where), tensor
 
 
 @pytest.mark.cluster
