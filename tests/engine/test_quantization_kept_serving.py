@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from engine.attention.registered import register
@@ -290,6 +290,23 @@ def test_an_output_layer_that_is_quantised_is_kept_too(tmp_path: Path) -> None:
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
+def test_a_decoder_without_output_layer_keeps_its_layers_under_its_own_names(tmp_path: Path) -> None:
+    path = _make("llama", tmp_path, awq(32))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    tensors = load_file(path / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): values for name, values in tensors.items() if name != "lm_head.weight"},
+        path / "model.safetensors", metadata={"format": "pt"},
+    )  # fmt: skip
+    register()
+
+    read = read_network(open_folder(path), "float32", kept_linears=_HOST)
+
+    assert read.has_kept
+    assert ", kept: 14 of 14 quantised layers; " in read.notes[0]
+
+
 def test_a_tied_output_layer_stays_in_floats(tmp_path: Path) -> None:
     """Its weight is the embeddings', which are looked up."""
     path = make_tiny_model("llama", tmp_path / "llama")
@@ -306,8 +323,6 @@ def test_a_tied_output_layer_stays_in_floats(tmp_path: Path) -> None:
 
 
 def _drop(path: Path, name: str) -> None:
-    from safetensors.torch import load_file
-
     tensors: Stored = load_file(path / "model.safetensors")
     tensors.pop(name, None)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
