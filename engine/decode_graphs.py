@@ -20,6 +20,7 @@ from engine.attention.interface import AttentionBackend, DecodeAttention, GraphB
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.rope import StepRope
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
@@ -130,9 +131,7 @@ class DecodeGraphs:
         heads[2, :num_rows] = packed.slots
         heads[3] = host.kv_lengths
         staged = torch.from_numpy(np.concatenate([heads.ravel(), host.tables.ravel()]))
-        if torch.accelerator.is_available():
-            staged = staged.pin_memory()  # torch keeps it until the copy has ended
-        captured.packed.copy_(staged, non_blocking=True)
+        captured.packed.copy_(upload(staged, captured.packed.device))
         captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
 
     def _capture(self, captured: _Captured) -> None:

@@ -20,6 +20,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.reference import write_rows
 from engine.attention.tables import DecodeInputs, HostTables, counts, read_tables
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 
 WORKSPACE_BYTES = 128 << 20
 DIMS = (64, 128, 256)
@@ -240,13 +241,10 @@ def _pages(host: HostTables, block_size: int, device: torch.device, query_ends: 
     used, num_sequences = host.num_used(block_size), len(host.kv_lengths)
     indices = host.tables[np.arange(host.tables.shape[1]) < used[:, None]]  # row after row
     ends = np.arange(1, num_sequences + 1) if query_ends is None else query_ends
-    staged = torch.from_numpy(indices.astype(np.int32))
-    if torch.accelerator.is_available():
-        staged = staged.pin_memory()  # torch keeps it until the copy has ended
     return Pages(
         query_ends=_from_zero(ends),
         indptr=_from_zero(np.cumsum(used)),
-        indices=staged.to(device, non_blocking=True),
+        indices=upload(torch.from_numpy(indices.astype(np.int32)), device),
         last_lengths=torch.from_numpy((host.kv_lengths - (used - 1) * block_size).astype(np.int32)),
         is_decode=query_ends is None,
     )

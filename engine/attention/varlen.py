@@ -16,6 +16,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.reference import write_rows
 from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
+from engine.transfers import upload
 
 VarlenKernel = Callable[..., torch.Tensor]
 MOST_KEYS = 1 << 18
@@ -105,10 +106,10 @@ def _groups_of(metadata: StepMetadata) -> Iterator[_Group]:
     while begin < len(queries):
         end = max(begin + 1, int(np.searchsorted(np.cumsum(host.kv_lengths[begin:]), MOST_KEYS, "right")) + begin)
         part = slice(begin, end)
-        ends = [_from_zero(lengths[part]).to(device) for lengths in (queries, host.kv_lengths)]
+        ends = [upload(_from_zero(lengths[part]), device) for lengths in (queries, host.kv_lengths)]
         num_rows = int(queries[part].sum())
         yield _Group(
-            slice(row, row + num_rows), torch.from_numpy(slots[part][held[part]]).to(device), ends[0], ends[1],
+            slice(row, row + num_rows), upload(torch.from_numpy(slots[part][held[part]]), device), ends[0], ends[1],
             int(queries[part].max()), int(host.kv_lengths[part].max()),
         )  # fmt: skip
         begin, row = end, row + num_rows
