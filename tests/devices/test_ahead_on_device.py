@@ -78,6 +78,27 @@ def test_a_launch_reads_nothing_from_the_card(asked: list[dict[str, Any]], tmp_p
     card.close()
 
 
+@pytest.mark.parametrize("attention", ["card", "cuda"])
+def test_a_step_behind_another_reads_nothing_either(attention: str, tmp_path: Path) -> None:
+    model = load(make_tiny_model("llama", tmp_path), CardDevice(is_asynchronous=True, attention=attention))
+    first = step_of([PARAMS["greedy"]] * 3)
+    rows = tuple(SampleRow(i, one.params, 0, 1) for i, one in enumerate(first.samples))
+    parts, carried = tuple(BatchSequence(9, 1, (i,)) for i in range(3)), tuple((i, i) for i in range(3))
+
+    def both(tokens: tuple[int, ...], carried: tuple[tuple[int, int], ...]) -> list[int]:
+        before = model.launch(first)
+        behind = model.launch(StepBatch(tokens, parts, rows, carried=carried))
+        return [*before.collect().token_ids, *behind.collect().token_ids]
+
+    known = tuple(both((0, 0, 0), carried)[:3])
+    with crossings() as seen:
+        got = both((0, 0, 0), carried)
+        assert not seen.reads, f"the host waits in {dict(seen.reads)}"
+
+    assert got == both(known, ()), "as if the host had known them"
+    model.close()
+
+
 def test_greedy_output_is_that_of_transformers(tmp_path: Path) -> None:
     path, given = make_tiny_model("qwen3", tmp_path), prompts(3, 16, 40, 61, 7)
     model = load(path, CardDevice(is_asynchronous=True))
