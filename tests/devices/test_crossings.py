@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.loader import load_model
-from engine.step import BatchSequence, SampleRow, StepBatch
+from engine.step import BatchSequence, PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices.card import Crossings, crossings
 from tests.devices.every_device import open_device
@@ -76,6 +76,21 @@ def test_more_sequences_cross_no_more_often(params: str, tmp_path: Path) -> None
     assert many == one
     assert one.reads == one.waited_uploads == {}
     assert set(one.downloads) == {"engine/transfers.py:take"}
+    model.close()
+
+
+def test_likelihoods_vectors_and_searches_wait_for_nothing(tmp_path: Path) -> None:
+    model, plain = load(tmp_path), step_of(2, 2, PARAMS["likely"])
+    searching = (*plain.samples[:3], replace(plain.samples[3], candidates=6))
+    scores = tuple(ScoreRow(row, 5, row % 3) for row in range(2, 31))
+    batch = replace(plain, samples=searching, scores=scores, pools=(PoolRows(2, 30), PoolRows(32, 1)))
+
+    with crossings() as seen:
+        output = model.launch(batch).collect()
+
+    assert seen.reads == seen.waited_uploads == {}
+    assert (len(output.scores), len(output.pooled), output.score_failure) == (29, 2, None)
+    assert output.candidates[3] is not None
     model.close()
 
 

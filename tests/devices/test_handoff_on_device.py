@@ -6,20 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from devices.table import KINDS
 from engine.core import EngineCore
 from engine.interface import Chunk, Prefilled
-from engine.oracle import Oracle
+from engine.oracle import Oracle, generate_greedy
 from kvtransfer.device_memory import region_of
 from kvtransfer.mover import process_mover
 from native.memory import Place, Runs, StopFlag
+from tests.devices.card_device import TRAITS, CardKind
 from tests.devices.every_device import open_device
 from tests.devices.tiny_traffic import Told, core_on, ids, plain, run
 from tests.engine.tiny_models import make_tiny_model
+from tests.instance.device_pair import NUM_TOKENS as PAIR_TOKENS
+from tests.instance.device_pair import PROMPTS, config, serve_pair
+from wire.types import Role
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ENDS = ("cpu", "fake", "card", "npu", "cuda")
 PAIRS = [pair for pair in product(ENDS, ENDS) if pair != ("cpu", "cpu") and set(pair) != {"npu", "cuda"}]
 LENGTH, NUM_TOKENS = 75, 12
+KIND = TRAITS.kind
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +71,17 @@ def test_a_prompt_goes_on_where_its_kv_went(source: str, target: str, path: Path
 
     assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 24), (24, 48), (48, 72), (72, 75)]
     assert told.tokens["x", 0] + rest.tokens["x", 0] == expected
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("cpu", KIND), (KIND, "cpu"), (KIND, KIND)])
+def test_instances_on_a_card_serve_a_prompt_between_them(
+    prefill: str, decode: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, KIND, CardKind())
+
+    outputs, transports = serve_pair(
+        config(path, Role.PREFILL, prefill, 16, "tcp", port=4), config(path, Role.DECODE, decode, 32, "tcp", port=6)
+    )
+
+    assert outputs == generate_greedy(path, PROMPTS, PAIR_TOKENS, dtype="float32", ignore_eos=True)
+    assert transports == {"tcp"}
