@@ -150,3 +150,34 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
+
+
+def test_a_block_that_launched_steps_write_is_free_when_the_last_of_them_is_collected() -> None:
+    pool = BlockPool(4)
+    given, kept = pool.allocate(2), pool.allocate(1, probe=True)
+    pool.begin_writes((*given, *kept))
+    pool.begin_writes(given[:1])
+    pool.release((*given, *kept))
+    pool.check()
+    assert (pool.num_free, pool.num_used, pool.num_probe) == (1, 3, 1)
+
+    pool.end_writes((*given, *kept))
+    pool.check()
+    assert (pool.num_free, pool.num_used, pool.num_probe) == (3, 1, 0)
+
+    pool.end_writes(given[:1])
+    pool.check()
+    assert pool.num_free == 4
+
+
+def test_a_block_that_is_still_held_stays_so_when_its_write_ends() -> None:
+    pool = BlockPool(2)
+    given = pool.allocate(1)
+    pool.begin_writes(given)
+    pool.end_writes(given)
+
+    assert pool.num_used == 1
+    with pytest.raises(ValueError, match=r"block 1 is not in use"):
+        pool.begin_writes((1,))
+    pool.release(given)
+    assert pool.num_free == 2

@@ -173,3 +173,25 @@ def test_a_layer_without_kv_is_announced_like_any_other() -> None:
     model.close()
 
     assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_that_runs_ahead_computes_in_the_order_of_launches_when_the_first_result_is_wanted() -> None:
+    in_turn, ahead = FakeModel(CONFIG), FakeModel(dataclasses.replace(CONFIG, runs_ahead=True))
+    known = in_turn.launch(whole_prompt((6, 2))).collect().token_ids[0]
+    last = StepBatch((0,), (BatchSequence(len(PROMPT), 1, (6, 2)),), (SampleRow(0, GREEDY, 0, 1),))
+
+    first = ahead.launch(whole_prompt((6, 2)))
+    second = ahead.launch(dataclasses.replace(last, carried=((0, 0),)))
+    ahead.copy_block(6, 7)
+    assert not any(ahead.memories[0].buffer), "nothing is computed yet"
+
+    expected = in_turn.launch(dataclasses.replace(last, token_ids=(known,))).collect().token_ids
+    assert second.collect().token_ids == expected
+    assert first.collect().token_ids == [known]
+    ahead.save_blocks([7], [0])
+    layout, buffer = ahead.info.layout, ahead.memories[0].buffer
+    for tensor in range(len(layout.tensors)):
+        source, target = (next(iter(layout.runs(tensor, [block], 0, layout.block_size))) for block in (6, 7))
+        assert buffer[source.offset :][: source.length] == buffer[target.offset :][: target.length]
+    in_turn.close()
+    ahead.close()
