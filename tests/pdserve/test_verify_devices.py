@@ -71,10 +71,8 @@ def test_a_pair_that_cannot_be_is_refused_in_words(asked: str, words: str) -> No
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has a CPU, the fake device, and one whose groups are hccl's; nothing else."""
-    for name in [*table.KINDS]:
-        monkeypatch.delitem(table.KINDS, name)
-    for name, kind in {**KINDS, "npu": FakeKind(NAMED)}.items():
+    """This machine has a CPU, the fake device, and one whose groups are hccl's."""
+    for name, kind in {**KINDS, "cuda": NoCard(), "npu": FakeKind(NAMED)}.items():
         monkeypatch.setitem(table.KINDS, name, kind)
 
 
