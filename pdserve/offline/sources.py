@@ -7,17 +7,19 @@ open_pair     `pdserve up` as a child, on a port, with a key and in a folder of 
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from batch.answering import Answerer
+from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.inflight import Inflight
 from pdserve.client import Client
 from pdserve.offline.surface import Surface
 from pdserve.ports import free_ports
@@ -58,7 +60,7 @@ async def open_cluster(
     from batch.url_answerer import UrlAnswerer
 
     async with UrlAnswerer(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
-        yield await _surface(answerer, model, retry_for_s)
+        yield await _surface(Considerate(answerer, connections), model, retry_for_s)
 
 
 @contextlib.asynccontextmanager
@@ -106,6 +108,20 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
         if asyncio.get_running_loop().time() > deadline:
             raise DeadlineExceeded(f"the prefill/decode pair is not ready after {timeout_s:g} s")
         await asyncio.sleep(POLL_S)
+
+
+class Considerate:
+    """An Answerer over another, of which a server that is busy is asked less at once: `most` at most."""
+
+    def __init__(self, answerer: Answerer, most: int) -> None:
+        self._answerer = answerer
+        self._inflight = Inflight(most)
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        """Return the answer. Raises what the other does."""
+        return await self._inflight.ask(functools.partial(self._answerer.ask, method, path, body, headers))
 
 
 async def _surface(answerer: Answerer, model: str, retry_for_s: float) -> Surface:

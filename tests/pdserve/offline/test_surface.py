@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from batch.answering import NO_HEADERS, Answer
+from pdserve.offline.sources import Considerate
 from pdserve.offline.surface import Surface
 from wire.errors import (
     ConfigError,
@@ -149,3 +150,33 @@ async def test_a_server_of_another_kind_is_said_to_be_one(told: Answer) -> None:
         await Surface(Script(told), retry_for_s=0).choose("")
 
     assert "html" not in str(said.value)
+
+
+async def test_a_busy_cluster_is_asked_less_at_once() -> None:
+    class Small:
+        """Answers four at once, and turns the others away."""
+
+        def __init__(self) -> None:
+            self.now = self.turned_away = 0
+
+        async def ask(
+            self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+        ) -> Answer:  # fmt: skip
+            if self.now == 4:
+                self.turned_away += 1
+                return Answer(429, {}, b"{}")
+            self.now += 1
+            for _ in range(9):
+                await asyncio.sleep(0)
+            self.now -= 1
+            return Answer(200, {}, b"{}")
+
+    async def at_once(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    small = Small()
+    surface = Surface(Considerate(small, 64), retry_for_s=1000.0, sleep=at_once)
+
+    await asyncio.gather(*(surface.post("/v1/completions", {}) for _ in range(300)))
+
+    assert 0 < small.turned_away < 150
