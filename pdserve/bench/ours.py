@@ -8,6 +8,9 @@ from engine.core import EngineCore
 from pdserve.bench.cases import Run
 from wire.types import PromptState, SamplingParams
 
+MOST_SEQUENCES = 64
+"""In one step."""
+
 
 class Ours:
     """One engine in this process."""
@@ -16,7 +19,11 @@ class Ours:
 
     def __init__(self, model: Any, chunk: int) -> None:
         self.core = EngineCore(
-            model, max_num_seqs=64, max_num_batched_tokens=8192, prefill_chunk_size=chunk, prefix_caching=False
+            model,
+            max_num_seqs=MOST_SEQUENCES,
+            max_num_batched_tokens=8192,
+            prefill_chunk_size=chunk,
+            prefix_caching=False,
         )
         self._rng, self._added = random.Random(0), 0
         self.full_steps_s: dict[int, list[float]] = {}  # of steps that decode a whole batch, by its size
