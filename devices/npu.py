@@ -2,10 +2,9 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable
 
-from devices import versions
+from devices import npu_package, versions
 from devices.interface import Traits
 from devices.nodes import has_node
 from devices.npu_graph import NpuGraph, NpuGraphs
@@ -34,8 +33,14 @@ class NpuKind:
 
     def lacking(self) -> str | None:
         """The package, its version, CANN below it, or the card."""
-        if importlib.util.find_spec("torch_npu") is None:
+        if not npu_package.show():
             return "torch_npu is not installed; it comes with the extra pdserve[npu]"
+        why = self._unfit()
+        if why is not None:
+            npu_package.hide()  # the CPU may be taken instead, and transformers would import it
+        return why
+
+    def _unfit(self) -> str | None:
         version = importlib.metadata.version("torch_npu")
         if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
             return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"

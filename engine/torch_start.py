@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
+from devices.npu_package import hide_without_cann
+
 # Turns a libgomp thread spins for the others before it sleeps. Its default of 300,000 burns a core while another
 # process holds one of ours; none at all makes an undisturbed step of two threads twice as long (docs/performance.md).
 _SPIN_COUNT = "10000"
@@ -18,6 +20,8 @@ def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
     imported by name when its device is asked for.
     """
     environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    if environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0":
+        hide_without_cann()  # transformers would import it, too
 
 
 def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:

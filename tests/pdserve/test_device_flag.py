@@ -172,15 +172,18 @@ def child(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess
 
 
 def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None:
+    """transformers, too, imports what is installed: the model is loaded and compared."""
     environ, report = broken_torch_npu(tmp_path / "site"), tmp_path / "report.md"
-    selftest = ("-m", "pdserve", "selftest", "--only", "sampler", "--report", str(report))
+    selftest = ("-m", "pdserve", "selftest", "--only", "combined", "--report", str(report))
 
     plain = child(environ, "-c", "import torch")
+    model = child({**environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "-c", "from transformers.integrations import moe")
     ours = child(environ, *selftest)
     asked = child(environ, *selftest, "--device", "npu")
 
     assert plain.returncode != 0
     assert "libhccl.so" in plain.stderr
+    assert "libhccl.so" in model.stderr
     assert (ours.returncode, ours.stdout.splitlines()[0].partition(":")[0]) == (0, "device cpu")
     assert asked.returncode == 2
     (line,) = asked.stderr.splitlines()

@@ -1,0 +1,72 @@
+"""A torch_npu without CANN is out of sight until an NPU is asked for."""
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devices import npu_package
+from devices.npu import NpuKind
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A torch_npu that cannot be imported."""
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so is missing')\n")
+    info = tmp_path / "torch_npu-2.13.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.13.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    npu_package.show()
+    sys.modules.pop("torch_npu", None)
+
+
+def is_found() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_is_hidden_where_cann_is_missing_and_shown_when_it_is_asked_for() -> None:
+    assert is_found()
+    npu_package.hide_without_cann()
+    assert not is_found()
+    with pytest.raises(ImportError):
+        importlib.import_module("torch_npu")
+    assert npu_package.show()
+    assert is_found()
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_stays_where_cann_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
+
+    npu_package.hide_without_cann()
+
+    assert is_found()
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_an_npu_lacks_is_told_and_the_package_hidden_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.versions.npu_mismatch", lambda found: None)
+    npu_package.hide_without_cann()
+
+    why = NpuKind().lacking()
+
+    assert why is not None
+    assert why.startswith(
+        "torch_npu 2.13.0 cannot be imported, CANN is missing or another version: libhccl.so is missing ("
+    )
+    assert not is_found()
+
+
+def test_nothing_is_done_where_it_is_not_installed() -> None:
+    if is_found():
+        pytest.skip("torch_npu is installed here")
+    npu_package.hide_without_cann()
+
+    assert "torch_npu" not in sys.modules
+    assert not npu_package.show()
