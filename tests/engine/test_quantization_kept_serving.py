@@ -23,6 +23,8 @@ from engine.quantization.kept import KeptLinear
 from engine.quantization.kept_int4pack import Int4Format
 from engine.quantization.load import make_keeper, plain_weights
 from engine.stored_weights import StoredWeights
+from tests.devices import card
+from tests.devices.card_device import CardDevice
 from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
@@ -163,6 +165,24 @@ def _everything(network: Any) -> Iterator[torch.Tensor]:
 
 def _held_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
+def test_no_tensor_of_the_host_is_beside_one_of_a_card_and_the_host_reads_none(
+    scheme: Scheme, tmp_path: Path
+) -> None:  # fmt: skip
+    path = _make("llama", tmp_path, scheme)
+    device = CardDevice(kept_linears=_HOST)
+
+    loaded = load_model(
+        path, dtype="float32", block_size=32, kv_cache_memory=1 << 20, num_threads=1, device=device
+    )  # fmt: skip
+    with card.crossings() as seen:
+        got = generate(loaded.model, _PROMPTS[1:2], 3, chunk=16)
+
+    assert ", kept: 14 of 14" in _note(loaded)
+    assert not [place for place in seen.reads if "/kept" in place]
+    assert got == generate(_load(path).model, _PROMPTS[1:2], 3, chunk=16)
 
 
 def test_the_note_says_what_both_ways_take(tmp_path: Path) -> None:

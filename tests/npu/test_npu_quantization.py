@@ -19,6 +19,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
 from engine.quantization.kept_table import formats_named
+from tests.devices.card_device import CardDevice
 from tests.engine.step_runner import generate
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import Scheme, awq, gptq, packed, quantise_checkpoint, w8a8
@@ -249,6 +250,22 @@ def test_tokens_are_those_of_transformers(scheme: Scheme, tmp_path: Path, npu_op
     assert (", kept: 14 of 14 quantised layers; " in _note(loaded)) == is_kept
     assert (_ANTIQUANT in npu_ops.names()) == is_kept
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+
+
+@pytest.mark.usefixtures("kept_in_float32")
+@pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
+def test_no_tensor_of_the_host_is_beside_one_of_the_card(scheme: Scheme, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path / "llama")
+    quantise_checkpoint(scheme, path)
+    device = CardDevice(attention="npu", block_size=128, kept_linears=TRAITS.kept_linears)
+
+    loaded = load_model(
+        path, dtype="float32", block_size=128, kv_cache_memory=2 << 20, num_threads=1, device=device
+    )  # fmt: skip
+
+    assert ", kept: 14 of 14 quantised layers; " in _note(loaded)
+    got = generate(loaded.model, _PROMPTS[:1], 3, chunk=16)
+    assert got == generate(_load(path, "float32").model, _PROMPTS[:1], 3, chunk=16)
 
 
 @pytest.mark.usefixtures("kept_in_float32")
