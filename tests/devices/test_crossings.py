@@ -124,8 +124,14 @@ def test_a_step_begins_with_tokens_that_the_host_has_not_seen(tmp_path: Path) ->
     model.close()
 
 
-@pytest.mark.parametrize("attention", ["card", "card-cuda", "card-npu"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [
+        pytest.param(attention, kind, marks=[pytest.mark.long] * (attention != "card" and kind != "llama"))
+        for attention in ("card", "card-cuda", "card-npu")
+        for kind in KINDS
+    ],
+)
 def test_more_layers_cross_no_more_often(kind: str, attention: str, tmp_path: Path) -> None:
     batch = step_of(4, 2, PARAMS["greedy"])
     seen = []

@@ -23,7 +23,11 @@ from wire.types import Role
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ENDS = ("cpu", "fake", "card", "npu", "cuda")
-PAIRS = [pair for pair in product(ENDS, ENDS) if pair != ("cpu", "cpu") and set(pair) != {"npu", "cuda"}]
+PAIRS = [
+    pytest.param(*pair, marks=[pytest.mark.long] * set(pair).isdisjoint({"card", "cuda"}), id="-to-".join(pair))
+    for pair in product(ENDS, ENDS)
+    if pair != ("cpu", "cpu") and set(pair) != {"npu", "cuda"}
+]
 LENGTH, NUM_TOKENS = 75, 12
 KIND = TRAITS.kind
 
@@ -54,7 +58,7 @@ def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk
     return Place(region_of(core.memories[0]), layout.offsets[tensor], runs)
 
 
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=["-to-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_a_prompt_goes_on_where_its_kv_went(source: str, target: str, path: Path, expected: list[int]) -> None:
     a, b = open_device(source), open_device(target)
     with core_on(a, path, block_size=16) as p, core_on(b, path, block_size=128) as d:
