@@ -172,11 +172,14 @@ class TorchModel:
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor."""
+        """Copy one block of every tensor. It is done on return: who gives the source up may let others write it."""
         size = self._memory.layout.block_size
         for pool in self._pools:
             for tensor in (pool.keys, pool.values):
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+        copied = self._opened.event()
+        copied.record()
+        copied.synchronize()
 
     def _states(self, rows: PoolRows) -> torch.Tensor:
         """Return the last hidden states of rows of the last step, after the final norm: [count, hidden_size]."""

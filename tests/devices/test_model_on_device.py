@@ -18,7 +18,7 @@ from engine.torch_model import TorchModel
 from tests.devices import card
 from tests.devices.card_device import CardDevice
 from tests.devices.every_device import open_device
-from tests.devices.fake_device import FakeDevice
+from tests.devices.fake_device import FakeDevice, FakeEvent
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import NAMED, make_family
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
@@ -203,4 +203,22 @@ def test_a_layer_is_reported_behind_the_mark_of_its_kv(models: Callable[[str], P
 
     assert seen == [(0, 1), (1, 2)]
     assert device.waited > 0
+    model.close()
+
+
+def test_a_copied_block_is_there_before_its_source_is_given_up(
+    models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gets the source next may write it on another stream, which waits for nothing of this one."""
+    done: list[str] = []
+    monkeypatch.setattr(FakeEvent, "record", lambda self: done.append("record"))
+    monkeypatch.setattr(FakeEvent, "synchronize", lambda self: done.append("synchronize"))
+    model = load_model(
+        models("llama"), dtype="float32", block_size=16, kv_cache_memory=2 << 20, num_threads=1, device=FakeDevice()
+    ).model  # fmt: skip
+    done.clear()
+
+    model.copy_block(3, 6)
+
+    assert done == ["record", "synchronize"]
     model.close()
