@@ -13,6 +13,8 @@ from devices.npu import NpuKind
 from wire.errors import ConfigError
 
 KINDS: dict[str, DeviceKind] = {"cpu": CpuKind(), "cuda": CudaKind(), "npu": NpuKind()}
+AUTO = "auto"
+"""The word of --device that leaves the choice to us."""
 AUTO_ORDER = ("npu", "cuda", "cpu")
 
 
@@ -50,7 +52,7 @@ def choose(asked: str, kinds: Mapping[str, DeviceKind] | None = None) -> DeviceC
     A kind asked for by name that cannot be used is an error; under `auto` it is passed over, and the reason says so.
     """
     known = KINDS if kinds is None else kinds
-    if asked != "auto":
+    if asked != AUTO:
         kind = find_kind(asked, known)
         lacking = kind.lacking()
         if lacking is not None:

@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.table import choose
+from devices.cpu import TRAITS as CPU
+from devices.table import AUTO, choose
 from engine.ranks.team import OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
@@ -27,7 +28,7 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
     num_threads = max(1, min(map(len, cores)))
     prepare_torch(num_threads)
     with loading():
-        device = choose(options.device).kind.traits.kind
+        device = CPU.kind if options.device == AUTO else choose(options.device).kind.traits.kind
         from engine.ranks.load import RanksOptions, load_ranks
 
         ranks = RanksOptions(

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from devices.cpu import TRAITS as CPU
 from devices.host_memory import available_bytes
+from devices.table import AUTO, traits_of
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.memory_plan import MIN_SEQUENCE_TOKENS, plan_pool
+from ranktable_tools.devices.kinds import find_kind as shown_kind
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 from wire.model_identity import read_json, stored_tensors
@@ -27,7 +29,7 @@ def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) 
     `is_here`: all are on this machine. A model whose KV shows only once it is loaded is left to the instances.
     """
     asked = options.kv_cache_memory
-    if asked is None or options.engine == "fake":
+    if asked is None or options.engine == "fake" or not _is_on_host(options.device):
         return
     config = read_json(Path(options.model) / "config.json")
     tensors = kv_tensors(config, _dtype(options), options.tensor_parallel_size or 1)
@@ -39,6 +41,11 @@ def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) 
             f"--kv-cache-memory {asked} bytes in each of {num_instances} instances are {asked * num_instances} bytes: "
             f"must be at most the {free} free"
         )
+
+
+def _is_on_host(device: str) -> bool:
+    """Whether the pools are host memory: what a card has free is known to who opens it."""
+    return traits_of(shown_kind() if device == AUTO else device).pools_on_host
 
 
 def kv_tensors(config: Mapping[str, Any], dtype: str, num_ranks: int) -> tuple[KvTensor, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pdserve import model
 from pdserve.apart import apart
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
+from pdserve.few_cards import why_cpu
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
@@ -94,12 +95,21 @@ def parse(argv: Sequence[str]) -> UpRequest:
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     if not options.ray:
         check_device(from_namespace(EngineOptions, namespace))
+        _stay_off_few_cards(namespace, options.prefill + options.decode)
     elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
     waits = config.options.startup_timeout, config.options.shutdown_timeout
     flags = to_flags(argparse.Namespace(**vars(namespace) | elsewhere))
     return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
+
+
+def _stay_off_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
+    engine = from_namespace(EngineOptions, namespace)
+    why = why_cpu(engine.device, num_instances * (engine.tensor_parallel_size or 1), os.environ)
+    if why is not None and engine.engine != "fake":
+        print(f"--device {engine.device}: all instances run on the CPU, because {why}", file=sys.stderr)
+        namespace.device = "cpu"
 
 
 def _check_counts(options: UpOptions) -> None:

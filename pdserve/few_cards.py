@@ -1,0 +1,27 @@
+"""`pdserve up --device auto` on a machine with fewer cards than ranks: two would share one, so all stay on the CPU."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from devices.table import AUTO, traits_of
+from ranktable_tools.devices.cards import shown_cards
+from ranktable_tools.devices.kinds import find_kind
+from ranktable_tools.devices.tools import Run, run_tool
+from ranktable_tools.errors import RanktableError
+
+
+def why_cpu(
+    device: str, num_ranks: int, environ: Mapping[str, str], *, run: Run = run_tool, dev: Path = Path("/dev")
+) -> str | None:  # fmt: skip
+    """Return why `num_ranks` ranks under `auto` stay on the CPU though a card is shown, None where they need not."""
+    kind = find_kind(dev)
+    variable = traits_of(kind).visible_variable
+    if device != AUTO or variable is None:
+        return None
+    if variable in environ:
+        return f"{variable} is set, and every instance would take its first cards" if num_ranks > 1 else None
+    try:
+        shown = len(shown_cards(kind, environ, run, dev))
+    except RanktableError:
+        return None  # each instance asks again and says why
+    return f"{num_ranks} ranks are more than the {shown} {kind} cards shown here" if shown < num_ranks else None
