@@ -9,11 +9,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def work_folder(command: str) -> Iterator[Path]:
-    """Make one; it stays where something failed, for the logs, and not after Ctrl-C or SIGTERM."""
+    """Make one; it stays where something failed and left logs, and not after Ctrl-C or SIGTERM."""
     work = Path(tempfile.mkdtemp(prefix=f"pdserve-{command}-"))
     try:
         yield work
     except Exception:
+        with contextlib.suppress(OSError):
+            work.rmdir()  # where nothing is in it there are no logs to keep
         raise
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from devices.table import AUTO_ORDER, choose, find_kind
 from engine.torch_start import prepare_torch
 from pdserve.flags.parser import CommandParser
 from pdserve.selftest.check import Check, Result, Verdict, run_all
-from pdserve.selftest.report import Tested, default_path, row, summary, write_report
+from pdserve.selftest.report import Report, Tested, default_path, row, summary
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
 from ranktable_tools.devices.kinds import kind_named
@@ -51,19 +52,20 @@ def main(argv: Sequence[str]) -> int:
     unwind_on_sigterm()
     prepare_torch(len(os.sched_getaffinity(0)))
     choice = choose(options.device)
+    if choice.kind.traits.pools_on_host and options.index:
+        raise ConfigError(f"--index {options.index}: the {choice.kind.traits.kind} is one device, 0")
     device = choice.kind.open(options.index)
     device.activate()
-    tested = Tested(device.name, choice.reason, device.describe())
+    began = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    command = shlex.join(["pdserve", "selftest", *argv])
+    tested = Tested(device.name, choice.reason, device.describe(), command, began)
     print(f"{tested.choice}\n{tested.described}", flush=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path(options.report) if options.report else default_path(device.name, stamp)
+    path = Path(options.report) if options.report else default_path(device.name, time.strftime("%Y%m%d-%H%M%S"))
+    report = Report(path, tested, Machine(os.environ, kind=kind_named(choice.kind.traits.kind)))
     with work_folder("selftest") as work:
-        results, notes = _run(device, options, work)
-    tested = replace(tested, notes=notes)
-    machine = Machine(os.environ, kind=kind_named(choice.kind.traits.kind))
-    write_report(path, tested, results, machine)
+        results, notes = _run(device, options, work, report)
     for note in notes:
-        if "reference" in note:
+        if "reference" in note or "instead of" in note:
             print(f"note: {note}", flush=True)
     print(f"{summary(results)}\nreport: {path}", flush=True)
     return 1 if any(result.verdict is Verdict.FAILED for result in results) else 0
@@ -86,8 +88,13 @@ def parse(argv: Sequence[str]) -> SelftestOptions:
     return options
 
 
-def _run(device: Device, options: SelftestOptions, work: Path) -> tuple[list[Result], tuple[str, ...]]:
-    """Run the rows that were asked for; return how they went, and the notes of the tiny model's load."""
+def _run(
+    device: Device, options: SelftestOptions, work: Path, report: Report
+) -> tuple[list[Result], tuple[str, ...]]:  # fmt: skip
+    """Run the rows that were asked for; return how they went, and the notes of the tiny model's load.
+
+    The report is there from the first row on: one that hangs, or ends the process, is named in it as running.
+    """
     from pdserve.selftest.pd import TinyModel
 
     results: list[Result] = []
@@ -95,10 +102,14 @@ def _run(device: Device, options: SelftestOptions, work: Path) -> tuple[list[Res
     with contextlib.ExitStack() as stack:
         checks = [check for check in _checks(device, model, results, stack) if _is_asked(check, options.only)]
         if not checks:
-            raise ConfigError(f"--only {' '.join(options.only)} is in no row's name")
-        for result in run_all(checks):
-            results.append(result)
-            print(row(len(results), len(checks), result), flush=True)
+            groups = ", ".join(dict.fromkeys(check.group for check in _checks(device, model, results, stack)))
+            raise ConfigError(f"--only {' '.join(options.only)} is in no row's name; the groups are {groups}")
+        for check in checks:
+            report.write(results, running=f"{check.group}: {check.name}")
+            results += run_all([check])
+            print(row(len(results), len(checks), results[-1]), flush=True)
+    report.tested = replace(report.tested, notes=model.notes)
+    report.write(results)
     return results, model.notes
 
 
@@ -129,18 +140,20 @@ def _checks(device: Device, model: object, results: Sequence[Result], stack: con
         *part_checks(device),
         *linear_checks(device),
         *links,
-        *model_checks(model, _usable_links(device, results)),
+        *model_checks(model, _usable_links(device, links, results)),
     ]
 
 
-def _usable_links(device: Device, results: Sequence[Result]) -> Callable[[], list[str]]:
-    """Return what tells the transports that carried KV from the device to itself."""
+def _usable_links(device: Device, links: Sequence[Check], results: Sequence[Result]) -> Callable[[], list[str]]:
+    """Return what tells the transports that carry KV from the device to itself; links not asked for are tried then."""
     end = f", {device.name} to {device.name}"
 
     def names() -> list[str]:
+        ran = {(result.group, result.name) for result in results}
+        left = [check for check in links if check.name.endswith(end) and (check.group, check.name) not in ran]
         return [
             result.name.removesuffix(end)
-            for result in results
+            for result in (*results, *run_all(left))
             if result.group == "links" and result.verdict is Verdict.OK and result.name.endswith(end)
         ]
 

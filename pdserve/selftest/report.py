@@ -26,11 +26,16 @@ _MORE_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What was tested: the device, why it was taken, what it says of itself, and notes of the tiny model's load."""
+    """What was tested: the device, why it was taken, what it says of itself, and notes of the tiny model's load.
+
+    `command` is what was typed, `began` the local time of its start.
+    """
 
     device: str
     choice: str
     described: str
+    command: str
+    began: str
     notes: tuple[str, ...] = ()
 
 
@@ -45,19 +50,28 @@ def summary(results: Sequence[Result]) -> str:
     """Return the last line: how many of each."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
-    return f"{len(results)} checks: {', '.join(parts)}"
+    return f"{len(results)} check{'' if len(results) == 1 else 's'}: {', '.join(parts) or 'none ended yet'}"
 
 
-def write_report(path: Path, tested: Tested, results: Sequence[Result], machine: Machine) -> None:
-    """Write the file. Raises OSError."""
-    path.write_text(_text(tested, results, machine), encoding="utf-8")
+class Report:
+    """The file, written anew after each row: whole or as it was. The machine is asked once."""
+
+    def __init__(self, path: Path, tested: Tested, machine: Machine) -> None:
+        self._path, self.tested = path, tested
+        self._secrets = secret_values(machine.environ, _secret_files(machine.environ))
+        self._facts: dict[str, Section] = dict(machine_facts(machine))
+        more = {name: machine.environ[name] for name in _MORE_VARIABLES if name in machine.environ}
+        self._facts["environment"] = {**self._facts["environment"], **more}
+
+    def write(self, results: Sequence[Result], running: str | None = None) -> None:
+        """Write what is known; `running` is the row that has begun and has not ended. Raises OSError."""
+        text = redacted(_text(self.tested, results, self._facts, running), self._secrets)
+        part = self._path.with_name(f"{self._path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(self._path)
 
 
-def _text(tested: Tested, results: Sequence[Result], machine: Machine) -> str:
-    secrets = secret_values(machine.environ, _secret_files(machine.environ))
-    facts: dict[str, Section] = dict(machine_facts(machine))
-    more = {name: machine.environ[name] for name in _MORE_VARIABLES if name in machine.environ}
-    facts["environment"] = {**facts["environment"], **more}
+def _text(tested: Tested, results: Sequence[Result], facts: Mapping[str, Section], running: str | None) -> str:
     table = text_table(
         ("result", "check", "", "seconds", "words"),
         [(one.verdict.value, one.group, one.name, f"{one.seconds:.2f}", one.words) for one in results],
@@ -70,13 +84,16 @@ def _text(tested: Tested, results: Sequence[Result], machine: Machine) -> str:
     document = {
         "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
         "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is Verdict.FAILED],
+        "running": running,
     }  # fmt: skip
+    stopped = [] if running is None else ["", f"This row had begun and not ended: **{running}**"]
     lines = [
         f"# pdserve selftest on {tested.device}: {summary(results)}", "", f"{tested.choice}; {tested.described}",
-        *(f"- {note}" for note in tested.notes), "", "```text", *table, "", *sections[:-1], "```", "",
+        f"({tested.began}: `{tested.command}`)", *stopped, *(f"- {note}" for note in tested.notes), "",
+        "```text", *table, "", *sections[:-1], "```", "",
         "```json", json.dumps(document, indent=2), "```", "",
     ]  # fmt: skip
-    return redacted("\n".join(lines), secrets)
+    return "\n".join(lines)
 
 
 def _secret_files(environ: Mapping[str, str]) -> list[Path]:

@@ -17,6 +17,7 @@ from engine.device_modules import REPLACERS, STAYED
 from engine.sampler import TorchChooser
 from engine.step_metadata import StepMetadata
 from pdserve.cli import main
+from pdserve.selftest import command
 from pdserve.selftest.check import Check, NotHere, Verdict, Wrong, run_all
 from tests.devices.fake_device import FakeKind
 from wire.errors import ConfigError
@@ -225,3 +226,40 @@ def test_a_device_that_is_not_here_is_an_error_in_words(monkeypatch: pytest.Monk
 
     with pytest.raises(ConfigError, match="--device fake: no fake card is shown"):
         command.main(["--device", "fake"])
+
+
+def test_one_row_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
+    """P/D asks for links that carry KV here: they are tried for it where they were not asked for."""
+    status, document, _ = run(tmp_path / "r.md", "--device", "cpu", "--only", "P/D")
+
+    assert status == 0
+    assert [(one["name"], one["verdict"]) for one in document["results"]] == [("P/D = transformers", "ok")]
+    assert "shm" in document["results"][0]["words"]
+
+
+def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(self: object, *_: object) -> None:
+        raise SystemExit(139)
+
+    monkeypatch.setattr(TorchChooser, "best", die)
+
+    with pytest.raises(SystemExit):
+        main(["selftest", "--report", str(tmp_path / "r.md"), "--device", "cpu", "--only", "memory", "sampler"])
+
+    text = (tmp_path / "r.md").read_text(encoding="utf-8")
+    document = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    assert document["running"].startswith("sampler: ")
+    assert f"This row had begun and not ended: **{document['running']}**" in text
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.md"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--only", "nosuch"), "--only nosuch is in no row's name; the groups are attention, "),
+        (("--device", "cpu", "--index", "4"), "--index 4: the cpu is one device, 0"),
+    ],
+)
+def test_what_names_no_row_or_device_is_refused_with_what_there_is(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        command.main(flags)

@@ -24,3 +24,12 @@ def test_the_logs_stay_where_something_failed_and_not_after_ctrl_c(
             raise ending
 
     assert len(list(tmp_path.iterdir())) == kept
+
+
+def test_a_failure_before_the_first_log_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with pytest.raises(ConfigError), work_folder("verify"):
+        raise ConfigError("no")
+
+    assert list(tmp_path.iterdir()) == []
