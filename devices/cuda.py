@@ -33,7 +33,8 @@ class CudaKind:
         import torch
 
         if torch.version.cuda is None:
-            return f"torch {torch.__version__} is built without CUDA: install one that has it (pdserve[cuda])"
+            seen = versions.in_words(versions.cuda_versions(None))
+            return f"torch is built without CUDA: make an environment by scripts/install --device cuda ({seen})"
         if torch.cuda.is_available():
             return None
         found = versions.cuda_versions(torch.version.cuda)

@@ -34,7 +34,8 @@ class NpuKind:
     def lacking(self) -> str | None:
         """The package, its version, CANN below it, or the card."""
         if not npu_package.show():
-            return "torch_npu is not installed; it comes with the extra pdserve[npu]"
+            seen = versions.in_words(versions.npu_versions())
+            return f"torch_npu is not installed: make an environment by scripts/install --device npu ({seen})"
         why = self._unfit()
         if why is not None:
             npu_package.hide()  # the CPU may be taken instead, and transformers would import it
@@ -42,7 +43,7 @@ class NpuKind:
 
     def _unfit(self) -> str | None:
         version = importlib.metadata.version("torch_npu")
-        if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+        if versions.numbers(version)[:2] < LEAST_VERSION:
             return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"
         found = versions.npu_versions()
         mismatch, seen = versions.npu_mismatch(found), versions.in_words(found)
@@ -50,7 +51,7 @@ class NpuKind:
             return mismatch
         try:
             npu = importlib.import_module("torch_npu").npu
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, OSError, RuntimeError) as error:
             said = " ".join(str(error).split())
             return f"torch_npu {version} cannot be imported, CANN is missing or another version: {said} ({seen})"
         return None if npu.is_available() else f"torch_npu {version} sees no NPU ({seen})"

@@ -126,7 +126,10 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
 
 
 def _again(files: BatchFiles) -> str:
-    return "" if files.target is not None else "\nthe same command with --retry-failed asks the failed lines again"
+    if files.target is not None:
+        return ""
+    words = "the same command with --retry-failed asks the failed lines again"
+    return f"\n{words}; a line that was refused (400 to 422) is to be mended in the input first"
 
 
 def _said(view: ProgressView, ended: Progress) -> str:

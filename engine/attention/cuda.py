@@ -5,13 +5,13 @@ CudaAttention  --each layer--> the library where it takes it, else torch_paged.p
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 from typing import Protocol
 
 import torch
 
 from devices.interface import Device
+from devices.versions import package_version
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables
@@ -53,7 +53,8 @@ def choose_library(device: Device) -> tuple[PagedLibrary | None, str]:
         library = FlashInferAttention(module, device)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return _of_torch(f"flashinfer cannot be used: {error}")
-    return library, f"attention by flashinfer {importlib.metadata.version('flashinfer-python')}"
+    version = package_version("flashinfer-python") or getattr(module, "__version__", "of unknown version")
+    return library, f"attention by flashinfer {version}"
 
 
 def _of_torch(why: str) -> tuple[PagedLibrary | None, str]:

@@ -155,7 +155,10 @@ def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> 
     again = run(tmp_path, *words, "--retry-failed")
     nothing = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL, "--retry-failed")
 
-    assert first.err.splitlines()[-1] == "the same command with --retry-failed asks the failed lines again"
+    assert first.err.splitlines()[-1] == (
+        "the same command with --retry-failed asks the failed lines again; a line that was refused (400 to 422) is to "
+        "be mended in the input first"
+    )
     assert again.out.startswith("4 lines answered (0 errors) in "), again.err
     assert again.out.endswith(", 3 of them by an earlier run: out.jsonl\n")
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdserve.engine_flags import check_device
 from pdserve.flags.parser import CommandParser
 from pdserve.up_request import fill_model, to_flags
 from wire.errors import ConfigError
@@ -77,5 +78,6 @@ def parse(argv: Sequence[str]) -> PdRequest:
         raise ConfigError(f"--vllm {options.vllm} is no program: give the Python of vLLM's environment")
     fill_model(namespace)
     engine = from_namespace(EngineOptions, namespace)
+    check_device(engine)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return PdRequest(options, Path(engine.model), engine.dtype, to_flags(namespace), cores)
