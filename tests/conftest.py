@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Generator, Iterator
 
@@ -22,6 +23,14 @@ settings.load_profile("no deadlines")
 
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_log() -> None:
+    """Undo what a command that ran in this process did to the log: the next test may listen to what it left out."""
+    log = logging.getLogger("pdserve")
+    log.handlers[:], log.propagate = [], True
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session", autouse=True)
