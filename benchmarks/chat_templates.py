@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.loop import run
-from scheduler.templates import TemplateRenderer
+from scheduler.templates.templates import TemplateRenderer
 
 CHATML = Path(__file__).parents[1] / "examples" / "template_chatml.jinja"
 

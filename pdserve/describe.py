@@ -18,7 +18,7 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.node_ports import instance_addresses
 from ranktable_tools.peers import peer_addresses
 from ranktable_tools.table_file import read_global
-from scheduler.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
+from scheduler.membership.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
 from wire.errors import ConfigError, Incompatible, PdserveError
 from wire.grpc_connection import GrpcConnection
 from wire.tls import TlsFiles, tls_files

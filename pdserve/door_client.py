@@ -1,4 +1,4 @@
-"""Ask a scheduler of this host through its door (scheduler/door.py)."""
+"""Ask a scheduler of this host through its door (scheduler/links/door.py)."""
 
 import json
 import socket
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from scheduler.door import MAX_LINE_BYTES, door_name, is_same_user
-from scheduler.link_probe import MEASURE_TIMEOUT_S
+from scheduler.links.door import MAX_LINE_BYTES, door_name, is_same_user
+from scheduler.links.probe import MEASURE_TIMEOUT_S
 from wire.errors import Incompatible, Unavailable
 
 _CONNECT_TIMEOUT_S = 3.0

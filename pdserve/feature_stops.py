@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pdserve.feature_judges import Answers, Ask, Judge
-from scheduler.choice import Choice
-from scheduler.pieces import TextOptions
 from scheduler.request import NewToken, RunningRequest
+from scheduler.text.choice import Choice
+from scheduler.text.pieces import TextOptions
 from scheduler.tokens import Tokens
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.serving import Cluster, Serving, open_serving
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError

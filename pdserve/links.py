@@ -14,7 +14,7 @@ from pdserve.door_client import NoDoor, ask_links, open_door
 from pdserve.flags.parser import CommandParser
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
-from scheduler.link_probe import MAX_MEASURE_BYTES
+from scheduler.links.probe import MAX_MEASURE_BYTES
 from wire.errors import ConfigError, Unavailable
 
 _TIMEOUT_S = 3.0

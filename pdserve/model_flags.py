@@ -8,7 +8,7 @@ from pathlib import Path
 from pdserve.hub.asked import HUGGING_FACE, MODEL_SCOPE, Asked, is_hub_name
 from pdserve.hub.snapshot import find_snapshot
 from pdserve.run_folder import default_cache_dir
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
 from wire.model_identity import read_json
 from wire.options import EngineOptions

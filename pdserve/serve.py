@@ -10,12 +10,12 @@ from pdserve.flags.parser import CommandParser
 from pdserve.instance_environment import HCCL_TABLE
 from pdserve.ports import require_free
 from pdserve.up_request import fill_model
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.loop import run
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.observability.traces import check_traces
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
-from scheduler.traces import check_traces
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError
 from wire.options import EngineOptions, add_flags, from_namespace

@@ -1,6 +1,6 @@
 """The guide's rule for the largest step: at least the model's length."""
 
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
 from wire.options import EngineOptions
 

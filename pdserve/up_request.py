@@ -18,7 +18,7 @@ from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
 from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, from_namespace
 

@@ -17,7 +17,7 @@ from pdserve.verify_devices import DevicePair, DevicePairs, choose_pairs
 from pdserve.verify_prompts import make_prompts
 from pdserve.verify_transports import EACH, Chosen, choose
 from pdserve.work_folder import work_folder
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, flag, from_namespace

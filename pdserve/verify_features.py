@@ -17,7 +17,7 @@ from pdserve.feature_stops import choose_stop
 from pdserve.text_table import text_table
 from pdserve.verify_devices import DevicePair
 from pdserve.verify_runs import alone, pair
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from scheduler.tokens import Tokens
 from wire.errors import ConfigError
 

@@ -19,9 +19,9 @@ from pdserve.processes import Child, stop
 from pdserve.trust import trust_of
 from pdserve.verify_devices import DevicePair
 from ranktable_tools.launch_plan import resolve
-from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import cluster_of
 from scheduler.request import GenerationRequest, NewToken, PromptDone
 from scheduler.serving import Cluster, build_control

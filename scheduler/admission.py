@@ -9,13 +9,13 @@ import itertools
 import math
 from typing import Protocol
 
-from scheduler.fair_queue import FairQueue
-from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.loads import PromptFacts
-from scheduler.prompt_costs import PromptCosts
-from scheduler.queue_room import QueueRoom
-from scheduler.waiting import Waiting
+from scheduler.load.grants import Grant
+from scheduler.load.loads import PromptFacts
+from scheduler.queue.fair_queue import FairQueue
+from scheduler.queue.prompt_costs import PromptCosts
+from scheduler.queue.room import QueueRoom
+from scheduler.queue.waiting import Waiting
 from wire.errors import Overloaded, PdserveError
 
 _MOST_RETRY_S = 60
@@ -24,7 +24,7 @@ _MOST_PASSED = 16
 
 
 class Places(Protocol):
-    """Where prompts go. `scheduler/grants.py` has the implementation."""
+    """Where prompts go. `scheduler/load/grants.py` has the implementation."""
 
     def look_anew(self) -> None:
         """Something may have changed since the last call."""

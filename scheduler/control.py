@@ -3,10 +3,10 @@
 import asyncio
 
 from scheduler.dispatch import Dispatch
-from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
-from scheduler.member import Member
-from scheduler.model_kind import ModelKind
+from scheduler.membership.member import Member
+from scheduler.model.kind import ModelKind
+from scheduler.observability.ledger import Ledger
 from scheduler.probe import Probe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry

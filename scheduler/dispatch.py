@@ -13,20 +13,20 @@ import itertools
 from collections.abc import Callable
 
 from scheduler.admission import Admission
-from scheduler.grants import Placer
-from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
+from scheduler.load.grants import Placer
+from scheduler.observability.ledger import Ledger
+from scheduler.observability.request_log import without_values
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun
+from scheduler.queue.waiting import Waiting
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest
 from scheduler.request_check import check_request
-from scheduler.request_log import without_values
 from scheduler.retry_budget import RetryBudget
 from scheduler.running import Running
 from scheduler.tries import Tries
-from scheduler.waiting import Waiting
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 

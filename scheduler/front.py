@@ -7,13 +7,13 @@ from typing import Any
 
 from scheduler.api.keys import Keys
 from scheduler.config import SchedulerConfig
-from scheduler.drain import Drain
-from scheduler.generation_defaults import GenerationDefaults
-from scheduler.metrics import Metrics
+from scheduler.http.drain import Drain
+from scheduler.model.generation_defaults import GenerationDefaults
+from scheduler.observability.metrics import Metrics
+from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
 from scheduler.stream import Observer
 from scheduler.tokens import Tokens
-from scheduler.traces import Traces
 from wire.errors import UnknownModel
 
 

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
-from scheduler.books import Books
 from scheduler.inbox import Inbox, Lost, PromptStep, Work
 from scheduler.limits import ControlLimits
-from scheduler.link_answers import LinkAnswers
+from scheduler.links.answers import LinkAnswers
+from scheduler.load.books import Books
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError

@@ -15,7 +15,7 @@ class ControlLimits:
     have the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those it still
     has then go on elsewhere. Tables that differ at the start are a mistake after `tables_s`: a file that changes is not
     seen everywhere at once. Where a new table leaves no path, requests wait `join_s` for those it brings.
-    `num_tenants` is how many API keys share the queue (queue_room.py); 1 also where there is none.
+    `num_tenants` is how many API keys share the queue (queue/room.py); 1 also where there is none.
     """
 
     max_queued_requests: int = 1000

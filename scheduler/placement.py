@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler.loads import InstanceLoad, PromptFacts, link_share
-from scheduler.obstacles import obstacles, of_end, of_start
+from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
+from scheduler.load.obstacles import obstacles, of_end, of_start
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 

@@ -4,7 +4,7 @@ import asyncio
 
 from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
-from scheduler.model_kind import ModelKind
+from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.request import GenerationRequest

@@ -7,15 +7,15 @@ import socket
 
 from ranktable_tools.launch_plan import LaunchPlan
 from scheduler.config import SchedulerConfig
-from scheduler.door import door_name, keep_door
-from scheduler.entries import Entries
-from scheduler.https import Https, read_https
-from scheduler.link_probe import LinkProbe
+from scheduler.http.certificate import Https, read_https
+from scheduler.http.open_files import raise_open_files
+from scheduler.http.server import listen, serve
+from scheduler.links.door import door_name, keep_door
+from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
-from scheduler.open_files import raise_open_files
-from scheduler.server import listen, serve
+from scheduler.membership.entries import Entries
+from scheduler.membership.table_watch import TableWatch
 from scheduler.serving import Cluster, open_serving
-from scheduler.table_watch import TableWatch
 from telemetry.logs import EventLogger
 from wire.grpc_connection import GrpcConnection
 from wire.trust import Trust

@@ -9,11 +9,11 @@ from typing import Any
 
 from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
-from scheduler.loads import PromptFacts
+from scheduler.load.loads import PromptFacts
+from scheduler.load.prefixes import Chain, chain_of
 from scheduler.ordering import OrderedOutput, OrderedScores
-from scheduler.prefixes import Chain, chain_of
+from scheduler.queue.waiting import Waiting
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptScored, Vector
-from scheduler.waiting import Waiting
 from wire.errors import DeadlineExceeded
 from wire.types import PromptState, StageTimes
 

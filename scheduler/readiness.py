@@ -6,8 +6,8 @@ A pair too full for a probe is as good as crossed while it works: its own long r
 import asyncio
 
 from scheduler.limits import ControlLimits
-from scheduler.loads import InstanceLoad
-from scheduler.model_kind import ModelKind
+from scheduler.load.loads import InstanceLoad
+from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
 from wire.hold import hold_limit

@@ -7,7 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scheduler.compatibility import (
+from scheduler.instances import Instance
+from scheduler.limits import ControlLimits
+from scheduler.load.loads import InstanceLoad
+from scheduler.membership.compatibility import (
     ExpectedInstance,
     SameHost,
     check_pair,
@@ -15,12 +18,9 @@ from scheduler.compatibility import (
     check_table,
     check_version,
 )
-from scheduler.instances import Instance
-from scheduler.kv_pairs import KvGap, KvPairs
-from scheduler.limits import ControlLimits
-from scheduler.loads import InstanceLoad
-from scheduler.member import Connect, Member
-from scheduler.members import Members
+from scheduler.membership.kv_pairs import KvGap, KvPairs
+from scheduler.membership.member import Connect, Member
+from scheduler.membership.members import Members
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Unavailable

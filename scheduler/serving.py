@@ -13,22 +13,22 @@ from starlette.types import ASGIApp
 from ranktable_tools.addresses import HostComparer
 from scheduler.api.keys import read_keys
 from scheduler.app import build_app
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
-from scheduler.drain import Drain
 from scheduler.front import Front, ReadyReport, always_healthy
-from scheduler.generation_defaults import read_defaults
+from scheduler.http.drain import Drain
 from scheduler.limits import ControlLimits
-from scheduler.member import Connect
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.member import Connect
 from scheduler.memory import give_back_memory
-from scheduler.metrics import Metrics
-from scheduler.model_files import read_model_files
-from scheduler.model_kind import ModelKind
+from scheduler.model.files import read_model_files
+from scheduler.model.generation_defaults import read_defaults
+from scheduler.model.kind import ModelKind
+from scheduler.observability.metrics import Metrics
+from scheduler.observability.traces import open_traces
 from scheduler.placement import most_output
 from scheduler.registry import Registry
 from scheduler.tokens import Tokens
-from scheduler.traces import open_traces
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 

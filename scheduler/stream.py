@@ -6,9 +6,8 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Protocol, cast
 
-from scheduler.best_of import BestOf, ranked
-from scheduler.choice import Choice
-from scheduler.pieces import Piece, TextOptions
+from scheduler.observability.request_done import RequestDone
+from scheduler.observability.request_log import log_request
 from scheduler.request import (
     Dispatcher,
     GenerationRequest,
@@ -19,15 +18,16 @@ from scheduler.request import (
     RunningRequest,
     Vector,
 )
-from scheduler.request_done import RequestDone
-from scheduler.request_log import log_request
+from scheduler.text.best_of import BestOf, ranked
+from scheduler.text.choice import Choice
+from scheduler.text.pieces import Piece, TextOptions
 from scheduler.tokens import Tokens
 from wire.errors import Cancelled, InternalError, PdserveError
 from wire.types import FinishReason, TokenLogprobs
 
 
 class Observer(Protocol):
-    """Hears how a request goes; times are the loop's clock. scheduler/figures.py is one."""
+    """Hears how a request goes; times are the loop's clock. scheduler/observability/figures.py is one."""
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
         """The request's first token came, `seconds` after its arrival; `token_came` follows."""

@@ -5,14 +5,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from scheduler.byte_level import byte_level_of
-from scheduler.chat_options import ChatOptions, ChatSettings
-from scheduler.model_files import ModelFiles
-from scheduler.pairs import encode_pair
-from scheduler.shared_ids import SharedIds
+from scheduler.model.files import ModelFiles
 from scheduler.side_threads import SideThreads
-from scheduler.templates import TemplateRenderer
-from scheduler.token_texts import TokenTexts
+from scheduler.templates.chat_options import ChatOptions, ChatSettings
+from scheduler.templates.templates import TemplateRenderer
+from scheduler.text.byte_level import byte_level_of
+from scheduler.text.pairs import encode_pair
+from scheduler.text.shared_ids import SharedIds
+from scheduler.text.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
 _SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work

@@ -4,18 +4,18 @@ import asyncio
 import math
 
 from scheduler.admission import Admission
-from scheduler.grants import Grant, Placer
-from scheduler.ledger import Ledger
 from scheduler.limits import ControlLimits
+from scheduler.load.grants import Grant, Placer
+from scheduler.observability.ledger import Ledger
 from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
 from scheduler.paths.pooling import PoolingPath
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun
+from scheduler.queue.waiting import Waiting
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
 from scheduler.retry_budget import Retry, RetryBudget
-from scheduler.waiting import Waiting
 from telemetry.logs import EventLogger
 from wire.errors import (
     Draining,

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from scheduler.observability.request_done import RequestDone
+from scheduler.observability.request_log import log_request
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
-from scheduler.request_done import RequestDone
-from scheduler.request_log import log_request
 from scheduler.stream import Observer
 from scheduler.vectors import Values, collect_vectors
 from wire.errors import Cancelled

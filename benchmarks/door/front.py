@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, parse
 from scheduler.loop import run as run_loop
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pdserve import combined
 from pdserve.serve import parse
-from scheduler.compatibility import ExpectedInstance
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import Cluster, serve_cluster
 from telemetry import logs
 from wire.grpc_connection import GrpcConnection

@@ -177,7 +177,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what `generate` takes where it is given nothing: vLLM's defaults, or what generation_config says."""
-        from scheduler.generation_defaults import read_defaults
+        from scheduler.model.generation_defaults import read_defaults
 
         source, override = self._opening.generation_config, self._opening.override_generation_config
         found = read_defaults(self._thread.value.root, source, override)

@@ -11,9 +11,9 @@ import torch
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from pdserve.selftest.check import Check, NotHere, Wrong
-from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.request import GenerationRequest, NewToken, PromptDone
 from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError

@@ -1,7 +1,7 @@
 """Beam search: when a request may ask for it, and what it then means."""
 
 from scheduler.api.generation_body import GenerationBody
-from scheduler.generation_defaults import GenerationDefaults
+from scheduler.model.generation_defaults import GenerationDefaults
 from wire.errors import InvalidRequest
 from wire.types import BeamSearch
 

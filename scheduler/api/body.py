@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from scheduler.api.errors import HttpError
 from scheduler.api.sse import ClientGone
 from scheduler.config import SchedulerOptions
-from scheduler.http_exchange import Exchange
+from scheduler.http.exchange import Exchange
 from wire.errors import InvalidRequest
 
 _MAX_DEPTH = 64

@@ -19,9 +19,9 @@ from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.shape import Ended, PromptTold, Usage
 from scheduler.api.sse import event
-from scheduler.chat_options import ChatOptions
 from scheduler.front import Front
-from scheduler.pieces import Piece
+from scheduler.templates.chat_options import ChatOptions
+from scheduler.text.pieces import Piece
 from wire.errors import InvalidRequest
 
 _ASSISTANT = "assistant"

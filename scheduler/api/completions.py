@@ -20,7 +20,7 @@ from scheduler.api.sampling import draw_seed
 from scheduler.api.shape import Ended, PromptTold, Usage
 from scheduler.api.sse import event
 from scheduler.front import Front
-from scheduler.pieces import Piece
+from scheduler.text.pieces import Piece
 from wire.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler.request_log import without_values
+from scheduler.observability.request_log import without_values
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, appearance

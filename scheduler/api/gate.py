@@ -9,8 +9,8 @@ from scheduler.api.errors import error_response, unauthorized
 from scheduler.api.keys import Keys
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
-from scheduler.metrics import Metrics
-from scheduler.turnstile import Turnstile
+from scheduler.http.turnstile import Turnstile
+from scheduler.observability.metrics import Metrics
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from scheduler.api.shape import Ended, PromptTold, Shape
-from scheduler.pieces import Piece
+from scheduler.text.pieces import Piece
 from wire.errors import InvalidRequest
 
 _TOKEN_ID_BYTES = 7

@@ -132,7 +132,7 @@ class Texts:
 
 
 class _Frames:
-    """Writes one response of frames. A client that does not read is the server's to give up (http_protocol.py)."""
+    """Writes one response of frames. A client that does not read is the server's to give up (http/protocol.py)."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

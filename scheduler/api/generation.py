@@ -16,9 +16,9 @@ from scheduler.api.keep_alive import COMMENT, with_quiet
 from scheduler.api.shape import Shape, prompt_told
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
 from scheduler.front import Front
-from scheduler.pieces import Piece, TextOptions
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
+from scheduler.text.pieces import Piece, TextOptions
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InvalidGrammar
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.api.prompts import check_token_ids
+from scheduler.text.truncation import truncate_prompt
 from scheduler.tokens import Tokens
-from scheduler.truncation import truncate_prompt
 from wire.errors import InvalidRequest, PromptTooLong
 
 Input = str | tuple[int, ...]

@@ -17,9 +17,9 @@ from scheduler.api.shape import Shape
 from scheduler.api.structured import read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.front import Front
-from scheduler.pieces import TextOptions
 from scheduler.request import GenerationRequest
-from scheduler.truncation import truncate_prompt
+from scheduler.text.pieces import TextOptions
+from scheduler.text.truncation import truncate_prompt
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from scheduler.api.schemas import Body
 from scheduler.config import SchedulerOptions
 from scheduler.front import Front
-from scheduler.model_kind import ModelKind
+from scheduler.model.kind import ModelKind
 from wire.errors import InvalidRequest
 
 Endpoint = Callable[[Front, Request], Awaitable[ASGIApp]]

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scheduler.pieces import Piece
 from scheduler.stream import TextStream
+from scheduler.text.pieces import Piece
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]

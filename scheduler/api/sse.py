@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
-from scheduler.http_exchange import Exchange, Receiving
+from scheduler.http.exchange import Exchange, Receiving
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
@@ -28,7 +28,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Writes one response of events. A client that does not read is the server's to give up (http_protocol.py).
+    """Writes one response of events. A client that does not read is the server's to give up (http/protocol.py).
 
     `exchange` is our own server's, if it is that which serves.
     """

@@ -2,7 +2,7 @@
 
 from scheduler.api.generation_body import GenerationBody
 from scheduler.config import SchedulerOptions
-from scheduler.pieces import TextOptions
+from scheduler.text.pieces import TextOptions
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest
 

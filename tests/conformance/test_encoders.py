@@ -16,12 +16,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from scheduler.app import build_app
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.front import Front
 from scheduler.limits import ControlLimits
-from scheduler.metrics import Metrics
-from scheduler.model_files import read_model_files
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.model.files import read_model_files
+from scheduler.observability.metrics import Metrics
 from scheduler.serving import Cluster, build_control, report
 from scheduler.tokens import Tokens
 from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.metrics import Metrics
+from scheduler.observability.metrics import Metrics
+from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
-from scheduler.request_done import RequestDone
 from scheduler.view import ClusterView, GapView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
 from wire.types import LinkStatus, LoadSnapshot, Role, SamplingParams, StageTimes

@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
-from scheduler import chat_options, template_lane, template_sandbox, templates
-from scheduler.template_files import given_template
+from scheduler.templates import chat_options, templates
+from scheduler.templates import lane as template_lane
+from scheduler.templates import sandbox as template_sandbox
+from scheduler.templates.files import given_template
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "chat-templates.md").read_text(encoding="utf-8")

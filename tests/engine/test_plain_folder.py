@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, dynami
 from engine.bin_files import BIN_NAME
 from engine.loader import load_model
 from engine.plain_folder import _make, ensure_plain, lacking
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from scheduler.tokens import Tokens
 from tests.engine.bin_models import make_bin_model, split_tokenizer
 from tests.engine.step_runner import generate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.loads import InstanceLoad, PromptFacts
+from scheduler.load.loads import InstanceLoad, PromptFacts
 from scheduler.placement import place
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual

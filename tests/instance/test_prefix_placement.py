@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from instance.local import LocalInstance
-from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.request import GenerationRequest
 from tests.instance.pair import DEADLINE_S, instance_config
 from tests.instance.test_prefix_handoff import TOKEN_BYTES

@@ -15,8 +15,8 @@ import pytest
 
 from pdserve import cli, door_client
 from pdserve.ports import free_ports
-from scheduler.door import door_name, keep_door
-from scheduler.link_probe import LinkProbe
+from scheduler.links.door import door_name, keep_door
+from scheduler.links.probe import LinkProbe
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.virtual_time import until

@@ -14,9 +14,9 @@ from scheduler.app import build_app
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.fake import Line, Script, ScriptedDispatcher
 from scheduler.front import Front, ReadyReport
-from scheduler.generation_defaults import GenerationDefaults
-from scheduler.metrics import Metrics
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
+from scheduler.model.generation_defaults import GenerationDefaults
+from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from wire.options import EngineOptions
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
-from scheduler.member import Connect
-from scheduler.model_kind import ModelKind
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.member import Connect
+from scheduler.model.kind import ModelKind
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
 from tests.scheduler.virtual_time import until

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler import loop
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import parse
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from scheduler.admission import Admission
-from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.loads import PromptFacts
-from scheduler.waiting import Waiting
+from scheduler.load.grants import Grant
+from scheduler.load.loads import PromptFacts
+from scheduler.queue.waiting import Waiting
 from tests.scheduler.virtual_time import virtual
 from wire.errors import NeverFits, Overloaded
 

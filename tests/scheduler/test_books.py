@@ -1,8 +1,8 @@
 """What was given to an instance counts until the instance's own figures hold it."""
 
-from scheduler.books import Books
-from scheduler.loads import Held
-from scheduler.prefixes import chain_of
+from scheduler.load.books import Books
+from scheduler.load.loads import Held
+from scheduler.load.prefixes import chain_of
 from wire.types import LoadSnapshot
 
 CHAIN = chain_of(range(100), "")  # one link, of 64 tokens

@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from scheduler.chat_options import MAX_KWARGS_BYTES, MAX_TEMPLATE_BYTES, RESERVED_KWARGS, ChatOptions, ChatSettings
 from scheduler.config import parse
+from scheduler.templates.chat_options import (
+    MAX_KWARGS_BYTES,
+    MAX_TEMPLATE_BYTES,
+    RESERVED_KWARGS,
+    ChatOptions,
+    ChatSettings,
+)
 from wire.errors import ConfigError, InvalidRequest
 
 NEEDED = ["--model", "m"]

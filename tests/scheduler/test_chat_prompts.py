@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.chat_options import ChatOptions, ChatSettings
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
+from scheduler.templates.chat_options import ChatOptions, ChatSettings
 from scheduler.tokens import Tokens
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 

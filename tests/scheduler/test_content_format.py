@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler.content_format import ContentFormat, format_taken
-from scheduler.template_environment import environment
+from scheduler.templates.content_format import ContentFormat, format_taken
+from scheduler.templates.environment import environment
 
 TEXTS = (
     "{% for m in messages %}{{ m.content }}{% endfor %}",

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from scheduler.content_format import ContentFormat
-from scheduler.conversation import cut_at_mark, left_open, shaped
-from scheduler.template_sandbox import compiler, render
+from scheduler.templates.content_format import ContentFormat
+from scheduler.templates.conversation import cut_at_mark, left_open, shaped
+from scheduler.templates.sandbox import compiler, render
 
 TAKES_TEXT = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"

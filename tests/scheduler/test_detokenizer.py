@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.detokenizer import Detokenizer, Window
-from scheduler.model_files import ModelFiles, read_model_files
+from scheduler.model.files import ModelFiles, read_model_files
+from scheduler.text.detokenizer import Detokenizer, Window
 from scheduler.tokens import Tokens
 
 

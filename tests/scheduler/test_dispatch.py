@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from scheduler.limits import ControlLimits
-from scheduler.loads import PromptFacts
+from scheduler.load.loads import PromptFacts
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Draining, InternalError, InvalidGrammar, Overloaded, Unavailable

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from pdserve.ports import free_ports
-from scheduler import door
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.door import door_name, keep_door
-from scheduler.link_probe import MAX_MEASURE_BYTES, LinkProbe
+from scheduler.links import door
+from scheduler.links.door import door_name, keep_door
+from scheduler.links.probe import MAX_MEASURE_BYTES, LinkProbe
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster

@@ -8,7 +8,7 @@ import pytest
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.node_ports import instance_addresses
 from ranktable_tools.tables import Device, GlobalTable, Server
-from scheduler.entries import Entries
+from scheduler.membership.entries import Entries
 
 SCHEDULER = Server("10.0.0.1", "10.0.0.1")
 

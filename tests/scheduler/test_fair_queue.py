@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from scheduler.fair_queue import FairQueue
+from scheduler.queue.fair_queue import FairQueue
 
 
 @dataclass(eq=False)

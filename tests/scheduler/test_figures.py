@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.edges import vllm_tokens
-from scheduler.figures import Figures
-from scheduler.metrics import Metrics
+from scheduler.observability.edges import vllm_tokens
+from scheduler.observability.figures import Figures
+from scheduler.observability.metrics import Metrics
+from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
-from scheduler.request_done import RequestDone
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
 from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.generation_defaults import GenerationDefaults, read_defaults
+from scheduler.model.generation_defaults import GenerationDefaults, read_defaults
 from wire.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler.app import build_app, open_routes
-from scheduler.server import listen
-from scheduler.server import serve as serve_app
+from scheduler.http.server import listen
+from scheduler.http.server import serve as serve_app
 from tests.scheduler.conftest import Serve, Served
 from wire.errors import Overloaded
 

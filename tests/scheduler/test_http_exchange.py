@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from scheduler.http_exchange import Exchange
+from scheduler.http.exchange import Exchange
 
 pytestmark = pytest.mark.anyio
 BODY = "http.response.body"

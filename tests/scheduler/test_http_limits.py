@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from scheduler.drain import Drain
-from scheduler.http_exchange import Receiving
-from scheduler.http_protocol import MAX_HEAD_BYTES, MAX_WAITING, HttpProtocol
-from scheduler.server import listen, serve
+from scheduler.http.drain import Drain
+from scheduler.http.exchange import Receiving
+from scheduler.http.protocol import MAX_HEAD_BYTES, MAX_WAITING, HttpProtocol
+from scheduler.http.server import listen, serve
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 20.0

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from scheduler import http_protocol, server
-from scheduler.drain import Drain
-from scheduler.server import listen, serve
+from scheduler.http import protocol as http_protocol
+from scheduler.http import server
+from scheduler.http.drain import Drain
+from scheduler.http.server import listen, serve
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 20.0

@@ -9,9 +9,9 @@ import pytest
 
 from scheduler.app import build_app
 from scheduler.config import SchedulerOptions
-from scheduler.https import read_https
-from scheduler.server import listen
-from scheduler.server import serve as serve_app
+from scheduler.http.certificate import read_https
+from scheduler.http.server import listen
+from scheduler.http.server import serve as serve_app
 from tests.scheduler.conftest import Serve
 from tests.wire.certificates import Authority
 from wire.errors import ConfigError

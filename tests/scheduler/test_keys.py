@@ -16,9 +16,9 @@ from scheduler.api.gate import Gate
 from scheduler.api.keys import Keys, read_keys
 from scheduler.app import build_app, open_routes
 from scheduler.config import SchedulerOptions, parse
-from scheduler.metrics import Metrics
-from scheduler.server import listen
-from scheduler.server import serve as serve_app
+from scheduler.http.server import listen
+from scheduler.http.server import serve as serve_app
+from scheduler.observability.metrics import Metrics
 from tests.scheduler.conftest import Serve, Served
 from wire.errors import ConfigError
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.kv_pairs import missing_transport
-from scheduler.link_probe import LinkProbe
+from scheduler.links.probe import LinkProbe
+from scheduler.membership.kv_pairs import missing_transport
 from scheduler.request import GenerationRequest
 from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
@@ -183,7 +183,7 @@ async def test_a_pair_that_became_impossible_has_no_link_though_the_sender_still
 
 @virtual
 async def test_the_metrics_have_the_pair_with_its_reason() -> None:
-    from scheduler.metrics import Metrics
+    from scheduler.observability.metrics import Metrics
 
     cluster = _apart("PD", "shm", "tcp")
     running = _serve(cluster)

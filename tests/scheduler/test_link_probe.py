@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from scheduler.link_answers import LinkAnswers
-from scheduler.link_probe import LinkProbe, Pair, PairLink
+from scheduler.links.answers import LinkAnswers
+from scheduler.links.probe import LinkProbe, Pair, PairLink
 from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.compatibility import ExpectedInstance
+from scheduler.membership.compatibility import ExpectedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.test_chaos import ask, break_things, idle
 from tests.scheduler.virtual_time import until, virtual

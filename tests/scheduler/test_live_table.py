@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.compatibility import ExpectedInstance
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, collect, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from scheduler.metrics import Metrics
+from scheduler.observability.metrics import Metrics
 from scheduler.view import ClusterView, InstanceView, LedgerView
 from tests.scheduler.fake_cluster import describe
 from wire.types import LinkStatus, LoadSnapshot, Role

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.model_files import read_model_files
-from scheduler.model_kind import ModelKind, kind_of
+from scheduler.model.files import read_model_files
+from scheduler.model.kind import ModelKind, kind_of
 
 
 @pytest.mark.parametrize(

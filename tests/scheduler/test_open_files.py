@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource, sys
-from scheduler.open_files import raise_open_files
+from scheduler.http.open_files import raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 told = raise_open_files()
 print(told, *resource.getrlimit(resource.RLIMIT_NOFILE))

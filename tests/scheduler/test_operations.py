@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.front import ReadyReport
-from scheduler.metrics import Metrics
+from scheduler.observability.metrics import Metrics
 from scheduler.request import PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView
 from wire.errors import HandoffFailed

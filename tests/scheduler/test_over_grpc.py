@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler.compatibility import ExpectedInstance
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
 from tests.scheduler.fake_cluster import collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost

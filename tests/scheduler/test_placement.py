@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.loads import Held, InstanceLoad, PromptFacts, link_share
-from scheduler.obstacles import obstacles
+from scheduler.load.loads import Held, InstanceLoad, PromptFacts, link_share
+from scheduler.load.obstacles import obstacles
 from scheduler.placement import has_room, most_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.model_kind import ModelKind
+from scheduler.model.kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
 from tests.scheduler.fake_cluster import FakeCluster, request

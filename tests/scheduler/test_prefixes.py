@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
+from scheduler.load.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
 
 LONG = tuple(range(1000))
 

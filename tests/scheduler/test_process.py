@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 WAIT_S = 30.0
 RENDERER = """
 import asyncio
-from scheduler.templates import TemplateRenderer
+from scheduler.templates.templates import TemplateRenderer
 
 async def main():
     renderer = TemplateRenderer()

@@ -1,7 +1,7 @@
 """What a prompt costs its tenant."""
 
-from scheduler.loads import PromptFacts
-from scheduler.prompt_costs import PromptCosts
+from scheduler.load.loads import PromptFacts
+from scheduler.queue.prompt_costs import PromptCosts
 
 
 def test_a_prompt_costs_its_tokens_and_the_output_it_can_have_in_each_sequence() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.admission import Admission
-from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.loads import PromptFacts
-from scheduler.waiting import Waiting
+from scheduler.load.grants import Grant
+from scheduler.load.loads import PromptFacts
+from scheduler.queue.waiting import Waiting
 from tests.scheduler.virtual_time import VirtualTimeLoop
 
 TENANTS = ("a", "b", "c")

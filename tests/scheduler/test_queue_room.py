@@ -1,7 +1,7 @@
 """How much may wait, of all and of one tenant."""
 
 from scheduler.limits import ControlLimits
-from scheduler.queue_room import QueueRoom
+from scheduler.queue.room import QueueRoom
 
 
 def filled(room: QueueRoom, tenant: str, num_tokens: int = 10) -> int:

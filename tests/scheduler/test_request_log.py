@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from scheduler.fake import ScriptedDispatcher
+from scheduler.observability.request_done import RequestDone
+from scheduler.observability.request_log import log_request, without_values
 from scheduler.request import GenerationRequest
-from scheduler.request_done import RequestDone
-from scheduler.request_log import log_request, without_values
 from telemetry.logs import Event
 from wire.errors import InstanceLost, InvalidGrammar, InvalidRequest, UnknownModel
 from wire.types import SamplingParams

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.generation_defaults import GenerationDefaults
+from scheduler.model.generation_defaults import GenerationDefaults
 from wire.types import BeamSearch, StructuredOutput
 
 pytestmark = pytest.mark.anyio

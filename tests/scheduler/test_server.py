@@ -15,8 +15,8 @@ import pytest
 
 from scheduler.app import build_app
 from scheduler.fake import ScriptedDispatcher
-from scheduler.server import listen
-from scheduler.server import serve as serve_app
+from scheduler.http.server import listen
+from scheduler.http.server import serve as serve_app
 from wire.errors import ConfigError, HandoffFailed
 
 pytestmark = pytest.mark.anyio

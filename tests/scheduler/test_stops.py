@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.stops import StopFinder
+from scheduler.text.stops import StopFinder
 
 _TEXTS = st.text("ab你", max_size=12)
 _STOPS = st.lists(st.text("ab你", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.best_of import BestOf
-from scheduler.pieces import Piece, TextOptions
+from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored
-from scheduler.request_done import RequestDone
 from scheduler.stream import TextStream
+from scheduler.text.best_of import BestOf
+from scheduler.text.pieces import Piece, TextOptions
 from scheduler.tokens import Tokens
 from tests.scheduler.virtual_time import virtual
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.tally import Tally
+from scheduler.load.tally import Tally
 
 CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 99)))
 

@@ -4,7 +4,7 @@ import pytest
 from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from scheduler.template_sandbox import compiler, render
+from scheduler.templates.sandbox import compiler, render
 
 SOURCES = (
     "  {% if true %}\n  a\n  {% endif %}\nb\n",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from scheduler.template_files import given_template
-from scheduler.template_sandbox import compiler, render
+from scheduler.templates.files import given_template
+from scheduler.templates.sandbox import compiler, render
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, USER, ASSISTANT, LAST = "Be brief.", "Hi", "Hello.", "Why?"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.template_files import given_template, own_template
+from scheduler.templates.files import given_template, own_template
 from wire.errors import ConfigError
 
 NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]

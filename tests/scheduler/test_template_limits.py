@@ -6,9 +6,9 @@ import contextlib
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from scheduler.template_environment import environment
-from scheduler.template_sandbox import answer, compiler, render
-from scheduler.templates import TemplateRenderer
+from scheduler.templates.environment import environment
+from scheduler.templates.sandbox import answer, compiler, render
+from scheduler.templates.templates import TemplateRenderer
 from wire.errors import InvalidRequest
 
 ENDED = "s of processor time, or more memory than it may have"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from scheduler.templates import TemplateRenderer
+from scheduler.templates.templates import TemplateRenderer
 from wire.errors import InvalidRequest, Overloaded, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -198,7 +198,7 @@ async def test_a_context_that_is_no_json_is_the_requests_error(renderer: Templat
 async def test_more_waiting_bytes_than_the_limit_are_refused(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.template_lane._MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("scheduler.templates.lane._MAX_HELD_BYTES", 1000)
     first = asyncio.create_task(renderer.render("{{ a }}", {"a": "x" * 2000}))
     await asyncio.sleep(0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from scheduler.tokens import Tokens
 from wire.errors import ConfigError, PromptTooLong
 

@@ -13,10 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from scheduler.app import build_app
 from scheduler.config import parse
 from scheduler.fake import ScriptedDispatcher
+from scheduler.observability.request_done import RequestDone
+from scheduler.observability.trace_spans import MAX_PROMPTS, spans_of
+from scheduler.observability.traces import Traces, check_traces, open_traces
 from scheduler.request import GenerationRequest, PromptDone
-from scheduler.request_done import RequestDone
-from scheduler.trace_spans import MAX_PROMPTS, spans_of
-from scheduler.traces import Traces, check_traces, open_traces
 from telemetry.spans import Span, TraceContext
 from tests.telemetry.collector import Collector, grpc_collector, http_collector
 from wire.errors import ConfigError, InstanceLost
@@ -216,7 +216,7 @@ def test_what_cannot_be_is_refused_with_the_flag() -> None:
 
 
 def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.traces.is_installed", lambda: False)
+    monkeypatch.setattr("scheduler.observability.traces.is_installed", lambda: False)
 
     with pytest.raises(ConfigError, match=r"pip install 'pdserve\[otlp\]'"):
         check_traces("http://127.0.0.1:4317", {})

@@ -14,7 +14,7 @@ from scheduler.api.refusals import TRANSFER_FIELDS
 from scheduler.app import build_app
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.front import Front, ReadyReport
-from scheduler.metrics import Metrics
+from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from scheduler.text.truncation import truncate_prompt
 from scheduler.tokens import Tokens
-from scheduler.truncation import truncate_prompt
 from wire.errors import InvalidRequest
 
 

@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.api.gate import Gate
-from scheduler.metrics import Metrics
-from scheduler.turnstile import Turnstile
+from scheduler.http.turnstile import Turnstile
+from scheduler.observability.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 

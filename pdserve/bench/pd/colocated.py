@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pdserve import combined
 from pdserve.cli import guarded
 from pdserve.tether import hold_on
-from scheduler.compatibility import ExpectedInstance
 from scheduler.config import parse
 from scheduler.loop import run
+from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs

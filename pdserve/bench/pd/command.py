@@ -26,7 +26,7 @@ from pdserve.client import Client
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
 from scheduler.loop import run
-from scheduler.model_files import read_model_files
+from scheduler.model.files import read_model_files
 from wire.errors import ConfigError, Unavailable
 
 _TIMEOUT_S = 600.0

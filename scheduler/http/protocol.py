@@ -1,0 +1,292 @@
+"""HTTP/1.1 on one connection: httptools parses, everything a client sends or owes is bounded in bytes, count and time.
+
+    head (15 s) --> request runs (reading it: scheduler/api/body.py) --> answered
+      ^                                                                     |
+      +---- first byte ---- idle (30 s) <---- the rest of its body (15 s) <-+
+
+At any time a client that reads of what is written, beyond what buffers hold, less than a tenth in 30 s is given up. One
+that oversteps a limit is told where it can be, and its connection is closed; no other one notices.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from scheduler.http.exchange import Exchange
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_HEADERS = 128
+MAX_WAITING = 64  # requests that came whole behind the one under way: each costs far more than its bytes
+PAUSE_BODY_BYTES = 64 * 2**10
+_LEAST_READ = 0.1  # of what is unread, in `reader_s`
+
+
+class _Refused(Exception):
+    """What is being parsed oversteps a limit."""
+
+
+class _NotHttp1(Exception):
+    """The head is of another version, or does not name one host."""
+
+
+class HttpProtocol(asyncio.Protocol):
+    """Owns one connection: its parser, the exchange under way, those that wait behind it, and two timers."""
+
+    head_s = 15.0
+    """Seconds for a request's head, and for the rest of a body whose request is already answered (413, 404, ...)."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None, *, reader_s: float = 30.0,
+    ) -> None:  # fmt: skip
+        """Called by uvicorn for each connection; `reader_s`: seconds a client may read too little."""
+        if not config.loaded:
+            config.load()
+        self._app: ASGIApp = config.loaded_app
+        self._idle_s: float = config.timeout_keep_alive
+        self._reader_s = reader_s
+        self._state = server_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what follows is never answered
+        self._exchange: Exchange | None = None
+        self._reading: Exchange | None = None  # the one whose body comes now: the one under way, or a later one
+        self._waiting: deque[Exchange] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._in_head, self._head_bytes = False, 0
+        self._is_told, self._untold_bytes = False, 0  # whether the parser made anything of what came, and how much not
+        self._is_first, self._closing = True, False
+        self._why_gone = "the client went away"
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a head."""
+        self.transport = transport
+        self._state.connections.add(self)  # type: ignore[arg-type]  # it knows its own two protocols alone
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._client, self._server = _address(peer), _address(own)
+        self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        self._expect(self.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every exchange that its client is gone."""
+        self._closing = True
+        self._expect(None)
+        self._stop_unread_timer()
+        self._state.connections.discard(self)
+        for exchange in (self._exchange, *self._waiting):
+            if exchange is not None:
+                exchange.leave(self._why_gone)
+        self._waiting.clear()
+        self._parser = None
+
+    def eof_received(self) -> None:
+        """A client that says no more counts as gone: the transport closes."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuse a head that is too long, too many fields or no HTTP.
+
+        Of a field, a chunk's size or a trailer without an end the parser tells nothing, so such bytes are counted here.
+        """
+        if self._closing:
+            return
+        was_in_head, self._is_told = self._in_head, False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._take_no_more()
+        except httptools.HttpParserError as error:
+            self._refuse(error.__context__)
+            return
+        self._untold_bytes = 0 if self._is_told else self._untold_bytes + len(data)
+        if self._untold_bytes > MAX_HEAD_BYTES:
+            self._refuse(_Refused())
+        elif self._in_head and not was_in_head and self._exchange is None and not self._is_first:
+            self._expect(self.head_s)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write."""
+        self._wait_for_reader(int(_LEAST_READ * self.transport.get_write_buffer_size()) or 1)
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._stop_unread_timer()
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when the server ends: close after the answer under way."""
+        if self._exchange is None:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._is_told = True
+        self._in_head, self._head_bytes = True, 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the target."""
+        self._is_told = True
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field; one behind the body (a trailer) is counted and means nothing."""
+        self._is_told = True
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or queue it behind the one under way."""
+        self._in_head, self._is_first, self._is_told = False, False, True
+        self._expect(None)
+        if len(self._waiting) == MAX_WAITING:
+            raise _Refused
+        version = self._parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self._headers)
+        if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
+            raise _NotHttp1
+        url = httptools.parse_url(self._url)
+        raw_path = url.path or b"/"
+        path = raw_path.decode("ascii")
+        scope: dict[str, Any] = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": version,
+            "method": self._parser.get_method().decode("ascii"), "scheme": self._scheme, "server": self._server,
+            "client": self._client, "root_path": "", "headers": self._headers, "state": {},
+            "path": unquote(path) if "%" in path else path, "raw_path": raw_path, "query_string": url.query or b"",
+        }  # fmt: skip
+        keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
+        self._reading = exchange = Exchange(
+            scope, self.transport, self._state.default_headers, self._answered, self._read_on,
+            keep_alive=keep_alive, expects=expects,
+        )  # fmt: skip
+        scope["state"]["exchange"] = exchange
+        if self._exchange is None:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self.transport.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body; read no more while too much of it is not asked for."""
+        self._is_told = True
+        if self._reading is not None and self._reading.feed(body) > PAUSE_BODY_BYTES:
+            self.transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        self._is_told = True
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.complete_body()
+            if self._exchange is None:
+                self._expect(self._idle_s)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        if self._unread_timer is not None:
+            exchange.pause()
+        task = self._loop.create_task(exchange.run(self._app))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    def _read_on(self) -> None:
+        """The request under way has taken what came: go on reading, at least to learn that its client goes."""
+        if not self._waiting:
+            self.transport.resume_reading()
+
+    def _answered(self) -> None:
+        """The exchange under way has its answer: go on with the next, or wait for one."""
+        self._state.total_requests += 1
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        if not exchange.keep_alive:
+            self._closing = True
+            self.transport.close()
+            return
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        else:
+            self.transport.resume_reading()
+            self._expect(self.head_s if self._reading is not None or self._in_head else self._idle_s)
+
+    def _wait_for_reader(self, least_bytes: int) -> None:
+        """Give up a client that reads less in `reader_s`: a large answer would stay here for long."""
+        unread_bytes = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            read = unread_bytes - self.transport.get_write_buffer_size()
+            if read >= least_bytes:
+                self._wait_for_reader(least_bytes)
+                return
+            self._why_gone = f"the client read {read or 'nothing'} of {unread_bytes} bytes for {self._reader_s:g} s"
+            self.transport.abort()
+
+        self._unread_timer = self._loop.call_later(self._reader_s, look)
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _count(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_HEADERS:
+            raise _Refused
+
+    def _take_no_more(self) -> None:
+        """A client asked for another protocol: its request is answered as HTTP, and nothing after it is read."""
+        if self._reading is not None:
+            self.on_message_complete()
+        self._closing = True
+
+    def _refuse(self, why: BaseException | None) -> None:
+        """Close the connection, after words where they are not taken for another request's answer."""
+        self._expect(None)
+        self._closing = True
+        asks, reads = self._exchange, self._reading
+        if asks is not None and asks is reads and not asks.started:
+            asks.leave("its body is no HTTP")
+            asks = reads = None
+        if asks is None and reads is None:
+            line, words = b"400 Bad Request", "this is not HTTP/1.1"
+            if isinstance(why, _NotHttp1):
+                words = "a request is of HTTP/1.0 or 1.1 and names one Host"
+            elif isinstance(why, _Refused):
+                line = b"431 Request Header Fields Too Large"
+                words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
+            self.transport.write(_refusal(line, words))
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _expect(self, seconds: float | None) -> None:
+        """Give the client so long for what it owes; None while it owes nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self.transport.abort)
+
+
+def _refusal(line: bytes, words: str) -> bytes:
+    kind = '"type":"invalid_request_error","param":null'
+    body = f'{{"error":{{"message":"{words}",{kind},"code":{line[:3].decode()}}}}}'.encode()
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (line, len(body)) + body
+
+
+def _address(told: Any) -> tuple[str, int] | None:
+    return (str(told[0]), int(told[1])) if isinstance(told, tuple) else None

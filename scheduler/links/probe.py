@@ -1,0 +1,156 @@
+"""Measure the KV links of all pairs when an operator asks: one pair after another, one asker at a time."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
+
+from scheduler.instances import Instance
+from scheduler.membership.member import Member
+from scheduler.registry import Registry
+from wire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdserveError, Unavailable
+from wire.kv_transports import ONLY_NAMED
+from wire.messages import LinkMeasured, MeasureLink
+from wire.types import LinkStatus, Role
+
+MAX_MEASURE_BYTES = 256 * 2**20
+MEASURE_TIMEOUT_S = 45.0
+"""Longer than an instance takes for one, so that its own words are heard first."""
+
+_Lives = tuple[int, int]
+"""The epochs of the two processes: a measurement says nothing of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One P-D pair of the table. `prefill` and `decode` are what its ends are called, as `prefill-0`."""
+
+    prefill: str
+    decode: str
+    sender: Member
+    receiver: Member
+
+
+@dataclass(frozen=True, slots=True)
+class PairLink:
+    """How a pair's link is; `link` is what is known where it could not be measured, and `error` says why."""
+
+    pair: Pair
+    link: LinkStatus | None
+    error: str = ""
+
+    @property
+    def not_offered(self) -> tuple[str, ...]:
+        """The transports better than the one in use that the sending end does not offer, as `shm: not named`.
+
+        Nothing is better than none, and none is missed that is used only when named.
+        """
+        sender = self.pair.sender.description
+        used = "" if self.link is None else self.link.transport
+        if sender is None or not used:
+            return ()
+        better = itertools.takewhile(lambda text: text != used, sender.kv_transports)
+        split = [(text, text.partition(": ")) for text in better]
+        return tuple(text for text, (name, lacks, _) in split if lacks and name not in ONLY_NAMED)
+
+    @property
+    def digests(self) -> bool | None:
+        """Whether KV frames on it are checked: unless both ends say no. None while an end was never reached."""
+        ends = (self.pair.sender.description, self.pair.receiver.description)
+        said = [end.kv_digests for end in ends if end is not None]
+        return any(said) if len(said) == len(ends) else None
+
+
+class LinkProbe:
+    """Owner of the one measurement that may run."""
+
+    def __init__(self, registry: Registry, *, timeout_s: float = MEASURE_TIMEOUT_S) -> None:
+        self._registry = registry
+        self._timeout_s = timeout_s
+        self._busy = False
+        self._measured: dict[tuple[int, int], tuple[_Lives, LinkStatus]] = {}
+
+    def pairs(self) -> list[Pair]:
+        """Return every prefill instance with every decode instance, in table order, living or not."""
+        named = [(member.expected.name, member) for member in self._registry.members]
+        ends = {role: [one for one in named if one[1].role is role] for role in Role}
+        return [Pair(p, d, sender, receiver) for p, sender in ends[Role.PREFILL] for d, receiver in ends[Role.DECODE]]
+
+    async def measure(self, num_bytes: int) -> AsyncGenerator[Pair | PairLink]:
+        """Yield each pair before it is measured with `num_bytes`, and how it is afterwards; 0 bytes only look.
+
+        Raises InvalidRequest for too many bytes and Overloaded while another measurement runs.
+        """
+        if not 0 <= num_bytes <= MAX_MEASURE_BYTES:
+            raise InvalidRequest(f"a measurement of {num_bytes} bytes, 0 to {MAX_MEASURE_BYTES} are allowed")
+        with self._alone():
+            for pair in self.pairs():
+                yield pair
+                yield await self._measure(pair, num_bytes)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._busy:
+            raise Overloaded("links are being measured for someone else: one measurement at a time")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _measure(self, pair: Pair, num_bytes: int) -> PairLink:
+        try:
+            sender, receiver = _living(pair.sender), _living(pair.receiver)
+        except Unavailable as error:
+            return PairLink(pair, None, str(error))
+        known, gap = _known(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
+        if gap is not None:
+            return PairLink(pair, None, str(gap))  # what the sender last told is of an earlier life of the other end
+        if num_bytes == 0:
+            return PairLink(pair, self._with_figures(sender, receiver, known))
+        try:
+            answer = await self._ask(sender, receiver, num_bytes)
+        except PdserveError as error:
+            return PairLink(pair, known, str(error))
+        if answer.link is not None:
+            self._measured[sender.index, receiver.index] = _lives(sender, receiver), answer.link
+        return PairLink(pair, answer.link or known, answer.error)
+
+    def _with_figures(self, sender: Instance, receiver: Instance, known: LinkStatus | None) -> LinkStatus | None:
+        """Add those of our last measurement of these two processes where the sender's load has none yet."""
+        lives, last = self._measured.get((sender.index, receiver.index), (None, None))
+        if last is None or lives != _lives(sender, receiver):
+            return known
+        if known is None or not (known.transport or known.failures):  # said before the link that was measured stood
+            return last
+        if known.round_trip_s or known.bytes_per_s:
+            return known
+        return replace(known, round_trip_s=last.round_trip_s, bytes_per_s=last.bytes_per_s)
+
+    async def _ask(self, sender: Instance, receiver: Instance, num_bytes: int) -> LinkMeasured:
+        peer = receiver.description
+        with sender.link_answers.expect(peer.instance_id) as answer:
+            sender.post(MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, num_bytes))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await answer
+            except TimeoutError:
+                raise DeadlineExceeded(f"{sender} said nothing of this link within {self._timeout_s:g} s") from None
+
+
+def _lives(sender: Instance, receiver: Instance) -> _Lives:
+    return sender.description.epoch, receiver.description.epoch
+
+
+def _living(member: Member) -> Instance:
+    if member.instance is None or not member.is_living:
+        raise Unavailable(f"{member.expected.address} is {member.state.value}: {member.why}")
+    return member.instance
+
+
+def _known(sender: Instance, receiver: Instance) -> LinkStatus | None:
+    """Return what the sender last said of this link; a peer that restarted has two lives there for a while."""
+    peer_id = receiver.description.instance_id
+    lives = [link for link in sender.load.links if link.peer_id == peer_id]
+    return max(lives, key=lambda link: link.state == "up", default=None)

@@ -1,0 +1,110 @@
+"""Turn a plan into a grant: the instances it names, and what is booked on them until their own figures show it."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from scheduler.instances import Instance
+from scheduler.load.loads import InstanceLoad, PromptFacts
+from scheduler.load.prefixes import Chain
+from scheduler.placement import Plan, has_room, place, why_waiting
+from scheduler.registry import Registry
+from wire.errors import Unavailable
+
+
+class Grant(AbstractContextManager["Grant"]):
+    """A prompt may start now, on these instances. `prefill` is None on the local path. Releases its bookings."""
+
+    def __init__(self, prompt_id: str, plan: Plan, prefill: Instance | None, decode: Instance) -> None:
+        self.plan = plan
+        self.prefill = prefill
+        self.decode = decode
+        self._prompt_id = prompt_id
+        self._released = False
+
+    def book(self, facts: PromptFacts) -> None:
+        """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
+        for instance in (self.prefill, self.decode):
+            if instance is not None:
+                instance.books.carry(self._prompt_id, facts.chain)
+        if self.prefill is None:
+            self.decode.books.give_prefill(self._prompt_id, facts.num_tokens)
+        else:
+            self.prefill.books.give_to_hand_off(
+                self._prompt_id, facts.num_tokens, self.decode.index, facts.num_sequences
+            )
+        blocks = -(-facts.num_tokens // self.decode.description.block_size)
+        self.decode.books.book_blocks(self._prompt_id, blocks, facts.num_sequences)
+
+    def finished(self, chains: Iterable[Chain]) -> None:
+        """The prompt ended well; `chains` are its links with those of what was generated."""
+        self.decode.books.finished(self._prompt_id, chains)
+
+    def release(self) -> None:
+        """Drop the bookings. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        (self.prefill or self.decode).books.drop(self._prompt_id)
+        self.decode.books.drop(self._prompt_id)
+
+    def __exit__(self, *exc: object) -> None:
+        """Release."""
+        self.release()
+
+
+class Placer:
+    """Places prompts on the registry's living instances. Implements scheduler.admission.Places."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._seen: list[InstanceLoad] | None = None
+
+    def look_anew(self) -> None:
+        """Forget the loads seen: they may have changed. Until then one look does for many prompts that find no room."""
+        self._seen = None
+
+    def has_room(self, *, stays: bool) -> bool:
+        """Whether it is worth trying to place anything; `stays`: also a prompt that ends where it starts."""
+        return has_room(self._loads(), stays=stays)
+
+    def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
+        """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
+        plan = self._place(facts)
+        if plan is None:
+            return None
+        grant = self.grant(prompt_id, plan)
+        grant.book(facts)
+        self.look_anew()
+        return grant
+
+    def _place(self, facts: PromptFacts) -> Plan | None:
+        try:
+            return place(self._loads(), self._with_prefixes(facts))
+        except Unavailable:
+            if self._registry.awaits_path():
+                return None
+            raise
+
+    def why_waiting(self, facts: PromptFacts) -> str:
+        """Return in words what keeps the prompt from every pair now."""
+        return why_waiting(self._registry.loads(), self._with_prefixes(facts))
+
+    def grant(self, prompt_id: str, plan: Plan) -> Grant:
+        """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""
+        prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
+        return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))
+
+    def _loads(self) -> list[InstanceLoad]:
+        if self._seen is None:
+            self._seen = self._registry.loads()
+        return self._seen
+
+    def _with_prefixes(self, facts: PromptFacts) -> PromptFacts:
+        """Return the facts with what each instance holds of the prompt."""
+        if not facts.chain:
+            return facts
+        books = {instance.index: instance.books for instance in self._registry.living()}
+        known = {index: held for index, book in books.items() if (held := book.tokens_known(facts.chain))}
+        shared = {index: held for index, book in books.items() if (held := book.tokens_shared(facts.chain))}
+        return replace(facts, known=known, shared=shared) if known or shared else facts

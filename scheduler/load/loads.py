@@ -1,0 +1,112 @@
+"""What placement knows: each living instance's load, and the prompt to be placed. Plain data and arithmetic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.load.prefixes import Chain
+from wire.hold import hold_limit
+from wire.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Prompts that are prefilled and not yet handed off: their sequences, and the tokens their blocks could take."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """One living instance as placement sees it: its last snapshot less what we have given it since.
+
+    `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there;
+    `waiting` of them have been dropped from a full pool, or wait for their prefill there. `held_for` is finished KV
+    that waits for a receiver, by the receiver's index; `unjoined` are receivers that no KV transport reaches, and why.
+    """
+
+    index: int
+    name: str
+    role: Role
+    outstanding_tokens: int
+    prefill_chunk_size: int
+    blocks_total: int
+    blocks_free: int
+    block_size: int
+    sequences: int
+    waiting: int
+    max_num_seqs: int
+    held_for: Mapping[int, Held] = field(default_factory=dict)
+    unjoined: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a prompt given now is in the next step: the running one takes all that is outstanding."""
+        return self.outstanding_tokens <= self.prefill_chunk_size
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the whole pool holds."""
+        return self.blocks_total * self.block_size
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of finished KV that wait for a receiver."""
+        return sum(held.tokens for held in self.held_for.values())
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks of this instance hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def blocks_shared(self, prompt: "PromptFacts") -> int:
+        """Return how many blocks of the prompt are in use by others here: they need not be free."""
+        return prompt.shared.get(self.index, 0) // self.block_size
+
+    def blocks_for_all(self, prompt: "PromptFacts") -> int:
+        """Return the blocks of the prompt and all output it may have; full prompt blocks are shared.
+
+        The last token of a sequence is never computed, so it needs no slot.
+        """
+        shared, computed = prompt.num_tokens // self.block_size, prompt.max_tokens - 1
+        if computed == 0:
+            return self.blocks_for(prompt.num_tokens)
+        return shared + prompt.num_sequences * (self.blocks_for(prompt.num_tokens + computed) - shared)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What placement needs to know of a prompt.
+
+    `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
+    may have been no more than the link between them. One that is `pooled` generates nothing.
+    `chain` are the links of its tokens (prefixes.py). By the index of an instance, `known` is how many leading tokens
+    it is likely to hold, and `shared` how many lie in blocks that others use there.
+    """
+
+    num_tokens: int
+    max_tokens: int
+    num_sequences: int = 1
+    avoid: frozenset[tuple[int | None, int]] = frozenset()
+    pooled: bool = False
+    chain: Chain = ()
+    known: Mapping[int, int] = field(default_factory=dict)
+    shared: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it ends on the instance that computes it: with no token, or with the first one."""
+        return self.pooled or self.max_tokens == 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShare:
+    """What one link may hold, so that a slow one leaves the rest of both pools and their seats to the others."""
+
+    sequences: int
+    tokens: int
+
+
+def link_share(start: InstanceLoad, decode: InstanceLoad, num_starts: int, num_decodes: int) -> LinkShare:
+    """Return the share of the link between two instances among `num_starts` x `num_decodes` links."""
+    tokens = min(hold_limit(start.pool_tokens) // num_decodes, hold_limit(decode.pool_tokens) // num_starts)
+    return LinkShare(max(1, hold_limit(decode.max_num_seqs) // num_starts), max(1, tokens))

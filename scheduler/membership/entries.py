@@ -1,0 +1,129 @@
+"""Which entry of the table is which instance, from one table to the next. Pure: no I/O, no clock."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ranktable_tools.addresses import dial_host
+from ranktable_tools.digest import entry_form
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.tables import GlobalTable
+from ranktable_tools.tables import Instance as TableInstance
+from scheduler.membership.compatibility import ExpectedInstance
+from wire.types import Role
+
+_MOST_KNOWN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One instance of the table in use; `has_node_port`: its port is that of NODE_PORTS, whatever the table says."""
+
+    expected: ExpectedInstance
+    form: str
+    server_port: int | None
+    port: int
+    has_node_port: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The instances of one table, in its order, and a warning for each that was left out."""
+
+    expected: tuple[ExpectedInstance, ...]
+    left_out: tuple[str, ...]
+
+
+class Entries:
+    """Owns the entries of the table in use, and the number and name of every one there ever was.
+
+    An entry is known by its role, host, devices and port. It keeps its number and name while it stands in the table,
+    and has them again when it comes back; no other gets them, whatever its place in the table. So `decode-1` stays
+    `decode-1` where the entry before it goes.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        roles = [instance.role for instance in plan.global_table.instances]
+        self._num_named = Counter(roles)
+        self._num_instances = len(roles)
+        self._known: dict[tuple[str, str, str], ExpectedInstance] = {}
+        self._current: list[_Entry] = []
+        by_index = {instance.index: instance for instance in plan.global_table.instances}
+        for one in plan.instance_addresses:
+            expected = _expected(by_index[one.index], one.port, one.index, one.name)
+            entry = _Entry(expected, entry_form(one.server), one.server.server_port, one.port, plan.has_node_ports)
+            self._current.append(entry)
+            self._know(entry)
+
+    @property
+    def expected(self) -> tuple[ExpectedInstance, ...]:
+        """The instances of the table in use, in its order."""
+        return tuple(entry.expected for entry in self._current)
+
+    def follow(self, table: GlobalTable) -> Followed:
+        """Take the next table. An entry that was not in the one before needs a `server_port`: it is left out else."""
+        left, followed, left_out = list(self._current), [], []
+        for instance in table.instances:
+            before = _take(left, instance)
+            port = _port(before, instance)
+            if port is None:
+                left_out.append(
+                    f"{instance.role} instance on {instance.server.server_ip} is left out: {instance.place} of the "
+                    "global table has no server_port, and NODE_PORTS is for the instances of the start"
+                )
+            else:
+                followed.append(self._entry(instance, port, before))
+        self._current = followed
+        self._forget_the_oldest()
+        return Followed(self.expected, tuple(left_out))
+
+    def _entry(self, instance: TableInstance, port: int, before: _Entry | None) -> _Entry:
+        form, server_port = entry_form(instance.server), instance.server.server_port
+        if before is not None and before.port == port:
+            return _Entry(before.expected, form, server_port, port, before.has_node_port)
+        made = _expected(instance, port, self._num_instances, f"{instance.role}-{self._num_named[instance.role]}")
+        known = self._known.get(_key(made, form))
+        if known is None:
+            self._num_instances += 1
+            self._num_named[instance.role] += 1
+        entry = _Entry(known or made, form, server_port, port, has_node_port=False)
+        self._know(entry)
+        return entry
+
+    def _know(self, entry: _Entry) -> None:
+        self._known[_key(entry.expected, entry.form)] = entry.expected
+
+    def _forget_the_oldest(self) -> None:
+        current = {entry.expected.index for entry in self._current}
+        gone = [key for key, expected in self._known.items() if expected.index not in current]
+        for key in gone[: max(0, len(self._known) - _MOST_KNOWN)]:
+            del self._known[key]
+
+
+def _take(left: list[_Entry], instance: TableInstance) -> _Entry | None:
+    """Take out the entry of the table before that is this one: of one port where two share all their devices."""
+    form, role = entry_form(instance.server), Role(instance.role)
+    same = [entry for entry in left if entry.form == form and entry.expected.role is role]
+    found = next((entry for entry in same if entry.server_port == instance.server.server_port), None)
+    found = found or next(iter(same), None)
+    if found is not None:
+        left.remove(found)
+    return found
+
+
+def _port(before: _Entry | None, instance: TableInstance) -> int | None:
+    if before is None:
+        return instance.server.server_port
+    if before.has_node_port:
+        return before.port
+    return instance.server.server_port or before.port
+
+
+def _expected(instance: TableInstance, port: int, index: int, name: str) -> ExpectedInstance:
+    host = dial_host(instance.server.server_ip)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    server = instance.server
+    return ExpectedInstance(index, name, Role(instance.role), address, server.server_ip, server.device_ids)
+
+
+def _key(expected: ExpectedInstance, form: str) -> tuple[str, str, str]:
+    return expected.role.value, form, expected.address

@@ -1,0 +1,92 @@
+"""Which prefill and decode instances can hand KV over at all: what the one sends by and the other takes.
+
+Known as soon as both have described themselves, before a prompt is risked on the pair.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from scheduler.membership.compatibility import ExpectedInstance
+from telemetry.logs import EventLogger
+from wire.kv_transports import ONE_HOST
+from wire.types import InstanceDescription, Role
+
+log = EventLogger("registry")
+
+
+@dataclass(frozen=True, slots=True)
+class KvGap:
+    """A prefill and a decode instance, by table index, that no KV transport joins; `why` has both values."""
+
+    sender: int
+    receiver: int
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class KvPairs:
+    """Owns what is known of the pairs; each gap is logged when it shows, and when it closes."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
+        self._gaps: dict[tuple[int, int], KvGap] = {}
+
+    def meet(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
+        """An instance was accepted: look at its pairs with all that were before."""
+        self._met[expected.index] = expected, description
+        for other in list(self._met):
+            for sender, receiver in ((expected.index, other), (other, expected.index)):
+                self._look(sender, receiver)
+
+    def forget(self, index: int) -> None:
+        """An instance left: nothing of its pairs is known any more."""
+        self._met.pop(index, None)
+        self._gaps = {pair: gap for pair, gap in self._gaps.items() if index not in pair}
+
+    def gap(self, sender: int, receiver: int) -> KvGap | None:
+        """Return why this pair cannot hand KV over; None where it may."""
+        return self._gaps.get((sender, receiver))
+
+    def gaps(self, living: Collection[int]) -> list[KvGap]:
+        """Return the gaps between these instances, in table order."""
+        return [self._gaps[pair] for pair in sorted(self._gaps) if pair[0] in living and pair[1] in living]
+
+    def _look(self, sender: int, receiver: int) -> None:
+        (start, sending), (end, taking) = self._met[sender], self._met[receiver]
+        if start.role is not Role.PREFILL or end.role is not Role.DECODE:
+            return
+        before, lacking = self._gaps.pop((sender, receiver), None), missing_transport(sending, taking)
+        if lacking is None:
+            if before is not None:
+                log.info("kv_transport_found", prefill=start, decode=end)
+            return
+        have = f"{start.name} has {_names(sending)} and {end.name} has {_names(taking)}"
+        gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"no KV can go between them: {have}; {lacking}")
+        if gap != before:
+            hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints}))
+            log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
+
+
+def missing_transport(sender: InstanceDescription, receiver: InstanceDescription) -> str | None:
+    """Say why no KV transport joins the two; None where one may, or where one of them says nothing. Pure.
+
+    A sender's own endpoints say what it sends by: both halves of an instance have the same transports.
+    """
+    if not sender.endpoints or not receiver.endpoints:
+        return None
+    ours, theirs = (
+        {(one.transport, one.host_id if one.transport in ONE_HOST else "") for one in described.endpoints}
+        for described in (sender, receiver)
+    )
+    if ours & theirs:
+        return None
+    same = sorted({name for name, _ in ours} & {name for name, _ in theirs})
+    if not same:
+        return "name one transport for both in --kv-transport"
+    return f"{', '.join(same)} cannot leave a host and its network namespace: name tcp for both in --kv-transport"
+
+
+def _names(found: InstanceDescription) -> str:
+    return ", ".join(dict.fromkeys(endpoint.transport for endpoint in found.endpoints))

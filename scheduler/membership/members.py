@@ -1,0 +1,126 @@
+"""The members and their tasks: those of the table in use, and those that are gone from it and still end their work."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from scheduler.limits import ControlLimits
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.member import Member
+from telemetry.logs import EventLogger
+from wire.errors import InternalError, PdserveError
+
+log = EventLogger("registry")
+
+
+class Members:
+    """Owns who belongs. A member that leaves keeps its session until its last prompt has ended, then it is let go.
+
+    change --> new: a task each, once nobody that leaves is at its address
+           --> gone: drained, its session closed, its task ended; back in the table before that: it stays
+    """
+
+    def __init__(
+        self, expected: Sequence[ExpectedInstance], make: Callable[[ExpectedInstance], Member], limits: ControlLimits,
+        forget: Callable[[Member], None],
+    ) -> None:  # fmt: skip
+        self._make = make
+        self._limits = limits
+        self._forget = forget
+        self.current = tuple(map(make, expected))
+        self.leaving: tuple[Member, ...] = ()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[Member, asyncio.Task[None]] = {}
+        self._drains: dict[Member, asyncio.Task[None]] = {}
+        self._closing: set[Member] = set()
+
+    async def run(self) -> None:
+        """Keep sessions with all members for ever. Raises what a member finds fatal."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for member in self.current:
+                    self._start(member)
+                await asyncio.Event().wait()  # for ever: those of one table may all leave before others come
+        except BaseExceptionGroup as error:
+            raise _first_error(error) from error
+        finally:
+            self._group = None
+
+    def change(self, expected: Sequence[ExpectedInstance]) -> None:
+        """Let these be the members, in this order; entries of one index are the same."""
+        before = {member.expected.index: member for member in (*self.leaving, *self.current)}
+        after = [self._stays(before.get(entry.index)) or self._new(entry) for entry in expected]
+        gone = [member for member in self.current if member not in after]
+        self.leaving = (*(member for member in self.leaving if member not in after), *gone)
+        self.current = tuple(after)
+        for member in gone:
+            self._let_go(member)
+
+    def _stays(self, member: Member | None) -> Member | None:
+        """Return the member if it is to stay and can: one whose session is being closed already is over."""
+        if member is None or not member.leaving:
+            return member
+        if member in self._closing or self._tasks[member].done():
+            return None
+        self._drains.pop(member).cancel()
+        member.stay()
+        log.info("instance_stays", instance=member.expected, why="it is in the global table again")
+        return member
+
+    def _new(self, entry: ExpectedInstance) -> Member:
+        member = self._make(entry)
+        log.info("instance_added", instance=entry)
+        if self._group is not None:
+            member.awaited_until = asyncio.get_running_loop().time() + self._limits.join_s
+            self._start(member)
+        return member
+
+    def _start(self, member: Member) -> None:
+        assert self._group is not None, "it runs"
+        self._tasks[member] = self._group.create_task(self._keep(member))
+
+    async def _keep(self, member: Member) -> None:
+        """A session with one that leaves must not end by ours: instances take one at a time."""
+        while others := [self._drains[one] for one in self.leaving if _meet(one, member)]:
+            await asyncio.wait(others)
+        await member.run()
+
+    def _let_go(self, member: Member) -> None:
+        member.leave()
+        if self._group is None:
+            self.leaving = tuple(one for one in self.leaving if one is not member)
+            return
+        self._drains[member] = self._group.create_task(self._drain(member))
+
+    async def _drain(self, member: Member) -> None:
+        task = self._tasks[member]
+        began = asyncio.get_running_loop().time()
+        log.info("instance_draining", instance=member.expected, why="it is gone from the global table")
+        instance = member.instance
+        left = 0 if instance is None else await instance.wait_idle(self._limits.drain_s)
+        spent_s = asyncio.get_running_loop().time() - began
+        self._closing.add(member)  # from here on it cannot stay
+        task.cancel()
+        await asyncio.wait({task})
+        self._end(member)
+        if left:
+            log.warning("instance_let_go", instance=member.expected, drained_s=spent_s, moved_prompts=left)
+        else:
+            log.info("instance_let_go", instance=member.expected, drained_s=spent_s)
+
+    def _end(self, member: Member) -> None:
+        self.leaving = tuple(one for one in self.leaving if one is not member)
+        self._closing.discard(member)
+        del self._tasks[member], self._drains[member]
+        self._forget(member)
+
+
+def _meet(one: Member, other: Member) -> bool:
+    return one.expected.address == other.expected.address
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> PdserveError:
+    for error in group.exceptions:
+        if isinstance(error, PdserveError):
+            return error
+    return InternalError(f"the registry broke: {group.exceptions[0]!r}")

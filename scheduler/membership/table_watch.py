@@ -1,0 +1,86 @@
+"""Follow the global table while it changes: who came is dialled, who went is drained, what is broken is passed over."""
+
+import asyncio
+
+from ranktable_tools.addresses import HostComparer, canonical
+from ranktable_tools.diff import diff
+from ranktable_tools.digest import table_digest
+from ranktable_tools.errors import RanktableError
+from ranktable_tools.launch_plan import LaunchPlan
+from ranktable_tools.table_file import read_global
+from ranktable_tools.table_looker import TableLooker
+from ranktable_tools.tables import GlobalTable
+from ranktable_tools.watched_table import WatchedTable
+from scheduler.membership.entries import Entries
+from scheduler.membership.table_agreement import TableAgreement
+from scheduler.registry import Registry
+from telemetry.logs import EventLogger
+
+log = EventLogger("table")
+
+POLL_S = 1.0
+
+
+class TableWatch:
+    """Owns the table in use of one scheduler; `plan` has the one of its start."""
+
+    def __init__(self, plan: LaunchPlan, registry: Registry, *, poll_s: float = POLL_S) -> None:
+        self._plan = plan
+        self._registry = registry
+        self._poll_s = poll_s
+        self._table = plan.global_table
+        self._entries = Entries(plan)
+        self._agreement = TableAgreement()
+        self._troubled = False
+
+    async def run(self) -> None:
+        """Look for ever."""
+        looker = TableLooker(WatchedTable(self._plan.global_path, self._read, self._table))
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                self.take(await looker.look())
+                now = asyncio.get_running_loop().time()
+                self._agreement.look(self._registry.living(), self._registry.table.digest, now)
+            except Exception as error:  # noqa: BLE001 - the outermost frame: the table in use stays, the next look is due
+                log.error("table_watch_failed", exc=error)
+
+    def take(self, found: GlobalTable | RanktableError | None) -> None:
+        """Go by a table that was found, or say why it is not to be used."""
+        if isinstance(found, RanktableError):
+            self._pass_over(found)
+        elif found is not None:
+            self._follow(found)
+
+    def _follow(self, table: GlobalTable) -> None:
+        sentences = diff(self._table.table, table.table)
+        self._table = table
+        troubled, self._troubled = self._troubled, False
+        if not sentences:
+            if troubled:
+                used = self._registry.table
+                log.info("table_whole_again", version=used.version, digest=used.digest)
+            return
+        followed = self._entries.follow(table)
+        self._registry.change(followed.expected, table_digest(table), " ".join(sentences))
+        for why in followed.left_out:
+            log.warning("instance_left_out", why=why)
+
+    def _pass_over(self, error: RanktableError) -> None:
+        self._troubled = True
+        used = self._registry.table
+        if error.code == "not-completed":
+            log.info("table_waits", reason=error, version=used.version, digest=used.digest)
+        else:
+            log.warning("table_ignored", reason=error, version=used.version, digest=used.digest)
+
+    def _read(self, path: str) -> GlobalTable:
+        """Read on a thread. Raises RanktableError for a table of another scheduler too: we are not to serve by it."""
+        table = read_global(path, share_devices=self._plan.share_devices)
+        ours, theirs = self._plan.own.server_ip, table.scheduler.server_ip
+        if canonical(ours) != canonical(theirs) and not HostComparer().same(ours, theirs):
+            raise RanktableError(
+                f"{path}: server_group_list[0].server_list[0].server_ip is {theirs}, and this scheduler is {ours}; "
+                "to move the scheduler, stop this one and start the other"
+            )
+        return table

@@ -1,0 +1,109 @@
+"""What the scheduler reads of a model's folder: lengths, token ids and the chat template; never weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scheduler.model.kind import ModelKind, kind_of, unused_positions
+from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
+from scheduler.templates.files import given_template, own_template
+from wire.errors import ConfigError
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Facts of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size."""
+
+    folder: Path
+    vocab_size: int | None
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    eos_token: str | None
+    add_bos_token: bool | None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
+    chat_template_given: bool = False
+    kind: ModelKind = ModelKind.TEXT
+    add_eos_token: bool | None = None
+
+
+def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
+    """Read the folder; `max_model_len` bounds the model's own, `chat_template` (file or text) replaces its own.
+
+    Raises ConfigError naming the file and what is wrong with it.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ConfigError(f"--model {folder} is not a folder")
+    config = _read_json(path / "config.json")
+    text_config = config | config.get("text_config", {})
+    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    generation_config = _read_json(path / "generation_config.json", required=False)
+    special = _special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json", required=False))
+    if chat_template:
+        template: str | None = given_template(chat_template, path, tokenizer_config)
+    else:
+        template = own_template(path, tokenizer_config)
+    return ModelFiles(
+        folder=path,
+        vocab_size=text_config.get("vocab_size"),
+        max_model_len=_max_model_len(text_config, max_model_len, path),
+        eos_token_ids=_ids(generation_config.get("eos_token_id"), text_config.get("eos_token_id")),
+        eos_token=special.get("eos_token"),
+        add_bos_token=tokenizer_config.get("add_bos_token"),
+        special_tokens=special,
+        chat_template=template,
+        chat_template_given=bool(chat_template),
+        kind=kind_of(config),
+        add_eos_token=tokenizer_config.get("add_eos_token"),
+    )
+
+
+def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path} is missing") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -> int:
+    lengths: list[int] = [config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)]
+    bounds = [length - unused_positions(config) for length in lengths[:1]] + ([limit] if limit is not None else [])
+    if kind_of(config) is not ModelKind.TEXT:
+        longest = _read_json(folder / "sentence_bert_config.json", required=False).get("max_seq_length")
+        bounds += [longest] if isinstance(longest, int) and longest > 0 else []
+    if not bounds:
+        raise ConfigError(f"{folder / 'config.json'} does not say how long a sequence may be: give --max-model-len")
+    return min(bounds)
+
+
+def _ids(*values: Any) -> tuple[int, ...]:
+    """Return all ids named by the values, each an int, a list of ints or None, in order, once each."""
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return tuple(dict.fromkeys(item for item in flat if isinstance(item, int)))
+
+
+def _special_tokens(*files: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named tokens; the first file that has one decides."""
+    found: dict[str, str] = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        texts = (_token_text(file.get(name)) for file in files)
+        if (text := next((text for text in texts if text is not None), None)) is not None:
+            found[name] = text
+    return found
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

@@ -1,0 +1,62 @@
+"""The one line that says how a request went: who served it, its sizes, its stages and its ending; never its text."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from scheduler.observability.request_done import RequestDone
+from scheduler.request import PromptDone
+from telemetry.logs import EventLogger
+from wire.errors import InvalidGrammar, UnknownModel
+
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
+_TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*", re.DOTALL)
+_STAGES = ("queue", "reserve", "prefill", "send", "first_step")
+
+log = EventLogger("requests")
+
+
+def log_request(done: RequestDone) -> None:
+    """Log a request that ended. Of several prompts, each stage's longest time; `-` where nothing is known."""
+    request, served = done.request, done.served
+    stages = {f"{name}_ms": _longest_ms(name, served) for name in _STAGES}
+    log.info(
+        "request_done",
+        request_id=request.request_id,
+        ending=done.ending,
+        path=_names(one.path for one in served),
+        prefill=_names(one.prefill_instance for one in served),
+        decode=_names(one.decode_instance for one in served),
+        prompts=len(request.prompts),
+        n=request.params.n,
+        prompt_tokens=done.num_prompt_tokens,
+        output_tokens=done.num_output_tokens,
+        first_token_ms=_ms(done.first_token_s),
+        total_ms=_ms(done.seconds),
+        **stages,
+        kv_bytes=sum(one.times.kv_bytes for one in served),
+        kv_bytes_early=sum(one.times.kv_bytes_early for one in served),
+        **({"retried_prompts": retried} if (retried := sum(one.tries > 1 for one in served)) else {}),
+        **({"error": done.error} if done.error else {}),
+    )
+
+
+def without_values(error: BaseException) -> str:
+    """Return what `error` says, less what it quotes of the client, but for a model's name: the log holds no prompts."""
+    if isinstance(error, UnknownModel):
+        return str(error)
+    if isinstance(error, InvalidGrammar):
+        return "the output asked for cannot be kept; its client was told why"  # the libraries' words repeat the grammar
+    return _TEMPLATE_WORDS.sub(r"\1", _QUOTED.sub("'…'", str(error)))
+
+
+def _longest_ms(stage: str, served: Sequence[PromptDone]) -> str:
+    known = [seconds for done in served if (seconds := getattr(done.times, f"{stage}_s")) is not None]
+    return _ms(max(known, default=None))
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def _names(names: Iterable[str | None]) -> str:
+    return ",".join(dict.fromkeys(name for name in names if name)) or "-"

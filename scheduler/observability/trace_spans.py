@@ -1,0 +1,131 @@
+"""The spans of one request: itself, the stages of its prompts, and its decoding. Pure.
+
+request  |--------------------------------------------------------|
+  queue          |--|
+  reserve           |-|
+  prefill             |----------|          of each prompt, one after the other from when the request was dispatched
+  send                           |--|
+  first_step                        |--|
+  decode                         |-----------------------------|   from the first to the last token
+
+Each stage is as long as it was measured to be, where it happened; only the scheduler's clock says when a trace begins.
+"""
+
+from collections.abc import Callable, Iterator
+
+from scheduler.observability.figures import STAGES
+from scheduler.observability.request_done import RequestDone
+from scheduler.request import PromptDone
+from telemetry.spans import Attribute, Span, TraceContext
+
+MAX_PROMPTS = 16
+_NS = 1_000_000_000
+
+
+def spans_of(
+    done: RequestDone, end_ns: int, context: TraceContext | None, *, model: str, new_id: Callable[[int], bytes]
+) -> list[Span]:
+    """Return the request's span and its children, of the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
+
+    It goes on with the client's trace where there is one. `new_id` returns so many random bytes.
+    """
+    start_ns = end_ns - int(done.seconds * _NS)
+    request = Span(
+        trace_id=context.trace_id if context else new_id(16),
+        span_id=new_id(8),
+        parent_id=context.parent_id if context else b"",
+        name="llm_request",
+        start_ns=start_ns,
+        end_ns=end_ns,
+        attributes=_attributes(done, model),
+        is_server=True,
+        error="" if done.ending != "failed" else done.error or "failed",
+        state=context.state if context else "",
+    )
+    return [request, *(_child(request, stage, new_id(8)) for stage in _stages(done, start_ns))]
+
+
+_Stage = tuple[str, int, int, dict[str, Attribute]]
+"""Name, start and end in nanoseconds since 1970, attributes."""
+
+
+def _child(request: Span, stage: _Stage, span_id: bytes) -> Span:
+    name, start_ns, end_ns, attributes = stage
+    return Span(
+        request.trace_id, span_id, request.span_id, name, start_ns, end_ns, attributes, state=request.state
+    )  # fmt: skip
+
+
+def _stages(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
+    for prompt in sorted(done.served, key=lambda prompt: prompt.prompt)[:MAX_PROMPTS]:
+        at_ns = start_ns + int(done.dispatched_s * _NS)
+        for name in STAGES:
+            seconds = getattr(prompt.times, f"{name}_s")
+            if seconds is not None:
+                end_ns = at_ns + int(seconds * _NS)
+                yield name, at_ns, end_ns, _stage_attributes(name, prompt)
+                at_ns = end_ns
+    if done.first_token_s is not None and done.last_token_s is not None and done.last_token_s > done.first_token_s:
+        first_ns, last_ns = start_ns + int(done.first_token_s * _NS), start_ns + int(done.last_token_s * _NS)
+        yield "decode", first_ns, last_ns, {"gen_ai.usage.completion_tokens": done.num_output_tokens}
+
+
+def _stage_attributes(name: str, prompt: PromptDone) -> dict[str, Attribute]:
+    prefill, decode = prompt.prefill_instance or prompt.decode_instance, prompt.decode_instance
+    where = {"reserve": decode, "prefill": prefill, "send": prefill, "first_step": decode}.get(name)
+    told: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt}
+    if where is not None:
+        told["pdserve.instance"] = where
+    if name == "prefill":
+        told["pdserve.cached_tokens"] = prompt.times.cached_tokens
+    if name == "send":
+        told |= {
+            "pdserve.to_instance": decode or "", "pdserve.transport": prompt.times.transport,
+            "pdserve.kv_bytes": prompt.times.kv_bytes, "pdserve.kv_bytes_early": prompt.times.kv_bytes_early,
+        }  # fmt: skip
+    return told
+
+
+def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
+    """vLLM's attributes by its names, what is ours by ours; never what a prompt or an answer says."""
+    params = done.request.params
+    told: dict[str, Attribute] = {
+        "gen_ai.request.id": done.request.request_id,
+        "gen_ai.response.model": model,
+        "gen_ai.request.n": params.n,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.usage.prompt_tokens": done.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": done.num_output_tokens,
+        "gen_ai.response.finish_reasons": done.reasons,
+        "gen_ai.latency.e2e": done.seconds,
+        "gen_ai.latency.time_in_queue": done.queue_s,
+        "pdserve.ending": done.ending,
+        "pdserve.prompts": len(done.request.prompts),
+    }
+    return told | _phases(done) | _served(done)
+
+
+def _phases(done: RequestDone) -> dict[str, Attribute]:
+    if done.first_token_s is None or done.prefill_s is None or done.decode_s is None:
+        return {}
+    return {
+        "gen_ai.latency.time_to_first_token": done.first_token_s,
+        "gen_ai.latency.time_in_model_prefill": done.prefill_s,
+        "gen_ai.latency.time_in_model_decode": done.decode_s,
+        "gen_ai.latency.time_in_model_inference": done.prefill_s + done.decode_s,
+    }
+
+
+def _served(done: RequestDone) -> dict[str, Attribute]:
+    if not done.served:
+        return {}
+    return {
+        "pdserve.path": tuple(dict.fromkeys(one.path for one in done.served)),
+        "pdserve.prefill_instance": tuple(dict.fromkeys(filter(None, (one.prefill_instance for one in done.served)))),
+        "pdserve.decode_instance": tuple(dict.fromkeys(filter(None, (one.decode_instance for one in done.served)))),
+        "pdserve.cached_tokens": sum(one.times.cached_tokens for one in done.served),
+        "pdserve.kv_bytes": sum(one.times.kv_bytes for one in done.served),
+        "pdserve.retried_prompts": sum(one.tries > 1 for one in done.served),
+    }

@@ -1,0 +1,95 @@
+"""Traces of requests: what each took goes to a collector, with the client's own trace gone on with."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from scheduler.observability.figures import Figures
+from scheduler.observability.request_done import RequestDone
+from scheduler.observability.trace_spans import spans_of
+from scheduler.request import PromptDone
+from telemetry.logs import EventLogger
+from telemetry.otlp_endpoint import OtlpEndpoint, is_installed, read_endpoint
+from telemetry.otlp_transport import open_transport
+from telemetry.span_exporter import SpanExporter
+from telemetry.spans import TraceContext, read_context
+from wire.errors import ConfigError
+
+_log = EventLogger("traces")
+
+
+class Traces:
+    """Owns the exporter. `wall_ns` is nanoseconds since 1970."""
+
+    def __init__(
+        self, exporter: SpanExporter, *, model: str, wall_ns: Callable[[], int] = time.time_ns,
+        new_id: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:  # fmt: skip
+        self.exporter = exporter
+        self._model, self._wall_ns, self._new_id = model, wall_ns, new_id
+
+    def observer(self, figures: Figures, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
+        """Return who hears of one request: the figures, and the trace that its HTTP headers name."""
+        return Traced(figures, self, _context(headers))
+
+    def tell(self, done: RequestDone, context: TraceContext | None) -> None:
+        """Queue the spans of a request that ended now; none where its client's trace is not kept."""
+        if context is not None and not context.is_sampled:
+            return
+        try:
+            self.exporter.put(spans_of(done, self._wall_ns(), context, model=self._model, new_id=self._new_id))
+        except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not fail its request
+            _log.error("trace_lost", error, request_id=done.request.request_id, error=error)
+
+    def close(self) -> None:
+        """Send what is queued, not for long, and end."""
+        self.exporter.close()
+
+
+class Traced:
+    """The Observer of one request: its tokens go straight to the figures."""
+
+    def __init__(self, figures: Figures, traces: Traces, context: TraceContext | None) -> None:
+        self.first_token_came = figures.first_token_came
+        self.token_came = figures.token_came
+        self._figures, self._traces, self._context = figures, traces, context
+
+    def prompt_done(self, done: PromptDone) -> None:
+        """A prompt's hand-off is settled."""
+        self._figures.prompt_done(done)
+
+    def request_done(self, done: RequestDone) -> None:
+        """The request ended."""
+        self._figures.request_done(done)
+        self._traces.tell(done, self._context)
+
+
+def check_traces(url: str | None, environ: Mapping[str, str]) -> OtlpEndpoint | None:
+    """Return where `--otlp-traces-endpoint` points, None without one. Raises ConfigError for what cannot be."""
+    if url is None:
+        return None
+    try:
+        endpoint = read_endpoint(url, environ)
+    except ValueError as error:
+        raise ConfigError(f"--otlp-traces-endpoint: {error}") from error
+    if not is_installed():
+        raise ConfigError("--otlp-traces-endpoint needs opentelemetry-proto: pip install 'pdserve[otlp]'")
+    return endpoint
+
+
+def open_traces(url: str | None, environ: Mapping[str, str], *, model: str) -> Traces | None:
+    """Begin to export to `url`; None without one. Raises ConfigError as `check_traces`."""
+    endpoint = check_traces(url, environ)
+    if endpoint is None:
+        return None
+    from telemetry.otlp_messages import encode, rejected
+
+    exporter = SpanExporter(open_transport(endpoint), lambda spans: encode(spans, endpoint.service_name), rejected)
+    _log.info("traces_go_to", endpoint=endpoint)
+    return Traces(exporter, model=model)
+
+
+def _context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+    parents = [value.decode("latin-1") for name, value in headers if name == b"traceparent"]
+    states = [value.decode("latin-1") for name, value in headers if name == b"tracestate"]
+    return read_context(parents[0], ",".join(states)) if len(parents) == 1 else None

@@ -1,0 +1,26 @@
+"""One prompt's place in the queue of the cluster."""
+
+import asyncio
+
+from scheduler.load.grants import Grant
+from scheduler.load.loads import PromptFacts
+
+
+class Waiting:
+    """A prompt that waits. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
+
+    `cost` is what it takes of its tenant's share, in tokens, set where it enters the queue; `passed` how often others
+    were granted before it since it was its turn.
+    """
+
+    def __init__(
+        self, prompt_id: str, facts: PromptFacts, turn: int = 0, *, tenant: str = "", priority: int = 0
+    ) -> None:
+        self.prompt_id = prompt_id
+        self.facts = facts
+        self.turn = turn
+        self.tenant = tenant
+        self.priority = priority
+        self.cost = facts.num_tokens
+        self.passed = 0
+        self.grant: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()

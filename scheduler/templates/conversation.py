@@ -1,0 +1,64 @@
+"""A conversation as a template takes it, and the last message left open for the model to write on. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.templates.content_format import ContentFormat
+
+Message = dict[str, Any]
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_MARK = "PDSERVE_WRITES_ON_FROM_HERE "  # its space tells whether the template strips
+
+
+def shaped(messages: Sequence[Mapping[str, Any]], takes: ContentFormat) -> list[Message]:
+    """Return the messages without their nulls, contents in the format, and reasoning under the names templates use."""
+    return [_with_reasoning(_shaped(message, takes)) for message in messages]
+
+
+def left_open(messages: Sequence[Message], template: str) -> tuple[list[Message], str]:
+    """Return the messages with a mark behind the last one's text, and that text. Raises ValueError if it has none."""
+    content = messages[-1].get("content")
+    if content is None:
+        raise ValueError("continue_final_message: the last message has no content to write on")
+    if "content" not in template:
+        raise ValueError("continue_final_message: the chat template does not print any content")
+    if isinstance(content, str):
+        return [*messages[:-1], messages[-1] | {"content": content + _MARK}], content
+    last = max((i for i, part in enumerate(content) if "text" in part), default=None)
+    if last is None:
+        raise ValueError("continue_final_message: the last message has no text to write on")
+    text: str = content[last]["text"]
+    marked = [*content[:last], content[last] | {"text": text + _MARK}, *content[last + 1 :]]
+    return [*messages[:-1], messages[-1] | {"content": marked}], text
+
+
+def cut_at_mark(rendered: str, text: str) -> str:
+    """Return what stands before the mark, stripped if the template strips `text`. Raises ValueError if either is gone.
+
+    The rules are those of transformers' `apply_chat_template(continue_final_message=True)`.
+    """
+    bare = _MARK.strip()
+    if text.strip() not in rendered or bare not in rendered:
+        raise ValueError("continue_final_message: the chat template does not print the last message as it stands")
+    end = rendered.rindex(bare)
+    kept = rendered[:end]
+    return kept if rendered.startswith(_MARK, end) else kept.rstrip()
+
+
+def _shaped(message: Mapping[str, Any], takes: ContentFormat) -> Message:
+    made = {name: value for name, value in message.items() if value is not None}
+    content = made.get("content")
+    if takes is ContentFormat.OPENAI and isinstance(content, str):
+        made["content"] = [{"type": "text", "text": content}]
+    elif takes is ContentFormat.STRING and isinstance(content, list):
+        made["content"] = "\n".join(part["text"] for part in content if "text" in part)
+    return made
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Templates read one of several names for it."""
+    given = next((message[name] for name in _REASONING_FIELDS if name in message), None)
+    if given is None:
+        return message
+    return {"thinking": given, **message, "reasoning_content": given}

@@ -1,0 +1,193 @@
+"""A queue of chat templates to render, before one process that can be killed."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler.templates.child import TemplateChild
+from scheduler.templates.frames import TEXT
+from telemetry.logs import EventLogger
+from wire.errors import InvalidRequest, Overloaded, PdserveError, Unavailable
+
+_START_S = 10.0
+_AHEAD = 16  # jobs sent before the first of them is answered: the process need not wait for the event loop
+_AHEAD_BYTES = 2**20
+_MAX_HELD_BYTES = 64 * 2**20
+_log = EventLogger("templates")
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    template: bytes
+    job: bytes
+    param: str
+    answer: asyncio.Future[str]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.template) + len(self.job)
+
+
+class TemplateLane:
+    """Owns the process and the jobs before it, answered in order.
+
+    A job that takes too long, too much memory or the process with it costs nobody else: the process is replaced, and
+    the jobs behind it are sent again.
+    """
+
+    def __init__(self, render_s: float, render_timeout_s: float, queue_timeout_s: float) -> None:
+        """A render may take `render_s` of processor time, and by the clock the second; with all waiting, the third."""
+        self._render_s, self._render_timeout_s, self._queue_timeout_s = render_s, render_timeout_s, queue_timeout_s
+        self._waiting: deque[_Job] = deque()
+        self._sent: deque[_Job] = deque()
+        self._held_bytes = 0
+        self._child: TemplateChild | None = None
+        self._children: set[TemplateChild] = set()  # those killed too, until nothing is left of them
+        self._starting: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._first_since = 0.0  # when the first of the jobs sent became the first
+
+    @property
+    def pid(self) -> int | None:
+        """The living process's number."""
+        return None if self._child is None else self._child.pid
+
+    async def render(self, template: bytes, job: bytes, param: str) -> str:
+        """Return the text. Raises InvalidRequest for `param`, Overloaded if others take too long, Unavailable."""
+        waiting = _Job(template, job, param, asyncio.get_running_loop().create_future())
+        if self._held_bytes and self._held_bytes + waiting.num_bytes > _MAX_HELD_BYTES:
+            raise Overloaded(f"{self._held_bytes} bytes wait for chat templates already: at most {_MAX_HELD_BYTES}")
+        self._held_bytes += waiting.num_bytes
+        self._waiting.append(waiting)
+        self._send_waiting()
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                return await waiting.answer
+        except TimeoutError:
+            raise Overloaded(f"chat templates of other requests took more than {self._queue_timeout_s:g} s") from None
+
+    async def start(self) -> None:
+        """Start the process now, so that the first request need not wait for it. Raises Unavailable."""
+        if self._child is None:
+            await asyncio.shield(self._begin_start())
+        if self._child is None:
+            raise Unavailable("the process that renders chat templates did not start")
+
+    async def close(self) -> None:
+        """End the process; jobs that wait end as Unavailable."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+        self._drop_child()
+        self._fail_waiting(Unavailable("chat templates are not rendered any more: the scheduler is ending"))
+        await asyncio.gather(*(child.wait_gone() for child in self._children))
+        self._children.clear()
+
+    def _send_waiting(self) -> None:
+        if self._child is None and self._waiting:
+            self._begin_start()
+        while self._child is not None and self._waiting and self._may_send(self._waiting[0]):
+            job = self._waiting.popleft()
+            if job.answer.done():  # its caller has gone
+                self._held_bytes -= job.num_bytes
+                continue
+            self._sent.append(job)
+            if len(self._sent) == 1:
+                self._watch_first()
+            self._child.send(job.template, job.job)
+
+    def _may_send(self, job: _Job) -> bool:
+        if not self._sent:
+            return True
+        return len(self._sent) < _AHEAD and sum(sent.num_bytes for sent in self._sent) + job.num_bytes <= _AHEAD_BYTES
+
+    def _answered(self, kind: bytes, text: bytes) -> None:
+        job = self._take_first()
+        if job.answer.done():
+            pass  # its caller has gone
+        elif kind.lower() == TEXT:
+            job.answer.set_result(text.decode())
+        else:
+            words = f"the chat template cannot render this: {text.decode()}"
+            job.answer.set_exception(InvalidRequest(words, job.param))
+        if self._sent:
+            self._watch_first()
+        if kind.isupper():
+            self._replace_child("memory was left behind")
+        else:
+            self._send_waiting()
+
+    def _ended(self) -> None:
+        self._fail_first(
+            f"the chat template took more than {self._render_s:g} s of processor time, or more memory than it may have"
+        )
+        self._drop_child()
+        self._send_waiting()
+
+    def _watch_first(self) -> None:
+        """Another job is the first: its time begins. One timer serves all, set again only where it has run out."""
+        loop = asyncio.get_running_loop()
+        self._first_since = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._render_timeout_s, self._look_at_first)
+
+    def _look_at_first(self) -> None:
+        self._watch = None
+        loop = asyncio.get_running_loop()
+        ends = self._first_since + self._render_timeout_s
+        if self._sent and loop.time() < ends:
+            self._watch = loop.call_at(ends, self._look_at_first)
+        elif self._sent:
+            self._fail_first(f"the chat template took longer than {self._render_timeout_s:g} s")
+            self._replace_child("a template took too long")
+
+    def _take_first(self) -> _Job:
+        job = self._sent.popleft()
+        self._held_bytes -= job.num_bytes
+        return job
+
+    def _fail_first(self, words: str) -> None:
+        if self._sent and not (job := self._take_first()).answer.done():
+            job.answer.set_exception(InvalidRequest(words, job.param))
+
+    def _fail_waiting(self, error: PdserveError) -> None:
+        while self._waiting:
+            job = self._waiting.popleft()
+            self._held_bytes -= job.num_bytes
+            if not job.answer.done():
+                job.answer.set_exception(error)
+
+    def _replace_child(self, why: str) -> None:
+        _log.info("template_child_replaced", pid=self.pid, why=why, jobs=len(self._sent))
+        self._drop_child()
+        self._begin_start()
+
+    def _drop_child(self) -> None:
+        """Kill the process; the jobs that were sent to it wait again, in their order."""
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _begin_start(self) -> asyncio.Task[None]:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return self._starting
+
+    async def _start(self) -> None:
+        child = TemplateChild(self._answered, self._ended)
+        self._children = {child, *(other for other in self._children if not other.gone)}
+        try:
+            async with asyncio.timeout(_START_S):
+                await child.start(self._render_s)
+            self._child = child
+        except (OSError, TimeoutError) as error:
+            self._fail_waiting(Unavailable(f"the process that renders chat templates did not start: {error!r}"))
+        finally:
+            self._starting = None
+            if self._child is not child:
+                child.kill()
+        self._send_waiting()

@@ -1,0 +1,69 @@
+"""Chat templates, rendered by warm processes that can be killed: one for the model's, one for those of requests."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from scheduler.templates.lane import TemplateLane
+from wire.errors import InvalidRequest
+
+_RENDER_S = 1.0  # of processor time: on a busy machine an innocent template waits, and is not to blame
+_RENDER_TIMEOUT_S = 5.0
+_QUEUE_S = 10.0
+_QUICK_BYTES = 2**20  # of a job: larger ones take the lane where others may be slow
+
+
+class TemplateRenderer:
+    """Two lanes, so that a template of a request, seconds at most, holds up no chat in the model's own."""
+
+    def __init__(
+        self,
+        render_s: float = _RENDER_S,
+        render_timeout_s: float = _RENDER_TIMEOUT_S,
+        queue_timeout_s: float = _QUEUE_S,
+    ) -> None:
+        self._quick = TemplateLane(render_s, render_timeout_s, queue_timeout_s)
+        self._slow = TemplateLane(render_s, render_timeout_s, queue_timeout_s)
+
+    async def render(
+        self, template: str, context: Mapping[str, Any] | None, *, content_format: str = "auto",
+        continue_final_message: bool = False, of_request: bool = False,
+    ) -> str:  # fmt: skip
+        """Return the text, empty where `context` is None: then the template is only compiled.
+
+        `of_request` says that the template came with the request.
+
+        Raises InvalidRequest with the template's own words, Overloaded if others take too long, Unavailable if the
+        process does not start.
+        """
+        job = {
+            "context": context,
+            "content_format": content_format,
+            "continue_final_message": continue_final_message,
+        }
+        param = "chat_template" if of_request else "messages"
+        try:
+            source, message = template.encode(), orjson.dumps(job)
+        except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the conversation cannot be handed to its chat template: {error}", param) from None
+        lane = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
+        return await lane.render(source, message, param)
+
+    async def start(self, template: str) -> None:
+        """Start the model's process now and compile its template, so that the first chat need not wait.
+
+        Raises InvalidRequest with what is wrong with the template, Unavailable if the process does not start.
+        """
+        await self._quick.start()
+        await self.render(template, None)
+
+    async def close(self) -> None:
+        """End both processes."""
+        await asyncio.gather(self._quick.close(), self._slow.close())
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The numbers of the living processes, the model's first."""
+        return tuple(pid for lane in (self._quick, self._slow) if (pid := lane.pid) is not None)

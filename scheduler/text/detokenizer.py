@@ -1,0 +1,133 @@
+"""One sequence's token ids to text, a token at a time, never half a character."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from scheduler.text.byte_level import ByteLevel
+from scheduler.tokens import Tokens
+
+_BROKEN = "\ufffd"
+_MAX_PARTS = 3  # a UTF-8 character is 4 bytes at most, so 3 tokens at most may end inside it
+_MAX_WINDOW = 16
+_KEPT_WINDOW = 8
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Decoder(Protocol):
+    """Turns tokens into text; both implementations pass the same tests."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is held: the sequence is over."""
+        ...
+
+
+class Detokenizer:
+    """Owns which tokens have text at all; how they become text is its decoder's.
+
+    `context` are the last prompt ids, so that the first word keeps its space. Without `spaces_between_special_tokens`
+    the space that some decoders put between two special tokens is left out.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        context: Sequence[int] = (),
+    ) -> None:
+        self._special_ids = tokens.special_ids
+        self._skip = skip_special_tokens
+        self._spaces = spaces_between_special_tokens
+        self._after_special = False
+        shown = [token_id for token_id in context if not (self._skip and token_id in self._special_ids)]
+        level = tokens.byte_level
+        self._decoder: Decoder = Window(tokens, shown) if level is None else Bytes(level, shown)
+        self.flush = self._decoder.flush
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes, often one token's, sometimes none."""
+        is_special = token_id in self._special_ids
+        if self._skip and is_special:
+            return ""
+        new = self._decoder.push(token_id)
+        if is_special and self._after_special and not self._spaces:
+            new = new.removeprefix(" ")
+        self._after_special = is_special
+        return new
+
+
+class Bytes:
+    """Decodes the bytes of a byte-level tokenizer as UTF-8; what may become a character is held."""
+
+    def __init__(self, level: ByteLevel, context: Sequence[int] = ()) -> None:
+        self._bytes_of = level.bytes_of
+        self._decode = _UTF8("replace").decode
+        for token_id in context:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes."""
+        return self._decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        """Return what is held: the sequence is over."""
+        return self._decode(b"", True)
+
+
+class Window:
+    """Decodes a sliding window: the tokens of the last whole text, for spacing, and those after it.
+
+    A window that ends in the middle of a character is held until the character is whole, or until it cannot become
+    one.
+    """
+
+    def __init__(self, tokens: Tokens, context: Sequence[int] = ()) -> None:
+        self._tokens = tokens
+        self._window = list(context)
+        text = self._decode()
+        self._sent = len(text) - _broken_end(text)
+        self._whole = len(self._window)  # the window's tokens up to here end in a whole character
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes."""
+        self._window.append(token_id)
+        text = self._decode()
+        broken = _broken_end(text)
+        if broken and len(self._window) - self._whole <= _MAX_PARTS:
+            return ""
+        whole = len(text) - min(broken, _MAX_PARTS)
+        new = text[self._sent : whole]
+        self._sent = max(self._sent, whole)
+        if not broken and new:
+            self._slide(self._whole, len(text))
+        elif len(self._window) > _MAX_WINDOW:
+            self._slide(len(self._window) - _KEPT_WINDOW, len(text))
+        if not broken:
+            self._whole = len(self._window)
+        return new
+
+    def flush(self) -> str:
+        """Return what is held: the sequence is over."""
+        text = self._decode()
+        new, self._sent = text[self._sent :], len(text)
+        return new
+
+    def _slide(self, start: int, num_chars: int) -> None:
+        """Drop the window's tokens before `start`; how much of its `num_chars` is unsent stays as it was."""
+        unsent = num_chars - self._sent
+        del self._window[:start]
+        self._whole = max(0, self._whole - start)
+        self._sent = max(0, len(self._decode()) - unsent)
+
+    def _decode(self) -> str:
+        return self._tokens.decode(self._window, skip_special_tokens=False) if self._window else ""
+
+
+def _broken_end(text: str) -> int:
+    return len(text) - len(text.rstrip(_BROKEN))
