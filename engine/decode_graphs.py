@@ -6,7 +6,7 @@
       -> logits of the first n rows
 
 Padding rows write to a block of the pool that nobody owns. Steps with prompts in them are not for graphs; nor is
-anything more once one has failed.
+anything more once one has failed, but for want of memory: then those captured so far go on, and no larger one is tried.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from devices.interface import Device, Graph
+from devices.out_of_memory import is_out_of_memory
 from engine.attention.interface import AttentionBackend, DecodeAttention, GraphBackend, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.rope import StepRope
@@ -67,14 +68,11 @@ class DecodeGraphs:
         self._device, self._backend, self._forward = device, backend, forward
         self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
         self._sizes = graph_sizes(max_rows)
-        self._captured: dict[tuple[int, ...], _Captured] = {}
+        self._captured: dict[tuple[int, int], _Captured] = {}
         self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: every graph's, of the last replay
         self._failed = False
-
-    @property
-    def num_graphs(self) -> int:
-        """Graphs captured so far."""
-        return len(self._captured)
+        self._most_rows = max_rows
+        """The largest size that may still be captured."""
 
     def run(self, metadata: StepMetadata) -> torch.Tensor | None:
         """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None where it is not for graphs.
@@ -87,15 +85,17 @@ class DecodeGraphs:
             return None
         host = self._padded(metadata)
         captured = self._captured.get(host.tables.shape)
-        if captured is None:
-            captured = self._make(*host.tables.shape)
-        self._fill(captured, metadata, host)
+        if captured is None and host.tables.shape[0] > self._most_rows:
+            return None
         try:
+            if captured is None:
+                captured = self._make(*host.tables.shape)
+            self._fill(captured, metadata, host)
             host_lengths = captured.attention.prepare(host)
             if captured.graph is None:
                 self._capture(captured)
         except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
-            self._give_up(host, error)
+            self._go_without(host, error)
             return None
         assert captured.graph is not None
         assert self._logits is not None
@@ -148,13 +148,33 @@ class DecodeGraphs:
         self._captured[size, width] = captured
         _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
 
-    def _give_up(self, host: HostTables, error: Exception) -> None:
-        """Leave all steps to the host from now on, and say so once."""
+    def _go_without(self, host: HostTables, error: Exception) -> None:
+        """Leave this step, and those that would fail as it did, to the host from now on; say so once."""
+        size, width = host.tables.shape
+        if is_out_of_memory(error):
+            self._stay_below(size, width, error)
+            return
         self._failed = True
         self._captured.clear()
-        size, width = host.tables.shape
         _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_words(error))
+
+    def _stay_below(self, size: int, width: int, error: Exception) -> None:
+        """Capture nothing more of this size or larger."""
+        say = _log.warning if self._most_rows == self._sizes[-1] else _log.info
+        self._most_rows = size - 1
+        say(
+            "graphs_limited", rows=size, width=width, most_rows=self._most_captured, graphs=len(self._captured),
+            device=self._device.name, free_bytes=self._device.memory().free, error=_words(error),
+        )  # fmt: skip
+
+    @property
+    def _most_captured(self) -> int:
+        """Rows of the largest graph, 0 without any."""
+        return max((size for size, _ in self._captured), default=0)
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Return the error in one line, with what it came of."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    before = error.__cause__ or error.__context__
+    return said if before is None else f"{said} (behind {_words(before)})"

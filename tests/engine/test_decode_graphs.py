@@ -1,7 +1,7 @@
 """Decode steps by graphs: tokens are those of transformers, and a replay reads the fixed inputs alone."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from engine.oracle import Oracle
 from engine.rope import StepRope
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
-from tests.devices.capturing_device import CapturingDevice
+from tests.devices.capturing_device import CapturingDevice, RecordedGraph
 from tests.devices.fake_device import FakeDevice
 from tests.devices.late_device import late_downloads
 from tests.engine.fake_engines import run
@@ -171,6 +171,58 @@ def test_after_a_capture_that_fails_all_steps_are_launched(tmp_path: Path) -> No
     assert got == Oracle(path, "float32").generate_greedy(prompts, 8, ignore_eos=True)
     assert (device.captured, device.replays) == (0, 0)
     core.close()
+
+
+class FullDevice(CapturingDevice):
+    """Has room for `room` graphs: the next capture raises what torch does, behind the words of the capture's end."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.tries = room, 0
+
+    def capture(self, run: Callable[[], None]) -> RecordedGraph:
+        self.tries += 1
+        if self.captured >= self.room:
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+            except torch.OutOfMemoryError:
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        return super().capture(run)
+
+
+def test_a_card_that_is_full_keeps_the_sizes_captured_so_far(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_tiny_model("llama", tmp_path)
+    device = FullDevice(room=2)
+    graphs, plain = load(path, device), load(path, FakeDevice(), rows=0)
+
+    for rows in (1, 2, 3, 8, 4, 2, 1, 3):
+        step = [(5 + row, 0, (row,)) for row in range(rows)]
+        assert launch(graphs, step) == launch(plain, step)
+
+    assert (device.tries, device.captured, device.replays) == (3, 2, 4)  # 3 rows are padded to 4, and 8 are not tried
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("graphs_limited rows=4 width=1 most_rows=2 graphs=2 device=fake:0 free_bytes=1073741824")
+    assert "CUDA out of memory. Tried to allocate 64.00 MiB." in warning
+    graphs.close()
+    plain.close()
+
+
+def test_sizes_below_the_one_that_did_not_fit_are_captured_when_they_come(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = FullDevice(room=0)
+    model = load(make_tiny_model("llama", tmp_path), device)
+
+    launch(model, [(5, 0, (row,)) for row in range(8)])
+    device.room = 1
+    for rows in (2, 2, 1, 1):
+        launch(model, [(5, 0, (row,)) for row in range(rows)])
+
+    assert (device.tries, device.captured, device.replays) == (3, 1, 2)
+    assert [record.getMessage().split()[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "graphs_limited"
+    ], "it is said once"
+    model.close()
 
 
 def test_after_a_plan_that_fails_nothing_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

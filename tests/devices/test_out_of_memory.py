@@ -1,0 +1,33 @@
+"""An error that says that a device is full is told from others, by its own words or those of what it came of."""
+
+import pytest
+import torch
+
+from devices.out_of_memory import is_out_of_memory
+
+
+def behind(first: Exception, second: Exception) -> Exception:
+    """Return the second as it is when it was raised while the first was handled."""
+    try:
+        try:
+            raise first
+        except Exception:
+            raise second  # noqa: B904 - as a capture's end does
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB"), True),
+        (behind(torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("capture failed")), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (behind(ValueError("no"), RuntimeError("operation not permitted when stream is capturing")), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_it_is_told_by_words_along_the_chain(error: Exception, is_it: bool) -> None:
+    assert is_out_of_memory(error) is is_it
