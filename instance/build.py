@@ -11,6 +11,7 @@ from engine.interface import Engine
 from engine.prefix import why_no_names
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
+from engine.watched import watched
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder
 from instance.host import Identity, InstanceHost
@@ -35,10 +36,10 @@ def build_engine(
 ) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
     """Load the model and make its engine; return it with notes for the log. Blocks; heavy.
 
-    `on_lost` is told, from any thread, when one of its ranks is lost: nothing can be computed from then on.
+    `on_lost` is told, from any thread, when its device or one of its ranks is lost: nothing can be computed then.
     """
     if config.options.engine != "fake" and may_be_encoder(config.options.model):
-        encoder = load_encoder_engine(config)
+        encoder = load_encoder_engine(config, on_lost)
         if encoder is not None:
             return encoder
     model, notes = _load(config, on_lost)
@@ -106,10 +107,12 @@ def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:
 def _load(config: InstanceConfig, on_lost: Callable[[PdserveError], None]) -> tuple[Model, tuple[str, ...]]:
     if config.options.engine == "fake":
         return _fake_model(config)
-    return _torch_model(config) if config.num_ranks == 1 else ranks_model(config, on_lost)
+    return _torch_model(config, on_lost) if config.num_ranks == 1 else ranks_model(config, on_lost)
 
 
-def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
+def _torch_model(
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None]
+) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     options = config.options
     num_threads = len(config.cores) or len(os.sched_getaffinity(0))
     prepare_torch(num_threads)
@@ -131,7 +134,8 @@ def _torch_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
             gpu_memory_utilization=options.gpu_memory_utilization,
             max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
         )
-    return loaded.model, (f"{choice.reason} ({device.describe()})", *loaded.notes)
+    model = watched(loaded.model, device, on_lost)
+    return model, (f"{choice.reason} ({device.describe()})", *loaded.notes)
 
 
 def _fake_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from devices.table import choose
 from engine.interface import Engine
 from engine.torch_start import loading, prepare_torch
+from engine.watched import OnLost, guard_of
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
 from wire.model_identity import identify, name_of, read_json
@@ -18,8 +19,11 @@ def may_be_encoder(model: str) -> bool:
     return not str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]] | None:
-    """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError."""
+def load_encoder_engine(config: InstanceConfig, on_lost: OnLost) -> tuple[Engine, tuple[str, ...]] | None:
+    """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError.
+
+    `on_lost` is told when its device is lost.
+    """
     options, path = config.options, Path(config.options.model)
     num_threads = len(config.cores) or len(os.sched_getaffinity(0))
     prepare_torch(num_threads)
@@ -43,5 +47,6 @@ def load_encoder_engine(config: InstanceConfig) -> tuple[Engine, tuple[str, ...]
             encoder, identify(path, name_of(path)), block_size=config.block_size(device.name),
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
+            guard=guard_of(device, on_lost),
         )  # fmt: skip
     return core, (f"{choice.reason} ({device.describe()})", *notes)

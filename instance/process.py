@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from devices.touch import THREAD as TOUCH_THREAD
 from engine.interface import Engine
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
@@ -19,14 +20,14 @@ from instance.http import build_server
 from instance.table_watch import TableWatch
 from ranktable_tools.launch_plan import LaunchPlan
 from telemetry.logs import EventLogger
-from wire.errors import PdserveError
+from wire.errors import InstanceLost, PdserveError
 from wire.grpc_server import GrpcServer
 
 log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
-_NATIVE_THREADS = ("load", "engine")
+_NATIVE_THREADS = ("load", "engine", TOUCH_THREAD)
 
 
 def run(config: InstanceConfig) -> int:
@@ -36,6 +37,9 @@ def run(config: InstanceConfig) -> int:
     lock = EntryLock(_entry_name(config, config.table_digest), config.server_ip, config.device_ids)
     try:
         asyncio.run(_serve(config, lock))
+    except InstanceLost as error:
+        _leave_native_work_behind(error)
+        raise
     finally:
         lock.close()
     _leave_native_work_behind()
@@ -43,7 +47,7 @@ def run(config: InstanceConfig) -> int:
 
 
 class _Ending:
-    """When the process has to stop, and with what error: set by a signal, or by the loss of a rank."""
+    """When the process has to stop, and with what error: set by a signal, or by the loss of a rank or the device."""
 
     def __init__(self) -> None:
         self._loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
@@ -122,13 +126,18 @@ def _entry_name(config: InstanceConfig, table_digest: str) -> str:
     return f"{table_digest}:{config.table_port}"
 
 
-def _leave_native_work_behind() -> None:
-    """A thread still deep in native code (loading, a long step) cannot be ended; a normal exit would abort under it."""
+def _leave_native_work_behind(error: PdserveError | None = None) -> None:
+    """A thread still deep in native code cannot be ended; a normal exit would abort under it, or wait for it for ever.
+
+    Such are loading, a long step, a device that does not answer. `error` is said here where nobody else will.
+    """
     if any(thread.name in _NATIVE_THREADS for thread in threading.enumerate()):
+        if error is not None:
+            sys.stderr.write(f"{' '.join(str(error).split())}\n")
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(0 if error is None else 1)
 
 
 async def _report_health(host: InstanceHost, server: GrpcServer) -> None:

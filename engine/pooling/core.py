@@ -4,13 +4,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import nullcontext
 
 from devices.host_pool import HostPool
+from devices.interface import Memory
 from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, PooledPrompt, StepResult
+from engine.interface import EngineInfo, EngineLoad, OnLayer, PooledPrompt, StepResult
 from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_dimensions, check_one_answer
+from engine.watched import Guard
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
@@ -24,8 +27,9 @@ class EncoderCore:
 
     def __init__(
         self, encoder: Encoder, identity: ModelIdentity, *, block_size: int, max_num_seqs: int,
-        max_num_batched_tokens: int, clock: Callable[[], float] = time.monotonic,
+        max_num_batched_tokens: int, clock: Callable[[], float] = time.monotonic, guard: Guard = nullcontext,
     ) -> None:  # fmt: skip
+        """A batch is computed within what `guard` makes."""
         tensor = KvTensor(0, "k", 1, 1, "float32")
         blocks = max_num_seqs * -(-encoder.info.max_length // block_size)
         layout = PoolLayout((tensor, KvTensor(0, "v", 1, 1, "float32")), num_blocks=blocks, block_size=block_size)
@@ -42,7 +46,7 @@ class EncoderCore:
         self._memory = HostPool(layout)
         self._blocks = BlockPool(blocks)
         self._most_prompts, self._most_tokens = max_num_seqs, max_num_batched_tokens
-        self._clock = clock
+        self._clock, self._guard = clock, guard
         self._waiting: deque[PromptState] = deque()
 
     @property
@@ -105,7 +109,8 @@ class EncoderCore:
         if not states:
             return StepResult()
         try:
-            answers = self._encoder.run(states)
+            with self._guard():
+                answers = self._encoder.run(states)
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
             return StepResult(failed=tuple((state.prompt_id, self._failure(state, error)) for state in states))
         seconds = self._clock() - started

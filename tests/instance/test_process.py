@@ -57,6 +57,65 @@ def test_a_signal_ends_it_with_status_zero(
     assert ("taken down" in said) is taken_down
 
 
+LOST = """
+import atexit, sys
+from engine.core import EngineCore
+from engine.fake import FakeModel
+from engine.watched import DeviceWatch, WatchedModel
+from instance import process
+from instance.config import InstanceConfig
+from pdserve.cli import guarded
+from tests.devices.dying_device import DyingDevice
+from tests.engine.fake_engines import CONFIG, prompt
+from wire.options import EngineOptions
+from wire.types import Role
+
+class Dying(FakeModel):
+    def launch(self, *step):
+        device.fails_with = RuntimeError("device lost") if sys.argv[2] == "fails" else None
+        device.answers.clear()
+        raise RuntimeError("the step failed")
+
+def build(config, on_lost):
+    model = WatchedModel(Dying(CONFIG), DeviceWatch(device, on_lost, 0.2))
+    return EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32), ()
+
+class Told:
+    async def serve(self, host):
+        await serve(self, host)
+        host.loop.post(lambda engine: engine.add(prompt("p", 3)))
+
+device = DyingDevice()
+process.build_engine = build
+serve = process.GrpcServer.serve
+process.GrpcServer.serve = Told.serve
+atexit.register(print, "the interpreter was taken down", flush=True)
+options = EngineOptions(model=sys.argv[1], engine="fake", host="127.0.0.1", port=0)
+config = InstanceConfig(options, Role.COMBINED, table_digest=sys.argv[1])
+sys.exit(guarded("instance", lambda: process.run(config)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "why", "taken_down"),
+    [
+        ("fails", "does not even do a tiny op: RuntimeError: device lost", True),
+        ("hangs", "did not do a tiny op within 0.2 s", False),
+    ],
+)
+def test_the_loss_of_its_device_ends_it_in_words_with_status_one(
+    how: str, why: str, taken_down: bool, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LOST, str(tmp_path), how]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])
+
+    words = f"fake:0 {why} (after RuntimeError: the step failed); without it this instance cannot go on"
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].removeprefix("instance: ") == words
+    assert ("taken down" in done.stdout) is taken_down
+
+
 def test_a_range_without_a_free_port_ends_it_in_one_line_with_nothing_beside(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,170 @@
+"""After a step that failed the device is tried: a step's own fault ends its prompts, a lost device the instance."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from devices.cpu import CpuDevice
+from engine.core import EngineCore
+from engine.fake import FakeModel
+from engine.step import Pending, StepBatch
+from engine.watched import DeviceWatch, WatchedModel, watched
+from tests.devices.dying_device import FAULT, DyingDevice
+from tests.engine.fake_engines import CONFIG, prompt, run, wanted
+from wire.errors import InstanceLost, PdserveError
+
+LATE_S = 0.05
+
+
+class FailingModel(FakeModel):
+    """Calls `fails` before each launch and each collect, and copy; `asked` counts what came to it."""
+
+    def __init__(self, fails: Callable[[str], None], *, runs_ahead: bool = False) -> None:
+        super().__init__(replace(CONFIG, runs_ahead=runs_ahead))
+        self._fails, self.asked = fails, list[str]()
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        self._fails(what)
+
+    def launch(self, batch: StepBatch, layer_done: Any = None) -> Pending:
+        self._ask("launch")
+        pending = super().launch(batch, layer_done)
+
+        class Step:
+            def collect(step) -> Any:
+                self._ask("collect")
+                return pending.collect()
+
+        return Step()
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._ask("copy_block")
+        super().copy_block(source, target)
+
+    def save_blocks(self, block_ids: Any, slots: Any) -> None:
+        self._ask("save_blocks")
+
+    def load_blocks(self, slots: Any, block_ids: Any) -> None:
+        self._ask("load_blocks")
+
+
+@contextmanager
+def serving(
+    fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False
+) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
+    """An engine on a watched model, and what its owner is told."""
+    model, told = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
+    core = EngineCore(
+        WatchedModel(model, DeviceWatch(device, told.append, LATE_S)), max_num_seqs=4, max_num_batched_tokens=64,
+        prefill_chunk_size=32,
+    )  # fmt: skip
+    yield core, model, told
+    core.close()
+
+
+def once(what: str, error: Exception, then: Callable[[], None] = lambda: None) -> Callable[[str], None]:
+    """Return what raises `error` at the first `what`, after `then`."""
+    left = [error]
+
+    def fails(asked: str) -> None:
+        if asked == what and left:
+            then()
+            raise left.pop()
+
+    return fails
+
+
+@pytest.mark.parametrize("what", ["launch", "collect"])
+def test_a_step_that_fails_on_a_device_that_works_ends_its_own_prompts_alone(what: str) -> None:
+    with serving(once(what, RuntimeError("this step")), DyingDevice()) as (core, _, told):
+        core.add(prompt("bad", 3))
+        (failed,) = run(core).failed
+        core.add(prompt("good", 3))
+        answers = run(core)
+
+    assert "RuntimeError: this step" in str(failed[1])
+    assert answers.tokens["good", 0] == wanted(prompt("good", 3))
+    assert told == []
+
+
+@pytest.mark.parametrize("what", ["launch", "collect"])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_dead_device_ends_the_instance_in_words_and_is_asked_nothing_more(what: str, runs_ahead: bool) -> None:
+    device = DyingDevice()
+
+    def die() -> None:
+        device.fails_with = RuntimeError(FAULT)
+
+    fails = once(what, RuntimeError(FAULT), die)
+    with serving(fails, device, runs_ahead=runs_ahead) as (core, model, told):
+        core.add(prompt("a", 3))
+        core.add(prompt("b", 3))
+        first = run(core).failed
+        asked = list(model.asked)
+        core.add(prompt("c", 3))
+        later = run(core).failed
+
+    (lost,) = told
+    assert isinstance(lost, InstanceLost)
+    assert str(lost) == (
+        "fake:0 does not even do a tiny op: RuntimeError: CUDA error: an illegal memory access was encountered (after "
+        "RuntimeError: CUDA error: an illegal memory access was encountered); without it this instance cannot go on"
+    )
+    assert {name for name, _ in first} == {"a", "b"}
+    assert [name for name, _ in later] == ["c"]
+    assert all(str(lost) in str(error) for _, error in (*first, *later))
+    assert model.asked == asked
+
+
+def test_a_device_that_does_not_answer_is_waited_for_so_long_and_no_longer() -> None:
+    device = DyingDevice()
+    with serving(once("launch", RuntimeError("launch failed"), device.answers.clear), device) as (core, _, told):
+        core.add(prompt("a", 3))
+        run(core)
+    device.answers.set()
+
+    assert [str(error) for error in told] == [
+        "fake:0 did not do a tiny op within 0.05 s (after RuntimeError: launch failed); "
+        "without it this instance cannot go on"
+    ]
+
+
+def test_a_device_that_is_full_is_not_lost() -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+    device = DyingDevice(fails_with=full)
+    with serving(once("launch", full), device) as (core, _, told):
+        core.add(prompt("a", 3))
+        (failed,) = run(core).failed
+        core.add(prompt("good", 3))
+        answers = run(core)
+
+    assert "out of memory" in str(failed[1])
+    assert (told, answers.failed) == ([], [])
+
+
+@pytest.mark.parametrize("what", ["copy_block", "save_blocks", "load_blocks"])
+def test_copies_of_blocks_are_guarded_too(what: str) -> None:
+    device, told = DyingDevice(fails_with=RuntimeError(FAULT)), list[PdserveError]()
+    model = FailingModel(once(what, RuntimeError(FAULT)))
+    guarded = WatchedModel(model, DeviceWatch(device, told.append, LATE_S))
+    arguments: Any = (1, 2) if what == "copy_block" else ((1,), (2,))
+
+    with pytest.raises(InstanceLost, match="does not even do a tiny op"):
+        getattr(guarded, what)(*arguments)
+    with pytest.raises(InstanceLost, match="does not even do a tiny op"):
+        getattr(guarded, what)(*arguments)
+
+    assert (len(told), model.asked) == (1, [what])
+    model.close()
+
+
+def test_on_the_cpu_nothing_is_watched() -> None:
+    model = FakeModel(CONFIG)
+
+    assert watched(model, CpuDevice(), lambda error: None) is model
+    model.close()
