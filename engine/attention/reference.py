@@ -20,11 +20,8 @@ class ReferenceAttention:
         return ReferenceStep(metadata)
 
 
-class ReferenceStep:
-    """One step: each sequence's keys are gathered through its block table and attended alone.
-
-    All block tables go to the device in one piece, once; no layer waits for the device, or sends it anything.
-    """
+class SlotWriter:
+    """A step that writes its KV as every torch backend does: a row to a slot."""
 
     def __init__(self, metadata: StepMetadata) -> None:
         self.metadata = metadata
@@ -33,6 +30,13 @@ class ReferenceStep:
         """See StepAttention.write."""
         write_rows(keys, new_keys, self.metadata.slots)
         write_rows(values, new_values, self.metadata.slots)
+
+
+class ReferenceStep(SlotWriter):
+    """One step: each sequence's keys are gathered through its block table and attended alone.
+
+    All block tables go to the device in one piece, once; no layer waits for the device, or sends it anything.
+    """
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import AttentionOptions
-from engine.attention.reference import ReferenceAttention, slots_of, visible, write_rows
+from engine.attention.reference import ReferenceAttention, SlotWriter, slots_of, visible
 from engine.step import BatchSequence
 from engine.step_metadata import StepMetadata
 
@@ -47,28 +47,23 @@ class TorchCpuAttention:
         return TorchCpuStep(metadata, self._scratch, self._reference)
 
 
-class TorchCpuStep:
+class TorchCpuStep(SlotWriter):
     """One step; keeps its pieces from layer to layer."""
 
     def __init__(
         self, metadata: StepMetadata, scratch: tuple["_Scratch", "_Scratch"], reference: ReferenceAttention
     ) -> None:
-        self._metadata = metadata
+        super().__init__(metadata)
         self._scratch = scratch
         self._reference = reference
         self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
-
-    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write."""
-        write_rows(keys, new_keys, self._metadata.slots)
-        write_rows(values, new_values, self._metadata.slots)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend. What the fused kernel lacks (caps, sinks, mixed dtypes) goes to the reference."""
         if options.softcap is not None or options.sinks is not None or query.dtype != keys.dtype:
-            return self._reference.plan(self._metadata).attend(query, keys, values, options)
+            return self._reference.plan(self.metadata).attend(query, keys, values, options)
         pieces = self._pieces_for(options.sliding_window)
         if len(pieces) == 1 and isinstance(pieces[0].rows, slice):
             return self._run(pieces[0], query, keys, values, options.scaling)
@@ -79,7 +74,7 @@ class TorchCpuStep:
 
     def _pieces_for(self, window: int | None) -> tuple[_Piece, ...]:
         if window not in self._pieces:
-            self._pieces[window] = tuple(_plan_pieces(self._metadata, window))
+            self._pieces[window] = tuple(_plan_pieces(self.metadata, window))
         return self._pieces[window]
 
     def _run(

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import AttentionOptions
-from engine.attention.reference import write_rows
+from engine.attention.reference import SlotWriter, write_rows
 from engine.attention.tables import DecodeInputs, HostTables, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
@@ -42,18 +42,13 @@ class TorchPagedAttention:
         return min(most, 1 << (needed - 1).bit_length())
 
 
-class TorchPagedStep:
+class TorchPagedStep(SlotWriter):
     """One step; keeps what its layers share."""
 
     def __init__(self, metadata: StepMetadata) -> None:
-        self._metadata = metadata
+        super().__init__(metadata)
         self._decoding = tuple(_decode_groups(metadata))
         self._chunks = tuple(_chunks(metadata))
-
-    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write."""
-        write_rows(keys, new_keys, self._metadata.slots)
-        write_rows(values, new_values, self._metadata.slots)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions

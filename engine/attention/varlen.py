@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.attention.interface import AttentionOptions
-from engine.attention.reference import write_rows
+from engine.attention.reference import SlotWriter
 from engine.attention.tables import DecodeInputs, Ints, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
@@ -67,23 +67,19 @@ class _Group:
     most_keys: int
 
 
-class VarlenStep:
+class VarlenStep(SlotWriter):
     """One step; its layers share where keys lie."""
 
     def __init__(self, kernel: VarlenKernel, metadata: StepMetadata) -> None:
-        self._kernel, self._metadata = kernel, metadata
+        super().__init__(metadata)
+        self._kernel = kernel
         self._groups: tuple[_Group, ...] | None = None
-
-    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write."""
-        write_rows(keys, new_keys, self._metadata.slots)
-        write_rows(values, new_values, self._metadata.slots)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        groups = self._groups = self._groups or tuple(_groups_of(self._metadata))
+        groups = self._groups = self._groups or tuple(_groups_of(self.metadata))
         window = -1 if options.sliding_window is None else options.sliding_window - 1
         outputs = [
             self._kernel(
