@@ -15,55 +15,13 @@ from typing import Any
 import torch
 
 from engine.quantization.kept import KeptWeight, Kernel
-from engine.quantization.kept_int8 import LARGEST, beyond_one_scale, is_w8a8
+from engine.quantization.kept_int8 import Int8Op
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Of rows."""
 _MOST = 65_535
 _GROUP_STEP, _PER_WORD = 32, 8
 _MIDDLE_OF_4, _MIDDLE_OF_8 = 8, 128
-
-
-@dataclass(frozen=True, slots=True)
-class W8A8Kernel:
-    """Implements Kernel."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        """See Kernel."""
-        return self.codes.nbytes + self.scales.nbytes
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """See Kernel."""
-        rounded, steps = torch.ops.npu.npu_dynamic_quant(rows)
-        product: torch.Tensor = torch.ops.npu.npu_quant_matmul(
-            rounded, self.codes, self.scales, pertoken_scale=steps, output_dtype=rows.dtype
-        )
-        return product
-
-
-@dataclass(frozen=True, slots=True)
-class W8A8Format:
-    """Implements KeptFormat."""
-
-    def takes(self, weight: KeptWeight) -> bool:
-        """See KeptFormat."""
-        return is_w8a8(weight)
-
-    def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
-        """See KeptFormat."""
-        return _beyond("npu_quant_matmul", weight, dtype) or beyond_one_scale(weight)
-
-    def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
-        """See KeptFormat."""
-        return W8A8Kernel(weight.codes.t().contiguous(), weight.scales.float().flatten())
-
-    def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. Weights are exact; an input moves by at most half a step of its token."""
-        return norms * rows.float().abs().max() / (2 * LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +95,17 @@ def _beyond(op: str, weight: KeptWeight, dtype: torch.dtype) -> str | None:
     if max(weight.shape) > _MOST:
         return f"{op} takes {_MOST} x {_MOST} at most, not {outputs} x {inputs}"
     return None
+
+
+def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    rounded, steps = torch.ops.npu.npu_dynamic_quant(rows)
+    product: torch.Tensor = torch.ops.npu.npu_quant_matmul(
+        rounded, codes, scales, pertoken_scale=steps, output_dtype=rows.dtype
+    )
+    return product
+
+
+W8A8 = Int8Op(
+    _multiply, lambda codes: codes.t().contiguous(), lambda weight, dtype: _beyond("npu_quant_matmul", weight, dtype)
+)
+"""What engine/quantization/kept_int8.py multiplies with here."""

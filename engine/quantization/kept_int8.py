@@ -1,8 +1,9 @@
-"""int8 weights with one scale an output, times inputs rounded to int8 token by token (W8A8), by torch._int_mm.
+"""int8 weights with one scale an output, times inputs rounded to int8 token by token (W8A8), by an op of the device.
 
 output[t, n] = (inputs[t] . codes[n]) * step[t] * scale[n], the sum exact in int32; step[t] = max |input[t]| / 127
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,25 @@ _MULTIPLE = 8  # of inputs and of outputs, likewise
 
 
 @dataclass(frozen=True, slots=True)
+class Int8Op:
+    """How a device multiplies.
+
+    `multiply` returns [num_rows, outputs] of rows [num_rows, inputs], codes and scales, in the rows' dtype. `lay_out`
+    makes such codes of int8 [outputs, inputs]. `beyond` says what of a shape or the rows' dtype it does not take.
+    """
+
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    lay_out: Callable[[torch.Tensor], torch.Tensor]
+    beyond: Callable[[KeptWeight, torch.dtype], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Int8Kernel:
-    """Implements Kernel. `codes` int8 [outputs, inputs], `scales` float32 [outputs]."""
+    """Implements Kernel. `codes` int8 as the op takes them, `scales` float32 [outputs]."""
 
     codes: torch.Tensor
     scales: torch.Tensor
+    op: Int8Op
 
     @property
     def num_bytes(self) -> int:
@@ -28,48 +43,33 @@ class Int8Kernel:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """See Kernel."""
-        rounded, steps = round_by_token(rows)
-        missing = _LEAST_ROWS - len(rows)
-        if missing > 0:
-            rounded = torch.nn.functional.pad(rounded, (0, 0, 0, missing))
-        sums = torch._int_mm(rounded, self.codes.t())[: len(rows)]
-        return (sums.to(torch.float32) * steps * self.scales).to(rows.dtype)
+        return self.op.multiply(rows, self.codes, self.scales)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
     """Implements KeptFormat."""
 
+    op: Int8Op
+
     def takes(self, weight: KeptWeight) -> bool:
-        """See KeptFormat."""
-        return is_w8a8(weight)
+        """See KeptFormat. Codes of int8, made for inputs that are rounded too."""
+        return weight.codes.dtype == torch.int8 and weight.int8_inputs
 
     def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
         """See KeptFormat."""
-        outputs, inputs = weight.shape
-        if outputs % _MULTIPLE or inputs % _MULTIPLE:
-            return f"int8 multiplication takes multiples of {_MULTIPLE} x {_MULTIPLE}, not {outputs} x {inputs}"
-        return beyond_one_scale(weight)
+        beyond = self.op.beyond(weight, dtype)
+        if beyond is None and (weight.zeros is not None or weight.scales.shape[1] != 1):
+            return "int8 multiplication takes one scale an output and no zeros"
+        return beyond
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
         """See KeptFormat."""
-        return Int8Kernel(weight.codes, weight.scales.float().flatten())
+        return Int8Kernel(self.op.lay_out(weight.codes), weight.scales.float().flatten(), self.op)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """See KeptFormat. Weights are exact; an input moves by at most half a step of its token."""
         return norms * rows.float().abs().max() / (2 * LARGEST)
-
-
-def is_w8a8(weight: KeptWeight) -> bool:
-    """Whether its codes are int8, made for inputs that are rounded too."""
-    return weight.codes.dtype == torch.int8 and weight.int8_inputs
-
-
-def beyond_one_scale(weight: KeptWeight) -> str | None:
-    """Return why one product of whole numbers is not all that it takes, or None."""
-    if weight.zeros is None and weight.scales.shape[1] == 1:
-        return None
-    return "int8 multiplication takes one scale an output and no zeros"
 
 
 def round_by_token(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,3 +78,23 @@ def round_by_token(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     steps = values.abs().amax(1, keepdim=True) / LARGEST
     rounded = torch.round(values / steps.clamp(min=torch.finfo(torch.float32).tiny))
     return rounded.to(torch.int8), steps
+
+
+def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    rounded, steps = round_by_token(rows)
+    missing = _LEAST_ROWS - len(rows)
+    if missing > 0:
+        rounded = torch.nn.functional.pad(rounded, (0, 0, 0, missing))
+    sums = torch._int_mm(rounded, codes.t())[: len(rows)]
+    return (sums.to(torch.float32) * steps * scales).to(rows.dtype)
+
+
+def _beyond(weight: KeptWeight, dtype: torch.dtype) -> str | None:
+    outputs, inputs = weight.shape
+    if outputs % _MULTIPLE or inputs % _MULTIPLE:
+        return f"int8 multiplication takes multiples of {_MULTIPLE} x {_MULTIPLE}, not {outputs} x {inputs}"
+    return None
+
+
+BY_TORCH = Int8Op(_multiply, lambda codes: codes, _beyond)
+"""torch._int_mm, on CPUs and GPUs."""

@@ -7,16 +7,16 @@ npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights beside inputs in floats,
 
 from collections.abc import Sequence
 
-from engine.npu.kept_linears import AntiquantFormat, W8A8Format
+from engine.npu.kept_linears import W8A8, AntiquantFormat
 from engine.quantization.kept import KeptFormat
 from engine.quantization.kept_int4pack import ON_CARD, ON_HOST, Int4Format
-from engine.quantization.kept_int8 import Int8Format
+from engine.quantization.kept_int8 import BY_TORCH, Int8Format
 
 FORMATS: dict[str, KeptFormat] = {
     "int4pack": Int4Format(ON_CARD),
     "int4pack-host": Int4Format(ON_HOST),
-    "int8": Int8Format(),
-    "npu-int8": W8A8Format(),
+    "int8": Int8Format(BY_TORCH),
+    "npu-int8": Int8Format(W8A8),
     "npu-antiquant": AntiquantFormat(),
 }
 

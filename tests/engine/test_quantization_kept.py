@@ -13,7 +13,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
 from engine.quantization.kept_int4pack import MANY_ROWS, ON_CARD, ON_HOST, Int4Format, Int4Kernel
-from engine.quantization.kept_int8 import Int8Format, round_by_token
+from engine.quantization.kept_int8 import BY_TORCH, Int8Format, round_by_token
 from engine.quantization.kept_table import FORMATS, formats_named
 from tests.devices.fake_device import TRAITS
 from tests.engine.card_int4 import CardInt4
@@ -97,7 +97,7 @@ def test_int8_products_are_exact_but_for_the_rounding_of_inputs(count: int, dtyp
     steps = np.abs(values).max(1, keepdims=True) / 127
     rounded = np.round(rows.float().numpy() / steps.astype(np.float32))
 
-    got = Int8Format().pack(whole(grouped, int8_inputs=True), dtype)(rows).double().numpy()
+    got = Int8Format(BY_TORCH).pack(whole(grouped, int8_inputs=True), dtype)(rows).double().numpy()
 
     matrix = matrix_of(grouped)
     assert got == pytest.approx(rounded @ matrix.T * steps, rel=4 * unit(torch.float32) + unit(dtype))
@@ -156,12 +156,12 @@ def test_what_the_card_has_no_kernel_for_is_said(grouped: Grouped, dtype: torch.
 def test_int8_with_more_than_one_scale_is_left(change: dict[str, object], lacking: str) -> None:
     weight = whole(replace(int8_layer(24, 96), **change), int8_inputs=True)  # type: ignore[arg-type]
 
-    assert lacking in str(Int8Format().lacking(weight, torch.bfloat16))
+    assert lacking in str(Int8Format(BY_TORCH).lacking(weight, torch.bfloat16))
 
 
 def test_int8_weights_alone_are_not_multiplied_with_rounded_inputs() -> None:
-    assert Int8Format().takes(whole(int8_layer(8, 8), int8_inputs=True))
-    assert not Int8Format().takes(whole(int8_layer(8, 8)))
+    assert Int8Format(BY_TORCH).takes(whole(int8_layer(8, 8), int8_inputs=True))
+    assert not Int8Format(BY_TORCH).takes(whole(int8_layer(8, 8)))
 
 
 _SPOILT = {
@@ -199,7 +199,7 @@ def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
 
 
 def test_an_int8_kernel_with_another_scale_is_not_kept() -> None:
-    grouped, form = int8_layer(24, 256), Int8Format()
+    grouped, form = int8_layer(24, 256), Int8Format(BY_TORCH)
     weight = whole(grouped, int8_inputs=True)
 
     assert _compared(grouped, weight, form, weight) is None

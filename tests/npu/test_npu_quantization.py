@@ -13,11 +13,12 @@ from torch import nn
 from devices.npu import TRAITS
 from engine.loader import LoadedModel, load_model
 from engine.npu import kept_linears
-from engine.npu.kept_linears import AntiquantFormat, W8A8Format
+from engine.npu.kept_linears import W8A8, AntiquantFormat
 from engine.oracle import Oracle
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
+from engine.quantization.kept_int8 import Int8Format
 from engine.quantization.kept_table import formats_named
 from tests.devices.card_device import CardDevice
 from tests.engine.step_runner import generate
@@ -64,7 +65,7 @@ def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, int8_inp
 
 
 def test_an_npu_keeps_w8a8_first_and_else_the_weights_alone() -> None:
-    assert formats_named(TRAITS.kept_linears) == (W8A8Format(), AntiquantFormat())
+    assert formats_named(TRAITS.kept_linears) == (Int8Format(W8A8), AntiquantFormat())
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
@@ -107,13 +108,13 @@ def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, n
     matrix = grouped.codes.double().numpy() * grouped.scales.double().numpy()
     steps = rows.double().abs().amax(1, keepdim=True).numpy() / 127
 
-    got = W8A8Format().pack(whole(grouped, int8_inputs=True), dtype)(rows)
+    got = Int8Format(W8A8).pack(whole(grouped, int8_inputs=True), dtype)(rows)
 
     expected = np.round(rows.double().numpy() / steps) @ matrix.T * steps
     assert got.dtype == dtype
     assert got.double().numpy() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
     assert npu_ops.names() == list(_W8A8)
-    assert compared(grouped, W8A8Format(), dtype, int8_inputs=True) is None
+    assert compared(grouped, Int8Format(W8A8), dtype, int8_inputs=True) is None
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,8 @@ def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, n
         (layer(16, 64, 32), AntiquantFormat(), torch.float32, "takes float16 and bfloat16, not float32"),
         (layer(16, 96, 24), AntiquantFormat(), torch.bfloat16, "groups in multiples of 32 inputs, not 24"),
         (layer(20, 64, 32), AntiquantFormat(), torch.bfloat16, "outputs in multiples of 8, not 20"),
-        (int8_layer(16, 64), W8A8Format(), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
-        (layer(16, 64, 64, codes=torch.int8, largest=127), W8A8Format(), torch.float16, "no zeros"),
+        (int8_layer(16, 64), Int8Format(W8A8), torch.float32, "npu_quant_matmul takes float16 and bfloat16"),
+        (layer(16, 64, 64, codes=torch.int8, largest=127), Int8Format(W8A8), torch.float16, "no zeros"),
     ],
 )
 def test_what_the_ops_do_not_take_is_said(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
@@ -133,7 +134,7 @@ def test_what_the_ops_do_not_take_is_said(grouped: Grouped, form: KeptFormat, dt
 def test_a_matrix_past_16_bits_of_size_is_said() -> None:
     tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
 
-    for form in (W8A8Format(), AntiquantFormat()):
+    for form in (Int8Format(W8A8), AntiquantFormat()):
         assert "takes 65535 x 65535 at most, not 65536 x 8" in str(form.lacking(whole(tall), torch.bfloat16))
 
 
