@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.interface import Memory
+from devices.interface import Memory
 from native.memory import Place, Region, Runs, StopFlag
 
 _EXTENT_BYTES = 16 << 20  # what is asked of the system at once

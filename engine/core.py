@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from devices.interface import Memory
 from engine.advance import Advance
 from engine.ahead import lets_follow
 from engine.assembly import Announcer, batch_of, samples_of
 from engine.batcher import BatchLimits
 from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, EngineLoad, Memory, OnLayer, StepResult
+from engine.interface import EngineInfo, EngineLoad, OnLayer, StepResult
 from engine.launched import LaunchedStep, written_blocks
 from engine.masks import fill_masks
 from engine.outcome import Outcome

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.interface import Memory
+from devices.interface import Memory
 
 _EXTENT_BYTES = 16 << 20  # of host memory taken at once
 

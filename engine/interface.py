@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from devices.interface import Memory
 from engine.grammar.interface import Grammar
 from engine.pooling.settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
@@ -44,22 +45,6 @@ class EngineInfo:
     pooling: PoolingSettings | None = None
     hidden_size: int = 0
     generates: bool = True
-
-
-class Memory(Protocol):
-    """The pool's memory as transports see it. Structurally equal to kvtransfer.pool.PoolMemory."""
-
-    layout: PoolLayout
-
-    @property
-    def fd(self) -> int | None:
-        """The sealed memfd that is the whole pool, or None where the pool is not host memory."""
-        ...
-
-    @property
-    def buffer(self) -> memoryview:
-        """The whole pool as writable bytes; only the owner's process writes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

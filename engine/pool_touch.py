@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from devices.host_memory import available_bytes
-from engine.interface import Memory
+from devices.interface import Memory
 from telemetry.logs import EventLogger
 
 log = EventLogger("engine")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.interface import EngineInfo, Memory
+from devices.interface import Memory
+from engine.interface import EngineInfo
 from engine.token_counts import TokenCounts
 from wire.errors import PdserveError
 from wire.types import SamplingParams, TokenLogprobs

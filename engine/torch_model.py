@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from devices.cpu import CpuDevice
-from devices.interface import Device
-from devices.interface import Memory as OwnedMemory
+from devices.interface import Device, Memory
 from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
@@ -20,7 +19,7 @@ from engine.decode_graphs import DecodeGraphs
 from engine.device_block_store import DeviceBlockStore
 from engine.device_output import DeviceStep
 from engine.fused_decoder import FusedDecoder, FusedWeights
-from engine.interface import EngineInfo, Memory
+from engine.interface import EngineInfo
 from engine.logprobs import rows_at_once
 from engine.rope import StepRope
 from engine.row_head import RowHead
@@ -51,7 +50,7 @@ class TorchModel:
         network: Any,
         *,
         info: EngineInfo,
-        memory: OwnedMemory,
+        memory: Memory,
         backend: AttentionBackend,
         keeps_logits: bool,
         rope: StepRope | None = None,
