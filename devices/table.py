@@ -42,7 +42,7 @@ def find_kind(name: str, kinds: Mapping[str, DeviceKind] | None = None) -> Devic
     known = KINDS if kinds is None else kinds
     found = known.get(name)
     if found is None:
-        raise ConfigError(f"--device {name!r} is not one of auto, {', '.join(known)}")
+        raise ConfigError(f"--device {name!r} is not one of {AUTO}, {', '.join(known)}")
     return found
 
 

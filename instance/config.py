@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from devices.table import find_kind, traits_of
+from devices.table import AUTO, find_kind, traits_of
 from kvtransfer.transports import NAMES
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
@@ -82,7 +82,7 @@ class InstanceConfig:
 
 def check_options(options: EngineOptions) -> None:
     """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
-    if options.device != "auto":
+    if options.device != AUTO:
         find_kind(options.device)
     if options.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(f"--quantization {options.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")

@@ -34,9 +34,9 @@ def check_device(options: EngineOptions) -> None:
 
     Asked in a fork: who only starts instances is to import no torch and to open no card.
     """
-    from devices.table import choose, find_kind
+    from devices.table import AUTO, choose, find_kind
 
-    if options.engine == "fake" or options.device == "auto" or find_kind(options.device).traits.pools_on_host:
+    if options.engine == "fake" or options.device == AUTO or find_kind(options.device).traits.pools_on_host:
         return
     if not apart(lambda: choose(options.device)):
         choose(options.device)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from devices.table import AUTO
 from pdserve.addresses import network_variables
 from pdserve.device_map import DeviceMap, map_devices
 from ranktable_tools.devices.kinds import DeviceKind, find_kind, kind_named
@@ -14,7 +15,6 @@ from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
 from wire.options import EngineOptions
 
-AUTO: Final = "auto"
 HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its groups from it
 
 

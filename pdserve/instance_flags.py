@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from devices.table import AUTO
 from instance.config import InstanceConfig
 from pdserve.flags.parser import prepare
 from pdserve.step_tokens import check_step_tokens
@@ -55,7 +56,7 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
     check_step_tokens(options)
     devices = plan.own.device_ids
     share, notices = CoreShare((), shared=False), []
-    if options.device in ("auto", "cpu"):
+    if options.device in (AUTO, "cpu"):
         check_tensor_parallel(options.tensor_parallel_size, devices)
         share = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0)))
     if share.shared:

@@ -12,6 +12,7 @@ from dataclasses import replace
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
+from devices.table import AUTO
 from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
@@ -66,7 +67,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
 
     namespace = read_flags(argv, environ)
     share = getattr(namespace, "share_devices", False)
-    device = getattr(namespace, "device", "auto")
+    device = getattr(namespace, "device", AUTO)
     if share and not may_share(kind_named(device)):
         raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU is in one instance alone")
     try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.table import AUTO
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan, environment, launch_command
 from ranktable_tools.commands import GenArguments, gen
@@ -25,7 +26,7 @@ class ClusterShape:
     host: str
     port: int
     flags: tuple[str, ...]
-    device: str = "auto"
+    device: str = AUTO
     num_ranks: int = 1
 
 

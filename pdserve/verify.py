@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devices.table import AUTO
 from kvtransfer.transports import NAMES
 from pdserve import model
 from pdserve.flags.parser import CommandParser
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from engine.oracle import Oracle
 
 REFERENCE = "transformers"
-AUTO = "auto"
 _FEATURE_TRANSPORTS = ("shm", "tcp")
 _FEATURE_ROOM = 64  # tokens of the longest structured output
 EPILOG = """\

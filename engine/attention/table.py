@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from devices.interface import Device
+from devices.table import AUTO
 from engine.attention.cpu import CpuAttention
 from engine.attention.cuda import make_cuda_attention
 from engine.attention.interface import AttentionBackend
@@ -14,7 +15,7 @@ from wire.errors import ConfigError
 Maker = Callable[[Device, Threads | None], AttentionBackend]
 """Makes a backend for a device; `threads` run the CPU's kernels, None where there are none."""
 
-AUTO, REFERENCE = "auto", "reference"
+REFERENCE = "reference"
 
 
 def _reference(device: Device, threads: Threads | None) -> AttentionBackend:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from devices.table import AUTO_ORDER, choose
+from devices.table import AUTO, AUTO_ORDER, choose
 from engine.torch_start import prepare_torch
 from native.cache import NoNative
 from native.engine_library import build_engine
@@ -51,7 +51,7 @@ class BenchOptions:
     """Flags of `bench engine`."""
 
     model: str = flag("", "folder of the model (default: the default model)")
-    device: str = flag("auto", f"what is measured: auto, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
+    device: str = flag(AUTO, f"what is measured: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16"))
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
     chunk: int = flag(512, "most prompt tokens in one step, as --prefill-chunk-size", parse=int)
