@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 TRAITS = Traits(
     kind="cuda", visible_variable="CUDA_VISIBLE_DEVICES", collective="nccl", block_size=16, prefill_chunk_size=2048,
-    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"),
-    is_asynchronous=True,
+    pool_alignment=512, attention="cuda", kept_linears=("int4pack", "int8"), is_asynchronous=True,
 )  # fmt: skip
 
 
@@ -32,10 +31,7 @@ class CudaKind:
         """See DeviceKind."""
         import torch
 
-        if torch.version.cuda is None:
-            seen = versions.in_words(versions.cuda_versions(None))
-            return f"torch is built without CUDA: make an environment by scripts/install --device cuda ({seen})"
-        if torch.cuda.is_available():
+        if torch.version.cuda is not None and torch.cuda.is_available():
             return None
         found = versions.cuda_versions(torch.version.cuda)
         return versions.cuda_mismatch(found) or f"torch {torch.__version__} sees no GPU ({versions.in_words(found)})"

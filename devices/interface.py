@@ -26,9 +26,9 @@ class Traits:
     `kind` is the word of --device and of device names, as in "npu:0". `visible_variable` shows a process its cards.
     `collective` is the name of its process groups in torch. `block_size` and `prefill_chunk_size` (tokens) are the
     defaults of these flags. A pool's base address is a multiple of `pool_alignment` bytes. `attention` names its own
-    attention backend. `packages` are the Python packages, besides torch, without which there is no such device.
-    `pools_on_host`: its pools are host memory, which peers may map and native kernels read. `kept_linears` names the
-    ways in which its linear layers can stay quantised, the best first (engine/quantization/kept_table.py).
+    attention backend. `pools_on_host`: its pools are host memory, which peers may map and native kernels read.
+    `kept_linears` names the ways in which its linear layers can stay quantised, the best first
+    (engine/quantization/kept_table.py).
     `is_asynchronous`: what is launched is computed later, so a step may be launched before the last one is collected.
     `one_sided` is how Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py).
     """
@@ -40,7 +40,6 @@ class Traits:
     prefill_chunk_size: int
     pool_alignment: int
     attention: str
-    packages: tuple[str, ...] = ()
     pools_on_host: bool = False
     kept_linears: tuple[str, ...] = ()
     is_asynchronous: bool = False

@@ -13,10 +13,8 @@ from wire.errors import ConfigError
 
 TRAITS = Traits(
     kind="npu", visible_variable="ASCEND_RT_VISIBLE_DEVICES", collective="hccl", block_size=128,
-    prefill_chunk_size=2048, pool_alignment=2 << 20, attention="npu", packages=("torch_npu",),
-    kept_linears=("npu-int8", "npu-antiquant"),
-    is_asynchronous=True,
-    one_sided="ascend",
+    prefill_chunk_size=2048, pool_alignment=2 << 20, attention="npu",
+    kept_linears=("npu-int8", "npu-antiquant"), is_asynchronous=True, one_sided="ascend",
 )  # fmt: skip
 LEAST_VERSION = (2, 10)
 """Of torch_npu: before it npu_scatter_pa_kv_cache has no cache_mode, and lays the cache out in its own way."""

@@ -59,7 +59,7 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
     """Return why these cannot work together, or None."""
     driver, cuda = found.get("driver"), found.get("CUDA")
     if cuda is None:
-        return f"torch is built without CUDA: install a build that has it ({in_words(found)})"
+        return f"torch is built without CUDA: make an environment by scripts/install --device cuda ({in_words(found)})"
     if driver is None:
         return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({in_words(found)})"
     least = LEAST_DRIVER.get(numbers(cuda)[0])
