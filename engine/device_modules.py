@@ -4,15 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 from devices.interface import Device
+from engine.cuda import experts as cuda_experts
+from engine.cuda import modules as cuda_modules
+from engine.modules.replace import STAYED as STAYED
 from engine.npu import experts as npu_experts
 from engine.npu import modules as npu_modules
 
 Replacer = Callable[[Any], tuple[str, ...]]
 """Replaces parts of a network that runs our attention; says what it did, a line each."""
 
-STAYED = npu_modules.STAYED
-"""Stands in a line where a device's op computes something else than the original, which stays."""
-REPLACERS: dict[str, tuple[Replacer, ...]] = {"npu": (npu_modules.replace_modules, npu_experts.use_grouped_experts)}
+REPLACERS: dict[str, tuple[Replacer, ...]] = {
+    "cuda": (cuda_modules.replace_modules, cuda_experts.use_grouped_experts),
+    "npu": (npu_modules.replace_modules, npu_experts.use_grouped_experts),
+}
 
 
 def replace_modules(network: Any, device: Device) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, Llam
 
 from engine.attention.registered import NAME, attach, register
 from engine.npu.modules import replace_modules
-from engine.npu.modules_check import PartCheck, _SumAttention
+from engine.modules.check import PartCheck, _SumAttention
 from tests.npu.ops import NpuOps
 
 _SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -51,7 +51,7 @@ def test_a_known_network_runs_by_npu_ops_and_stays_what_it_was(
     npu_ops: NpuOps, config: Callable[[], Any], rotary: str, dtype: torch.dtype
 ) -> None:
     made = network(config(), dtype)
-    expected, names = logits(made), [name for name, _ in made.named_modules() if "gate_proj" not in name]
+    expected, names = logits(made), [name for name, _ in made.named_modules()]
 
     (line,) = replace_modules(made)
     npu_ops.calls.clear()
@@ -62,7 +62,7 @@ def test_a_known_network_runs_by_npu_ops_and_stays_what_it_was(
     assert set(npu_ops.names()) == {"npu_rms_norm", "npu_add_rms_norm", "npu_swiglu", rotary}
     limit = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
     assert float((got - expected).norm() / expected.norm()) < limit
-    assert [name for name, _ in made.named_modules()] == [name for name in names if "up_proj" not in name]
+    assert [name for name, _ in made.named_modules()] == names
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_an_unknown_network_stays(npu_ops: NpuOps, config: Callable[[], Any]) ->
 
 
 def test_what_only_looks_known_is_found_out_and_stays(caplog: pytest.LogCaptureFixture) -> None:
-    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms that add one to their weights, and another gate
+    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms that add one to their weights
     expected = logits(made)
 
     (line,) = replace_modules(made)
 
-    assert "as they were, because they differ: 9 norms, 2 gated MLPs" in line
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["npu_part_stays"] * 2
+    assert line == "by NPU ops: 2 attentions; as they were, because they differ: 9 norms"
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["part_stays"]
     torch.testing.assert_close(logits(made), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_a_part_with_hooks_stays() -> None:
 
     (line,) = replace_modules(made)
 
-    assert line == "by NPU ops: 4 norms, 1 gated MLPs, 2 attentions, 1 layers"
+    assert line == "by NPU ops: 4 norms, 1 gated MLPs, 2 attentions, 2 layers"
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_an_op_that_fails_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -
 
     (line,) = replace_modules(network(LlamaConfig(**_GQA)))
 
-    assert line == "by NPU ops: 5 norms, 2 attentions; as they were, because they differ: 2 gated MLPs"
+    assert line == "by NPU ops: 5 norms, 2 attentions, 2 layers; as they were, because they differ: 2 gated MLPs"

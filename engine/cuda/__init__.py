@@ -1,0 +1,1 @@
+"""What the engine does by libraries for NVIDIA GPUs, beside attention."""

@@ -1,0 +1,21 @@
+"""The flashinfer module, where it is installed and imports; the first call of a kernel may compile it."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from devices.versions import package_version
+
+NAME = "flashinfer"
+
+
+def find_flashinfer() -> tuple[Any, str]:
+    """Return the module and its name with its version, or None and why there is none, in words."""
+    if importlib.util.find_spec(NAME) is None:
+        return None, f"{NAME} is not installed"
+    try:
+        module = importlib.import_module(NAME)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return None, f"{NAME} cannot be used: {error}"
+    version = package_version("flashinfer-python") or getattr(module, "__version__", "of unknown version")
+    return module, f"{NAME} {version}"

@@ -1,0 +1,15 @@
+"""Which libraries run the parts of a network on a GPU: FlashInfer where it imports, torch for what it does not take."""
+
+from typing import Any
+
+from engine.cuda.flashinfer_ops import FlashInferOps
+from engine.cuda.flashinfer_package import find_flashinfer
+from engine.cuda.torch_ops import TorchOps
+from engine.modules import replace
+
+
+def replace_modules(network: Any) -> tuple[str, ...]:
+    """See engine/modules/replace.py."""
+    flashinfer, name = find_flashinfer()
+    libraries = () if flashinfer is None else (FlashInferOps(flashinfer, name),)
+    return replace.replace_modules(network, (*libraries, TorchOps()))

@@ -1,0 +1,176 @@
+"""Is a part by a device's ops the original? Both run on the same random rows; attention answers with a sum."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.registered import attach
+from engine.modules.joined import shared_tensors
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, [1, num_rows, rotary_dim] each."""
+_ROWS = 19
+_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Of the difference's norm over that of what the part makes of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a part differs from the original, in words; "" where the original is of another kind: it takes other inputs.
+
+    `is_failure`: the part raised, and would do so again.
+    """
+
+    words: str
+    is_failure: bool = False
+
+
+class PartCheck:
+    """Runs modules of `network` on random rows, with an attention of its own while it lives.
+
+    `shared` has the ids of parameters with several names. The network runs once, so that its attentions are tried
+    with the angles that it turns them by.
+    """
+
+    def __init__(self, network: Any) -> None:
+        self._attention = _SumAttention()
+        attach(network, self._attention)
+        self._network = network
+        self.shared = shared_tensors(network)
+        self._angles: dict[nn.Module, Angles] = {}
+        self._watch()
+
+    @torch.inference_mode()
+    def differs(self, module: nn.Module, part: Callable[..., Any]) -> Difference | None:
+        """Return how `part` differs from `module`, None where it is the same."""
+        inputs = self._inputs(module)
+        rows = inputs["hidden_states"]
+        try:
+            expected, asked = self._run(module, inputs)
+        except (RuntimeError, TypeError, ValueError):
+            return Difference("")
+        try:
+            got, ours = self._run(part, inputs)
+        except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
+            return Difference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
+        if asked != ours:
+            return Difference(f"it asks its attention for {ours}, the original for {asked}")
+        made = expected - rows if hasattr(module, "self_attn") else expected  # a layer hands its rows through
+        difference, limit = float((got - expected).norm() / made.norm()), _TOLERANCE[rows.dtype]
+        if difference <= limit:  # false for NaN too
+            return None
+        return Difference(f"it differs by {difference:.2g} of the norm, {limit:.2g} is allowed")
+
+    @torch.inference_mode()
+    def options_of(self, module: nn.Module) -> AttentionOptions | None:
+        """Return what a module of attention asks for; None where it cannot be tried."""
+        try:
+            _, asked = self._run(module, self._inputs(module))
+        except (RuntimeError, TypeError):  # of another kind: it wants other inputs
+            return None
+        return asked[0] if len(asked) == 1 else None
+
+    def angles_of(self, module: nn.Module) -> Angles | None:
+        """Return the angles that a module of attention turns by; None where it is given none."""
+        return self._angles.get(module)
+
+    def same_logits(self, change: Callable[[], None]) -> bool:
+        """Whether the whole network makes the same of a few tokens before and after `change`."""
+        before = self._logits()
+        change()
+        after = self._logits()
+        return float((after - before).norm() / before.norm()) <= _TOLERANCE[self.dtype]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the rows that go from layer to layer."""
+        dtype: torch.dtype = self._network.get_input_embeddings().weight.dtype
+        return dtype
+
+    def _watch(self) -> None:
+        """Run the network, and note what angles reach each module; none where it cannot run."""
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            for given in (kwargs.get("position_embeddings"), *args):
+                if isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given):
+                    self._angles[module] = given
+
+        modules = [module for module in self._network.modules() if hasattr(module, "q_proj")]
+        hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+        try:
+            if modules:
+                self._logits()
+        except Exception as error:  # noqa: BLE001 - of any model's own code; who serves it says so
+            _log.warning("angles_unknown", network=type(self._network).__name__, error=str(error))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.inference_mode()
+    def _logits(self) -> torch.Tensor:
+        place = self._network.get_input_embeddings().weight.device
+        ids = torch.arange(_ROWS, device=place)[None] % self._network.config.get_text_config().vocab_size
+        positions = torch.arange(_ROWS, device=place)[None]
+        made: torch.Tensor = self._network(input_ids=ids, position_ids=positions, use_cache=False).logits
+        return made.float()
+
+    def _run(self, run: Callable[..., Any], inputs: dict[str, Any]) -> tuple[torch.Tensor, list[AttentionOptions]]:
+        self._attention.asked = []
+        copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+        hidden_states = copies.pop("hidden_states")
+        made = run(hidden_states, **copies)
+        output: torch.Tensor = made[0] if isinstance(made, tuple) else made
+        return output.float(), self._attention.asked
+
+    def _inputs(self, module: nn.Module) -> dict[str, Any]:
+        """Return what `module` takes: rows, and for those with attention in them the angles too."""
+        numbers, weight = torch.Generator().manual_seed(0), self._network.get_input_embeddings().weight
+
+        def some(width: int) -> torch.Tensor:
+            return torch.randn(1, _ROWS, width, generator=numbers).to(weight.device, weight.dtype)
+
+        attention: Any = getattr(module, "self_attn", module)
+        if not hasattr(attention, "q_proj"):
+            return {"hidden_states": some(_width(module))}
+        return {
+            "hidden_states": some(self._network.config.get_text_config().hidden_size),
+            "position_embeddings": self._angles.get(attention),
+            "attention_mask": None, "position_ids": torch.arange(_ROWS, device=weight.device)[None],
+        }  # fmt: skip
+
+
+class _SumAttention:
+    """Implements LayerHandler: mixes query, key and value of each token alone; notes what was asked.
+
+    Each number of a query and a key counts in its own way: their product would be the same for any angle of both.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[AttentionOptions] = []
+
+    def run_layer(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """See LayerHandler."""
+        self.asked.append(options)
+        group = query.shape[0] // key.shape[0]
+        keys, values = (rows.repeat_interleave(group, dim=0) for rows in (key, value))
+        weights = torch.linspace(-1, 1, query.shape[-1], device=query.device, dtype=query.dtype)
+        score = ((query + 2 * keys) * weights).sum(-1, keepdim=True) / query.shape[-1] ** 0.5
+        return (values + score).transpose(0, 1)
+
+
+def _width(module: Any) -> int:
+    """Return how wide the rows are that a module takes."""
+    if hasattr(module, "gate_proj"):
+        return int(module.gate_proj.in_features)
+    if hasattr(module, "in_features"):  # quantised layers have no weight
+        return int(module.in_features)
+    return int(module.weight.shape[-1])

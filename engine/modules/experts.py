@@ -1,0 +1,137 @@
+"""Mixtures of experts in groups: all experts of a layer by two calls of one op that multiplies rows in groups.
+
+transformers asks its experts interface how a layer's experts run; we register one way more for a library's op. Rows
+are sorted by expert, multiplied in groups, and put back. Each layer is compared with one expert after the other;
+where one differs, all run like that.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+_PLAIN = "eager"
+"""One expert after the other: runs everywhere."""
+_ROWS = 19
+_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Of the difference's norm over that of what the experts make of their rows."""
+
+
+class GroupedOps(Protocol):
+    """A library's product in groups."""
+
+    @property
+    def name(self) -> str:
+        """What people are told."""
+        ...
+
+    @property
+    def implementation(self) -> str:
+        """What the experts interface knows it by."""
+        ...
+
+    def beyond(self, layer: Any) -> str | None:
+        """Return why it does not take such experts, in words, or None."""
+        ...
+
+    def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Return [rows, outputs] of rows [rows, inputs], sorted by expert, times each its expert's weight.
+
+        weight: [num_experts, inputs, outputs], which may be a transposed view; ends: [num_experts] int64, where each
+        expert's rows end.
+        """
+        ...
+
+
+def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
+    """Let the experts of `network` run in groups; return a line on it for people, none where it has no experts."""
+    layers = [*_layers(network)]
+    if not layers:
+        return ()
+    ALL_EXPERTS_FUNCTIONS.register(ops.implementation, functools.partial(run_experts, ops=ops))
+    before = network.get_experts_implementation()
+    why = next((why for why in map(ops.beyond, layers) if why), None)
+    if why is None:
+        network.set_experts_implementation(_PLAIN)
+        expected = [_tried(layer) for layer in layers]
+        network.set_experts_implementation(ops.implementation)
+        why = next((why for why in map(_differs, layers, expected) if why), None)
+    if why is None:
+        return (f"by {ops.name}: the experts of {len(layers)} layers",)
+    network.set_experts_implementation(before)
+    if not _runs(layers[0]):
+        network.set_experts_implementation(_PLAIN)
+    _log.warning("experts_stay", module=type(layers[0]).__name__, reason=why)
+    return (f"experts as they were: {why}",)
+
+
+def run_experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *, ops: GroupedOps
+) -> torch.Tensor:
+    """Return [num_tokens, hidden]; `top_k_index` and `top_k_weights` are [num_tokens, top_k].
+
+    `self` is a layer's experts, as transformers' use_experts_implementation makes them.
+    """
+    num_tokens, top_k = top_k_index.shape
+    experts, order = torch.sort(top_k_index.reshape(-1))  # [num_tokens * top_k], as all that follows
+    counts = torch.zeros(self.num_experts, dtype=torch.int64, device=experts.device)
+    ends = counts.scatter_add_(0, experts.long(), torch.ones_like(experts, dtype=torch.int64)).cumsum(0)
+
+    def multiply(name: str, rows: torch.Tensor) -> torch.Tensor:
+        weight = getattr(self, name)
+        made = ops.multiply(rows, weight if self.is_transposed else weight.transpose(1, 2), ends)
+        return made + getattr(self, f"{name}_bias")[experts] if self.has_bias else made
+
+    rows = multiply("gate_up_proj" if self.has_gate else "up_proj", hidden_states[order // top_k])
+    rows = multiply("down_proj", self._apply_gate(rows) if self.has_gate else self.act_fn(rows))
+    if self.has_post_expert_norm:
+        rows = self.post_expert_norm(rows)
+    weighted = rows * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return weighted[back].view(num_tokens, top_k, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+def _layers(network: Any) -> Iterator[nn.Module]:
+    """Yield the experts of each layer that asks the interface how to run them."""
+    marks = ("_apply_gate", "has_gate", "is_transposed", "num_experts", "down_proj")
+    return (module for module in network.modules() if all(hasattr(module, mark) for mark in marks))
+
+
+@torch.inference_mode()
+def _tried(layer: Any) -> torch.Tensor:
+    """Return what the layer makes of random rows, of which each goes to two experts, or to the only one."""
+    numbers = torch.Generator().manual_seed(0)
+    weight, top_k = layer.down_proj, min(2, layer.num_experts)
+    width = weight.shape[2] if layer.is_transposed else weight.shape[1]
+    rows = torch.randn(_ROWS, width, generator=numbers).to(weight.device, weight.dtype)
+    chosen = torch.rand(_ROWS, layer.num_experts, generator=numbers).topk(top_k).indices.to(weight.device)
+    shares = torch.rand(_ROWS, top_k, generator=numbers).to(weight.device, weight.dtype)
+    made: torch.Tensor = layer(rows, chosen, shares)
+    return made.float()
+
+
+def _runs(layer: Any) -> bool:
+    try:
+        _tried(layer)
+    except RuntimeError:  # the way that transformers chose is for other devices
+        return False
+    return True
+
+
+def _differs(layer: Any, expected: torch.Tensor) -> str | None:
+    """Return how the layer differs from what was expected of it, in words, or None."""
+    try:
+        got = _tried(layer)
+    except RuntimeError as error:
+        return f"they cannot be tried in groups: {' '.join(str(error).split())}"
+    difference, limit = float((got - expected).norm() / expected.norm()), _TOLERANCE[layer.down_proj.dtype]
+    if difference <= limit:  # false for NaN too
+        return None
+    return f"in groups they differ by {difference:.2g} of the norm, {limit:.2g} is allowed"

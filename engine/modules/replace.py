@@ -1,0 +1,114 @@
+"""Parts of a loaded network that run by a device's ops from now on. What is not known, or not the same, stays.
+
+Inner parts come first. Each is compared with the original on random rows (check.py) before it is kept, by the first
+library whose part is the same: a part's `forward` is set on the module itself, which keeps its name, its attributes
+and its place. A library that raises for one kind of part is not asked for that kind again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.modules.check import Difference, PartCheck
+from engine.modules.interface import ModuleOps
+from engine.modules.parts import AddedLayer, GatedMlp, RmsNorm, RotaryAttention
+from telemetry.logs import EventLogger
+
+_log = EventLogger("engine")
+STAYED = "as they were, because they differ"
+"""Stands in the line for people where an op computes something else than the original."""
+
+Maker = Callable[[nn.Module, ModuleOps, PartCheck], Iterator[Any]]
+PARTS: dict[str, Maker] = {
+    "norms": RmsNorm.of, "gated MLPs": GatedMlp.of, "attentions": RotaryAttention.of, "layers": AddedLayer.of,
+}  # fmt: skip
+
+
+def replace_modules(network: Any, libraries: Sequence[ModuleOps]) -> tuple[str, ...]:
+    """Replace what is known in `network`, which runs our attention; return a line on what was, for people.
+
+    It has another handler of its attention on return.
+    """
+    return (_Replacing(network, libraries).run(),)
+
+
+class _Replacing:
+    """Owner of what became of each kind of part."""
+
+    def __init__(self, network: Any, libraries: Sequence[ModuleOps]) -> None:
+        self._network, self._libraries, self._check = network, tuple(libraries), PartCheck(network)
+        self._replaced: dict[str, Counter[str]] = {ops.name: Counter() for ops in libraries}
+        self._stayed, self._left = Counter[str](), set[tuple[str, str]]()
+        self._layers: list[AddedLayer] = []
+
+    def run(self) -> str:
+        """Replace all; return the line."""
+        for kind, make in PARTS.items():
+            for name, module in list(self._network.named_modules()):
+                if _is_free(module):
+                    self._replace(kind, make, name, module)
+        self._keep_inputs()
+        lines = [
+            f"by {name}: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
+            for name, counts in self._replaced.items() if counts
+        ]  # fmt: skip
+        line = "; ".join(lines) or f"by {self._libraries[0].name}: nothing"
+        stayed = ", ".join(f"{count} {kind}" for kind, count in self._stayed.items())
+        return f"{line}; {STAYED}: {stayed}" if stayed else line
+
+    def _replace(self, kind: str, make: Maker, name: str, module: nn.Module) -> None:
+        reasons: list[str] = []
+        for ops in self._libraries:
+            difference = self._try(kind, make, ops, module)
+            if difference is None:
+                self._replaced[ops.name][kind] += 1
+                return
+            if difference.is_failure:
+                self._left.add((ops.name, kind))
+                _log.warning("ops_left", library=ops.name, parts=kind, error=difference.words)
+            reasons += [difference.words] if difference.words else []
+        if reasons:
+            if not self._stayed[kind]:
+                _log.warning("part_stays", first=name, module=type(module).__name__, reason=reasons[0])
+            self._stayed[kind] += 1
+
+    def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> Difference | None:
+        """Return None where the module runs by a part of `ops` now, else how the likeliest one differs."""
+        found = Difference("")
+        try:
+            for part in make(module, ops, self._check):
+                if (ops.name, kind) in self._left:
+                    return Difference("its library was left")
+                difference = self._check.differs(module, part)
+                if difference is None:
+                    module.forward = part
+                    part.settle()
+                    self._layers += [part] if isinstance(part, AddedLayer) else []
+                    return None
+                found = difference if not found.words else found
+        except torch.OutOfMemoryError as error:
+            return Difference(f"there is no room to join its weights: {' '.join(str(error).split())}")
+        return found
+
+    def _keep_inputs(self) -> None:
+        """Let layers keep their inputs where others read them after the layer has overwritten them."""
+        layers = [layer for layer in self._layers if layer.overwrites]
+
+        def overwrite() -> None:
+            for layer in layers:
+                layer.keeps_input = False
+
+        for layer in layers:
+            layer.keeps_input = True
+        if layers and not self._check.same_logits(overwrite):
+            for layer in layers:
+                layer.keeps_input = True
+            _log.info("layers_keep_inputs", layers=len(layers))
+
+
+def _is_free(module: nn.Module) -> bool:
+    """Whether nothing else has changed what the module does."""
+    return not any((module._forward_hooks, module._forward_pre_hooks, "forward" in module.__dict__))
