@@ -12,9 +12,10 @@ from engine.pooling.encoder import load_encoder
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine
 from tests.devices.card_device import CardDevice
+from tests.devices.dying_device import FAULT, DyingDevice
 from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
 from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
-from wire.errors import ConfigError
+from wire.errors import ConfigError, InstanceLost, PdserveError
 from wire.model_identity import identify
 from wire.options import EngineOptions
 from wire.types import Pooling, PromptState, Role, SamplingParams
@@ -96,10 +97,37 @@ def test_an_instance_opens_its_encoder_on_the_device_of_its_flag(bert: Path, mon
     monkeypatch.setitem(KINDS, "fake", FakeKind())
     config = InstanceConfig(EngineOptions(model=str(bert), device="fake"), Role.COMBINED, device_ids=("0",))
 
-    loaded = load_encoder_engine(config)
+    loaded = load_encoder_engine(config, lambda error: None)
 
     assert loaded is not None
     engine, notes = loaded
     assert (engine.info.device, engine.info.layout.block_size) == ("fake:0", TRAITS.block_size)
     assert notes[0] == "device fake, as asked (fake:0: tensors of the CPU)"
+    engine.close()
+
+
+def test_an_encoder_whose_device_is_lost_ends_its_instance(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, told = DyingDevice(), list[PdserveError]()
+
+    class DyingKind(FakeKind):
+        def open(self, index: int = 0) -> DyingDevice:
+            return device
+
+    def fail(*args: object) -> None:
+        device.fails_with = RuntimeError(FAULT)
+        raise RuntimeError(FAULT)
+
+    monkeypatch.setitem(KINDS, "fake", DyingKind())
+    config = InstanceConfig(EngineOptions(model=str(bert), device="fake"), Role.COMBINED, device_ids=("0",))
+    loaded = load_encoder_engine(config, told.append)
+    assert loaded is not None
+    engine, _ = loaded
+    monkeypatch.setattr("engine.pooling.encoder.Encoder.run", fail)
+
+    for name in "ab":
+        engine.add(PromptState(name, "r", TEXTS[0], SamplingParams(max_tokens=1), pooling=Pooling()))
+        ((failed, error),) = engine.step().failed
+        assert failed == name
+        assert "InstanceLost: fake:0 does not even do a tiny op" in str(error)
+    assert [type(error) for error in told] == [InstanceLost]
     engine.close()
