@@ -126,6 +126,13 @@ class Device(Protocol):
         """Return the figures of now."""
         ...
 
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """Run `run`, wait for it, and return how many bytes more than before were taken at one time meanwhile.
+
+        What is kept for later counts as taken. Nothing else is to run on the device. 0 where nobody has to know it.
+        """
+        ...
+
     def make_pool(self, layout: PoolLayout) -> Memory:
         """Reserve a KV pool. Raises ConfigError where it does not fit."""
         ...

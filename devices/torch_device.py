@@ -49,6 +49,20 @@ class TorchDevice:
         free, total = self._module.mem_get_info(self._device)
         return DeviceBytes(total=int(total), free=int(free))
 
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """See Device: by torch's allocator, whose memory for later is given back before and after."""
+        module, device = self._module, self._device
+        module.synchronize(device)
+        module.empty_cache()
+        module.reset_peak_memory_stats(device)
+        before = module.memory_reserved(device)
+        try:
+            run()
+            module.synchronize(device)
+            return int(module.max_memory_reserved(device) - before)
+        finally:
+            module.empty_cache()
+
     def make_pool(self, layout: PoolLayout) -> "DevicePool":
         """See Device."""
         from devices.device_pool import DevicePool

@@ -1,6 +1,6 @@
 """From a model folder to a TorchModel that runs: checks, weights, KV layout, pool, attention backend."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 
 from devices.cpu import CpuDevice
 from devices.interface import Device
+from engine.attention.interface import AttentionBackend, GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
@@ -17,6 +18,7 @@ from engine.device_modules import replace_modules
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
 from engine.fused_decoder import FusedWeights
+from engine.headroom import Headroom, LargestStep, measure_headroom
 from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
@@ -49,12 +51,14 @@ def load_model(
     device: Device | None = None,
     gpu_memory_utilization: float = 0.9,
     max_graph_rows: int = 0,
+    largest_step: LargestStep | None = None,
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
 
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
-    of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. Sets torch's
-    thread count for the whole process. Raises ConfigError, before the weights are read where the config tells.
+    of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. A pool whose
+    size is ours to choose leaves memory of the device for `largest_step`. Sets torch's thread count for the whole
+    process. Raises ConfigError, before the weights are read where the config tells.
     """
     device = device or CpuDevice()
     device.activate()
@@ -74,19 +78,31 @@ def load_model(
     rope = rotate_by_sequence(weights.network)
     rows = graph_rows(max_graph_rows, device, backend, rope)
     spare = 1 if rows else 0  # a block of the pool that only rows of padding write to
-    budget = _budget(device, kv_cache_memory, gpu_memory_utilization)
-    budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)
-    plan = plan_pool(weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length)
-    layout = PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks, block_size=block_size)
+
+    def layout_of(num_blocks: int) -> PoolLayout:
+        return PoolLayout(weights.kv_tensors, num_blocks=num_blocks, block_size=block_size)
+
     info = describe(
-        folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout,
+        folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout_of(1),
         device=device.name,
     )  # fmt: skip
-    pool = device.make_pool(PoolLayout(weights.kv_tensors, num_blocks=plan.num_blocks + spare, block_size=block_size))
-    model = TorchModel(
-        weights.network, info=info, memory=pool, backend=backend, keeps_logits=folder.checkpoint.keeps_logits,
-        rope=rope, fused=weights.fused, device=device, graph_rows=rows,
+
+    def model_on(num_blocks: int, spare: int, rows: int) -> TorchModel:
+        return TorchModel(
+            weights.network, info=replace(info, layout=layout_of(num_blocks)), backend=backend, rope=rope,
+            memory=device.make_pool(layout_of(num_blocks + spare)), keeps_logits=folder.checkpoint.keeps_logits,
+            fused=weights.fused, device=device, graph_rows=rows,
+        )  # fmt: skip
+
+    headroom = Headroom()
+    if largest_step is not None and kv_cache_memory is None and not device.traits.pools_on_host:
+        headroom = _measured(model_on(1, 0, 0), device, largest_step, rows, backend)
+    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom)
+    budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)
+    plan = plan_pool(
+        weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length, beside=headroom.describe()
     )  # fmt: skip
+    model = model_on(plan.num_blocks, spare, rows)
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
     return LoadedModel(model, tuple(note for note in notes if note))
@@ -102,12 +118,24 @@ class _ReadWeights:
     notes: tuple[str, ...]
 
 
-def _budget(device: Device, asked: int | None, utilization: float) -> int:
+def _measured(
+    model: TorchModel, device: Device, largest: LargestStep, graph_rows: int, backend: AttentionBackend
+) -> Headroom:  # fmt: skip
+    """Return what steps take; the model, which has a pool of one block, is closed."""
+    model.memory.tensor.zero_()  # type: ignore[attr-defined]  # a device's pool: no step may compute with NaN
+    try:
+        width = backend.table_width if isinstance(backend, GraphBackend) else max
+        return measure_headroom(model, device, largest, graph_rows=graph_rows, table_width=width)
+    finally:
+        model.close()
+
+
+def _budget(device: Device, asked: int | None, utilization: float, headroom: Headroom) -> int:
     """Return the pool's bytes; the weights are loaded and count as in use."""
     now = device.memory()
     if device.traits.pools_on_host:
         return cpu_budget(asked, now.free)
-    return device_budget(asked, utilization, now.total, now.free)
+    return device_budget(asked, utilization, now.total, now.free, headroom.total_bytes)
 
 
 def _read_weights(folder: ModelFolder, dtype: str, threads: Threads | None, device: Device) -> _ReadWeights:

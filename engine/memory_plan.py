@@ -13,12 +13,13 @@ _SHORT_MEMORY_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The pool's size and what it holds."""
+    """The pool's size and what it holds; `beside` says what was left to others."""
 
     num_blocks: int
     block_size: int
     kv_bytes: int
     max_model_len: int
+    beside: str = ""
 
     @property
     def longest_sequence(self) -> int:
@@ -30,6 +31,7 @@ class MemoryPlan:
         return (
             f"KV pool: {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of {self.block_size} tokens, "
             f"longest sequence {self.longest_sequence} tokens (model: {self.max_model_len})"
+            f"{f', {self.beside}' if self.beside else ''}"
         )
 
 
@@ -40,30 +42,38 @@ def cpu_budget(asked_bytes: int | None, available_bytes: int) -> int:
     return _checked(asked_bytes, available_bytes)
 
 
-def device_budget(asked_bytes: int | None, utilization: float, total_bytes: int, free_bytes: int) -> int:
+def device_budget(
+    asked_bytes: int | None, utilization: float, total_bytes: int, free_bytes: int, headroom_bytes: int = 0
+) -> int:  # fmt: skip
     """Return the pool's bytes on a device: as asked, else its memory times `utilization` less what is in use.
 
-    Call it after the weights are loaded, so that they count as in use.
+    Call it after the weights are loaded, so that they count as in use. `headroom_bytes` are left to steps.
     """
     if not 0 < utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization {utilization}: must be above 0 and at most 1")
     if asked_bytes is not None:
         return _checked(asked_bytes, free_bytes)
-    return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes))
+    return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - headroom_bytes)
 
 
-def plan_pool(tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int) -> MemoryPlan:
-    """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits."""
+def plan_pool(
+    tensors: Sequence[KvTensor], *, budget_bytes: int, block_size: int, max_model_len: int, beside: str = ""
+) -> MemoryPlan:  # fmt: skip
+    """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits.
+
+    `beside` says, for people, what the budget leaves to others.
+    """
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
     needed = -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
     if num_blocks < needed:
+        left = f" ({beside})" if beside else ""
         raise ConfigError(
-            f"{budget_bytes} bytes of KV memory are {max(0, num_blocks)} blocks of {block_size} tokens "
+            f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
             f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}: "
             f"raise --kv-cache-memory to {needed * block_bytes + len(tensors) * (ALIGNMENT - 1)} or more"
         )
-    return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len)
+    return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, beside)
 
 
 def _checked(asked_bytes: int, free_bytes: int) -> int:

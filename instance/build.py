@@ -14,6 +14,7 @@ from engine.torch_start import loading, prepare_torch
 from engine.watched import watched
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder
+from instance.far_ranks import meet_ranks
 from instance.host import Identity, InstanceHost
 from instance.kv_address import kv_host, kv_source
 from instance.offers import check_named
@@ -22,6 +23,7 @@ from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.mover import process_mover
 from kvtransfer.quorum import Quorum
+from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
@@ -63,8 +65,12 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     check_named(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
     clock: Callable[[], float] = time.monotonic
+    far = meet_ranks(config, engine.memories, identity)
 
-    def receive(memory: PoolMemory, quorum: Quorum) -> KvReceiver:
+    def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
+        rank = far.get(memory.layout.rank)
+        if rank is not None:
+            return rank.receiver(quorum)
         return KvReceiver(
             memory,
             instance_id=identity.instance_id,
@@ -79,7 +85,10 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             trust=config.trust,
         )
 
-    def send(memory: PoolMemory, events: SenderEvents) -> KvSender:
+    def send(memory: PoolMemory, events: SenderEvents) -> RankSender:
+        rank = far.get(memory.layout.rank)
+        if rank is not None:
+            return rank.sender(events)
         return KvSender(
             memory,
             instance_id=identity.instance_id,
@@ -119,6 +128,7 @@ def _torch_model(
     with loading():
         choice = choose(options.device)
         device = choice.kind.open()
+        from engine.headroom import LargestStep
         from engine.loader import load_model
 
         loaded = load_model(
@@ -133,6 +143,7 @@ def _torch_model(
             device=device,
             gpu_memory_utilization=options.gpu_memory_utilization,
             max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
+            largest_step=LargestStep(config.prefill_chunk_size(device.name), options.max_num_seqs),
         )
     model = watched(loaded.model, device, on_lost)
     return model, (f"{choice.reason} ({device.describe()})", *loaded.notes)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _DummyDeviceGuard
 
+from tests.devices.held_bytes import HeldBytes
+
 _REPOSITORY = Path(__file__).parents[2]
 _ATEN = torch.ops.aten
 _CROSSING = frozenset({_ATEN.copy_.default, _ATEN._to_copy.default})
@@ -61,6 +63,8 @@ class CardTensor(torch.Tensor):
             device=torch_device(), requires_grad=False,
         )  # fmt: skip
         made.held = held
+        if _peak is not None and (_peak.knows(held) or held.untyped_storage().data_ptr() not in _before):
+            _peak.hold(held, made)
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -122,6 +126,23 @@ def used_bytes() -> int:
     """Return the bytes of all card tensors that are alive, shared memory once."""
     storages = [one.held.untyped_storage() for one in gc.get_objects() if type(one) is CardTensor]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def watch_peak() -> None:
+    """Count from now on what tensors of the card take that are made from now on; see peak_bytes."""
+    global _peak, _before
+    _before = {one.held.untyped_storage().data_ptr() for one in gc.get_objects() if type(one) is CardTensor}
+    _peak = HeldBytes()
+
+
+def peak_bytes() -> int:
+    """Return the most bytes of the card that tensors took at one time since watch_peak was called."""
+    return used_bytes() if _peak is None else used_bytes() - _peak.now + _peak.peak
+
+
+def _end_watch() -> None:
+    global _peak
+    _peak = None
 
 
 def _check(func: Any, tensors: list[torch.Tensor]) -> None:
@@ -280,6 +301,10 @@ def _module() -> types.ModuleType:
     module.current_device = lambda: 0
     module.device_count = lambda: 1
     module.is_available = lambda: True
+    module.memory_reserved = lambda device=None: used_bytes()
+    module.reset_peak_memory_stats = lambda device=None: watch_peak()
+    module.max_memory_reserved = lambda device=None: peak_bytes()
+    module.empty_cache = _end_watch
     module._is_in_bad_fork, module.manual_seed_all = (lambda: False), (lambda seed: None)
     module.get_device_name = lambda index: "a card of the tests"
     return module  # type: ignore[no-any-return]
@@ -296,6 +321,8 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     return _copy(target, source, non_blocking=non_blocking)
 
 
+_peak: HeldBytes | None = None
+_before: set[int] = set()
 _seen = Crossings()
 _under_way = _UnderWay()
 _lock = threading.Lock()

@@ -3,14 +3,16 @@
 What a new kind has to bring is what stands here; all the rest of the product takes it through devices/interface.py.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from devices.device_pool import DevicePool
 from devices.interface import DeviceBytes, Graph, Traits
+from tests.devices.held_bytes import HeldByOperations
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
 
@@ -18,6 +20,7 @@ TRAITS = Traits(
     kind="fake", visible_variable=None, collective="gloo", block_size=32, prefill_chunk_size=64,
     pool_alignment=2 << 20, attention="fake",
 )  # fmt: skip
+VISIBLE = "FAKE_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -60,6 +63,12 @@ class FakeDevice:
     def memory(self) -> DeviceBytes:
         return DeviceBytes(total=self.total_bytes, free=self.total_bytes)
 
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        counting = HeldByOperations()
+        with counting:
+            run()
+        return counting.held.peak
+
     def make_pool(self, layout: PoolLayout) -> DevicePool:
         if layout.total_bytes > self.total_bytes:
             raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {self.total_bytes}")
@@ -97,3 +106,18 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         pass
+
+
+class CardKind(FakeKind):
+    """The same, whose devices say which card their process is shown: as one of several ranks sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(replace(TRAITS, visible_variable=VISIBLE))
+
+    def open(self, index: int = 0) -> "FakeDevice":
+        return CardDevice(index, self.traits, self.total_bytes)
+
+
+class CardDevice(FakeDevice):
+    def describe(self) -> str:
+        return f"{self.name}: card {os.environ.get(VISIBLE, 'of any number')}"

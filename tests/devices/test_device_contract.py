@@ -74,6 +74,26 @@ def test_work_on_a_stream_of_its_own_is_seen_after_an_event(device: Device) -> N
     assert made.tolist() == [7] * 4
 
 
+def test_it_says_what_a_run_takes_of_its_memory_at_most_at_one_time(device: Device) -> None:
+    kept = [torch.zeros(1 << 20, dtype=torch.uint8, device=device.torch_device)]
+    ran: list[str] = []
+
+    def run() -> None:
+        for _ in range(3):
+            made = kept[0] + 1
+            made = made[:10].clone()
+        ran.append("run")
+
+    took = device.peak_bytes(run)
+
+    assert ran == ["run"]
+    if device.traits.pools_on_host:
+        assert took == 0
+    else:
+        assert 1 << 20 <= took < 16 << 20
+        assert device.peak_bytes(lambda: None) < 1 << 20
+
+
 def test_a_pool_has_its_layouts_bytes_where_the_kind_wants_them(device: Device) -> None:
     pool = device.make_pool(LAYOUT)
 
