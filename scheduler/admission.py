@@ -9,8 +9,8 @@ import itertools
 import math
 from typing import Protocol
 
+from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.load.grants import Grant
 from scheduler.load.loads import PromptFacts
 from scheduler.queue.fair_queue import FairQueue
 from scheduler.queue.prompt_costs import PromptCosts
@@ -24,7 +24,7 @@ _MOST_PASSED = 16
 
 
 class Places(Protocol):
-    """Where prompts go. `scheduler/load/grants.py` has the implementation."""
+    """Where prompts go. `scheduler/grants.py` has the implementation."""
 
     def look_anew(self) -> None:
         """Something may have changed since the last call."""

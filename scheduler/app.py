@@ -20,7 +20,6 @@ from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
-from scheduler.api.keys import OPEN_PATHS
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.route import TEXT, VECTORS, Route
@@ -29,6 +28,7 @@ from scheduler.api.sse import ClientGone
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.config import SchedulerOptions
 from scheduler.front import Front
+from scheduler.http.keys import OPEN_PATHS
 from wire.errors import PdserveError
 
 _STREAMED = ("application/json", "text/event-stream")

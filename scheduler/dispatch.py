@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Callable
 
 from scheduler.admission import Admission
+from scheduler.grants import Placer
 from scheduler.limits import ControlLimits
-from scheduler.load.grants import Placer
 from scheduler.observability.ledger import Ledger
 from scheduler.observability.request_log import without_values
 from scheduler.placement import Plan

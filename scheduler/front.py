@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.api.keys import Keys
 from scheduler.config import SchedulerConfig
 from scheduler.http.drain import Drain
+from scheduler.http.keys import Keys
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from scheduler.inbox import Inbox, Lost, PromptStep, Work
 from scheduler.limits import ControlLimits
-from scheduler.links.answers import LinkAnswers
+from scheduler.link_answers import LinkAnswers
 from scheduler.load.books import Books
 from telemetry.logs import EventLogger
 from wire.connection import Session

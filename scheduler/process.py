@@ -14,8 +14,8 @@ from scheduler.links.door import door_name, keep_door
 from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.membership.entries import Entries
-from scheduler.membership.table_watch import TableWatch
 from scheduler.serving import Cluster, open_serving
+from scheduler.table_watch import TableWatch
 from telemetry.logs import EventLogger
 from wire.grpc_connection import GrpcConnection
 from wire.trust import Trust

@@ -11,12 +11,12 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from ranktable_tools.addresses import HostComparer
-from scheduler.api.keys import read_keys
 from scheduler.app import build_app
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
 from scheduler.front import Front, ReadyReport, always_healthy
 from scheduler.http.drain import Drain
+from scheduler.http.keys import read_keys
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Connect

@@ -9,10 +9,10 @@ from scheduler.model.files import ModelFiles
 from scheduler.side_threads import SideThreads
 from scheduler.templates.chat_options import ChatOptions, ChatSettings
 from scheduler.templates.templates import TemplateRenderer
-from scheduler.text.byte_level import byte_level_of
-from scheduler.text.pairs import encode_pair
-from scheduler.text.shared_ids import SharedIds
-from scheduler.text.token_texts import TokenTexts
+from scheduler.tokenizer.byte_level import byte_level_of
+from scheduler.tokenizer.pairs import encode_pair
+from scheduler.tokenizer.shared_ids import SharedIds
+from scheduler.tokenizer.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
 _SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work

@@ -4,8 +4,8 @@ import asyncio
 import math
 
 from scheduler.admission import Admission
+from scheduler.grants import Grant, Placer
 from scheduler.limits import ControlLimits
-from scheduler.load.grants import Grant, Placer
 from scheduler.observability.ledger import Ledger
 from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath

@@ -12,8 +12,8 @@ from pdserve.batch_run.options import BatchOptions
 from pdserve.client import own_key
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CommandParser
-from scheduler.api.keys import read_keys
 from scheduler.config import SchedulerOptions
+from scheduler.http.keys import read_keys
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, from_namespace
 

@@ -22,7 +22,7 @@ from scheduler.api.refusals import refuse_fields
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.schemas import Priority
 from scheduler.front import Front
-from scheduler.text.truncation import truncate_prompt
+from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.vectors import Values
 from wire.errors import InvalidRequest
 from wire.types import Pooling

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler.api.errors import error_response, unauthorized
-from scheduler.api.keys import Keys
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
+from scheduler.http.keys import Keys
 from scheduler.http.turnstile import Turnstile
 from scheduler.observability.metrics import Metrics
 from telemetry.capped import CappedLog

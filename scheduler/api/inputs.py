@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.api.prompts import check_token_ids
-from scheduler.text.truncation import truncate_prompt
+from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest, PromptTooLong
 

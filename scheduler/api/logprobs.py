@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.request import NewToken
-from scheduler.text.token_texts import TokenTexts
+from scheduler.tokenizer.token_texts import TokenTexts
 from wire.types import TokenLogprobs
 
 _LOWEST = -9999.0  # JSON has no minus infinity

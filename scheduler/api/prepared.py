@@ -19,7 +19,7 @@ from scheduler.api.text_options import read_text_options
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
-from scheduler.text.truncation import truncate_prompt
+from scheduler.tokenizer.truncation import truncate_prompt
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 

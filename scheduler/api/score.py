@@ -17,7 +17,7 @@ from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.schemas import Body, Priority
 from scheduler.front import Front
 from scheduler.model.kind import ModelKind
-from scheduler.text.truncation import tokens_kept
+from scheduler.tokenizer.truncation import tokens_kept
 from scheduler.vectors import Values, cosine
 from wire.errors import InvalidRequest
 from wire.types import Pooling

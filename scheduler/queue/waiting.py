@@ -2,7 +2,7 @@
 
 import asyncio
 
-from scheduler.load.grants import Grant
+from scheduler.grants import Grant
 from scheduler.load.loads import PromptFacts
 
 

@@ -1,1 +1,1 @@
-"""Between token ids and what a client reads: token by token, choice by choice."""
+"""From token ids to what a client reads: token by token, choice by choice."""

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from scheduler.text.byte_level import ByteLevel
+from scheduler.tokenizer.byte_level import ByteLevel
 from scheduler.tokens import Tokens
 
 _BROKEN = "\ufffd"

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Qwen3Config
 
 from engine.attention.registered import NAME, attach, register
-from engine.npu.modules import replace_modules
 from engine.modules.check import PartCheck, _SumAttention
+from engine.npu.modules import replace_modules
 from tests.npu.ops import NpuOps
 
 _SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

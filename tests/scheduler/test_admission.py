@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from scheduler.admission import Admission
+from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.load.grants import Grant
 from scheduler.load.loads import PromptFacts
 from scheduler.queue.waiting import Waiting
 from tests.scheduler.virtual_time import virtual

@@ -13,9 +13,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.api.gate import Gate
-from scheduler.api.keys import Keys, read_keys
 from scheduler.app import build_app, open_routes
 from scheduler.config import SchedulerOptions, parse
+from scheduler.http.keys import Keys, read_keys
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.observability.metrics import Metrics

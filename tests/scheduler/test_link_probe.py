@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from scheduler.links.answers import LinkAnswers
+from scheduler.link_answers import LinkAnswers
 from scheduler.links.probe import LinkProbe, Pair, PairLink
 from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster

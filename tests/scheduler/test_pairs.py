@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.text.pairs import encode_pair, shortened
+from scheduler.tokenizer.pairs import encode_pair, shortened
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "it", "rained", "all", "day"]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler.admission import Admission
+from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
-from scheduler.load.grants import Grant
 from scheduler.load.loads import PromptFacts
 from scheduler.queue.waiting import Waiting
 from tests.scheduler.virtual_time import VirtualTimeLoop

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from scheduler.text.shared_ids import SharedIds
+from scheduler.tokenizer.shared_ids import SharedIds
 from scheduler.tokens import Tokens
 
 BIG = 1000

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from scheduler.membership.table_agreement import AGREE_S, TableAgreement
 from scheduler.observability.metrics import Metrics
+from scheduler.table_agreement import AGREE_S, TableAgreement
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from tests.scheduler.virtual_time import until, virtual
 from wire.messages import TableRead

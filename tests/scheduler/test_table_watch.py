@@ -13,8 +13,8 @@ from ranktable_tools.launch_plan import LaunchPlan, resolve
 from ranktable_tools.watched_table import WatchedTable
 from scheduler.limits import ControlLimits
 from scheduler.membership.entries import Entries
-from scheduler.membership.table_watch import TableWatch
 from scheduler.registry import Registry
+from scheduler.table_watch import TableWatch
 from wire.fake_network import FakeNetwork
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.text.truncation import truncate_prompt
+from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest
 

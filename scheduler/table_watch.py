@@ -12,8 +12,8 @@ from ranktable_tools.table_looker import TableLooker
 from ranktable_tools.tables import GlobalTable
 from ranktable_tools.watched_table import WatchedTable
 from scheduler.membership.entries import Entries
-from scheduler.membership.table_agreement import TableAgreement
 from scheduler.registry import Registry
+from scheduler.table_agreement import TableAgreement
 from telemetry.logs import EventLogger
 
 log = EventLogger("table")
