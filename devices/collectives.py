@@ -43,6 +43,8 @@ class Collective:
     `link_bytes(environ)`: device memory that a group of two takes. `free_bytes(device)`: what there is of it.
     `make_s`: that long at least a link's communicator may take; a guess where it was never run.
     `meet_s(environ)`: within that, ranks which have all loaded find each other.
+    `one_order`: what several groups issue on a device has to be in one order on all ranks, or by one thread: sums over
+    the ranks and links of KV, which know nothing of each other, cannot both go by it.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Collective:
     free_bytes: Callable[[str], int | None]
     meet_s: Callable[[Mapping[str, str]], float] = lambda _: _MEET_S
     make_s: float = 0.0
+    one_order: bool = False
 
 
 def collective_of(device: str) -> Collective | None:
@@ -198,10 +201,10 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "nccl": Collective(
         "nccl", _nccl_lacking, _make_nccl, _abort_nccl, on_host=False, polls=True, exact=True, lazy=True,
-        link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_s=5.0,
+        link_bytes=_nccl_link_bytes, free_bytes=_free_bytes, make_s=5.0, one_order=True,
     ),
     "hccl": Collective(
         "hccl", _hccl_lacking, _make_hccl, None, on_host=False, polls=True, exact=True, lazy=True,
-        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0,
+        link_bytes=_hccl_link_bytes, free_bytes=_free_bytes, meet_s=_hccl_meet_s, make_s=10.0, one_order=True,
     ),
 }  # fmt: skip

@@ -1,15 +1,21 @@
-"""The ranks of an instance's torch engine: how many, and on which cores each runs."""
+"""The ranks of an instance's torch engine: how many, on which cores each runs, and which card each is shown."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from devices.collectives import COLLECTIVES
 from devices.cpu import TRAITS as CPU
-from devices.table import AUTO, choose
-from engine.ranks.team import OnLost
+from devices.interface import Traits
+from devices.table import AUTO, choose, traits_of
+from engine.ranks.team import PROGRAM, OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
 from instance.config import InstanceConfig
+from wire.errors import ConfigError
+
+DEVICE_PROGRAM = "instance.rank_process"
+"""The module of a rank that holds its pool on a device of its own, and moves its own KV."""
 
 
 def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -19,6 +25,33 @@ def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], .
         start, end = rank * len(cores) // num_ranks, (rank + 1) * len(cores) // num_ranks
         dealt.append(tuple(cores[start : max(end, start + 1)]))
     return tuple(dealt)
+
+
+def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what the kind's variable shows each rank: one card, in the order in which this process is shown them.
+
+    Raises ConfigError, with both numbers, where it is shown too few. Empty for a kind that has no variable.
+    """
+    variable = traits.visible_variable
+    if variable is None:
+        return ()
+    shown = environ.get(variable)
+    if shown is None:
+        return tuple(str(rank) for rank in range(num_ranks))
+    names = tuple(name.strip() for name in shown.split(",") if name.strip())
+    if len(names) < num_ranks:
+        raise ConfigError(f"{variable}={shown!r} shows {len(names)} cards to {num_ranks} ranks: each needs its own")
+    return names[:num_ranks]
+
+
+def check_transports(named: Sequence[str], traits: Traits) -> None:
+    """Raise ConfigError where several ranks and their KV links would both need the device's process groups."""
+    collective = COLLECTIVES[traits.collective]
+    if "process_group" in named and collective.one_order:
+        raise ConfigError(
+            f"--kv-transport process_group: ranks on {traits.kind} add up by {collective.name}, beside which links "
+            "cannot go by it: use --kv-transport tcp or mooncake, or --tensor-parallel-size 1"
+        )
 
 
 def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[str, ...]]:
@@ -31,9 +64,13 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
         device = CPU.kind if options.device == AUTO else choose(options.device).kind.traits.kind
         from engine.ranks.load import RanksOptions, load_ranks
 
+        traits = traits_of(device)
+        check_transports(options.kv_transport, traits)
         ranks = RanksOptions(
             cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level,
-            log_format=options.log_format, device=device,
+            log_format=options.log_format, device=device, visible=deal_cards(traits, config.num_ranks, os.environ),
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            program=PROGRAM if traits.pools_on_host else DEVICE_PROGRAM,
         )  # fmt: skip
         loaded = load_ranks(
             Path(options.model), dtype=options.dtype, block_size=config.block_size(device),

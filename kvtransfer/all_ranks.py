@@ -3,7 +3,8 @@
     prefill_worker -> RanksSender -> KvSender of each rank ==links==> KvReceiver of each rank -> Quorum -> decode_worker
 
 A ticket is acked when every rank of P that sends anything was acked by all it sends to, and fails with the first that
-fails. All ranks live in one process here; with one, the sender and the receiver are that rank's own.
+fails. A rank that holds its pool on a device of its own process is reached by messages (far_rank.py); all others live
+in rank 0's process. With one, the sender and the receiver are that rank's own.
 """
 
 import contextlib
@@ -13,20 +14,21 @@ from dataclasses import dataclass, field, replace
 
 from kvtransfer.interface import PoolMemory, ReceiverEvents, SenderEvents, SendStats
 from kvtransfer.quorum import Quorum
+from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.receiver import KvReceiver, close_receivers
-from kvtransfer.sender import KvSender, close_senders
+from kvtransfer.sender import close_senders
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
 from wire.errors import Incompatible, PdserveError
 from wire.failpoints import Failpoints
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
-MakeSender = Callable[[PoolMemory, SenderEvents], KvSender]
-MakeReceiver = Callable[[PoolMemory, Quorum], KvReceiver]
+MakeSender = Callable[[PoolMemory, SenderEvents], RankSender]
+MakeReceiver = Callable[[PoolMemory, Quorum], RankReceiver]
 
 
-def make_sender(memories: Sequence[PoolMemory], events: SenderEvents, make: MakeSender) -> "KvSender | RanksSender":
+def make_sender(memories: Sequence[PoolMemory], events: SenderEvents, make: MakeSender) -> "RankSender | RanksSender":
     """Return the sender over the pools of all ranks, in their order."""
     return make(memories[0], events) if len(memories) == 1 else RanksSender(memories, events, make)
 
@@ -156,7 +158,7 @@ class RanksSender:
                 self._senders[other].abort(ticket_id, f"rank {rank}: {error}")
         self._events.failed(ticket_id, error)
 
-    def _those_of(self, ticket_id: str) -> list[KvSender]:
+    def _those_of(self, ticket_id: str) -> list[RankSender]:
         known = self._tickets.get(ticket_id)
         return [] if known is None else [self._senders[rank] for rank in known[0].ranks]
 
@@ -190,12 +192,15 @@ class RanksReceiver:
         self, memories: Sequence[PoolMemory], events: ReceiverEvents, failpoints: Failpoints, make: MakeReceiver
     ) -> None:
         quorum = Quorum(events, failpoints)
-        self._receivers: list[KvReceiver] = []
+        self._receivers: list[RankReceiver] = []
         with contextlib.ExitStack() as undo:
             for memory in memories:
                 self._receivers.append(make(memory, quorum))
                 undo.callback(self._receivers[-1].close)
             undo.pop_all()
+        first = self._receivers[0]
+        assert isinstance(first, KvReceiver), "rank 0 lives here, and makes the tickets"
+        self._first = first
         self._endpoints = tuple(endpoint for receiver in self._receivers for endpoint in receiver.endpoints)
 
     @property
@@ -215,14 +220,14 @@ class RanksReceiver:
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
         """Make a ticket on every rank. Raises ValueError for numbers that do not fit together."""
-        ticket = self._receivers[0].open(
+        ticket = self._first.open(
             ticket_id, num_tokens=num_tokens, first_token=first_token, block_ids=block_ids
         )  # fmt: skip
         return replace(ticket, endpoints=self._endpoints)
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End a ticket on every rank; the senders that are on it hear it."""
-        self._receivers[0].abort(ticket_id, reason)
+        self._first.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:
         """End the tickets whose lease ran out."""

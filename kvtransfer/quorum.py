@@ -40,6 +40,30 @@ class ShareReports(Protocol):
         """Return a number that grows while bytes come for the ticket on any rank."""
         ...
 
+    def catch_up(self) -> None:
+        """Do what rank 0 has said by now: a ticket that a sender names is made before the sender can know it."""
+        ...
+
+
+class Book(ShareReports, Protocol):
+    """What a rank's receiver has of the tickets: rank 0's own book, or the way to it (rank_half.py)."""
+
+    def join(self, shares: "Shares") -> None:
+        """Add a rank."""
+        ...
+
+    def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
+        """Make a ticket on every rank."""
+        ...
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """End a ticket on every rank."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Make no ticket any more."""
+        ...
+
 
 class Shares(Protocol):
     """What rank 0 says to a rank (ticket_table.TicketTable)."""
@@ -171,6 +195,9 @@ class Quorum:
     def progress(self, ticket_id: str) -> int:
         """See ShareReports."""
         return sum(share.progress(ticket_id) for share in self.shares)
+
+    def catch_up(self) -> None:
+        """See ShareReports: what is said here is done at once."""
 
     def _offer(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
         try:

@@ -15,7 +15,8 @@ from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
-from kvtransfer.quorum import Quorum
+from kvtransfer.quorum import Book, Quorum
+from kvtransfer.rank_ends import RankReceiver
 from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
@@ -45,13 +46,13 @@ class KvReceiver:
         transports: Sequence[str] = (), events: ReceiverEvents | None = None,
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
         port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
-        trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: Quorum | None = None,
+        trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: Book | None = None,
     ) -> None:  # fmt: skip
         failpoints = failpoints or process_failpoints()
         if quorum is None:
             assert events is not None, "a rank that stands alone has an owner to tell"
             quorum = Quorum(events, failpoints)
-        self._quorum = quorum
+        self._quorum: Book = quorum
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
         self._trust = trust or Trust()
@@ -230,7 +231,7 @@ class KvReceiver:
                 _log.error("kv_sweep_failed", exc=error)
 
 
-def close_receivers(receivers: Sequence[KvReceiver]) -> None:
+def close_receivers(receivers: Sequence[RankReceiver]) -> None:
     """Close all ranks and join their threads together."""
     _join([thread for receiver in receivers for thread in receiver.end()])
     _join([thread for receiver in receivers for thread in receiver.end_links()])

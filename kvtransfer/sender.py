@@ -15,6 +15,7 @@ from kvtransfer.link import Link, join_all
 from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
 from kvtransfer.peer import Peer
 from kvtransfer.probe import check_num_bytes
+from kvtransfer.rank_ends import RankSender
 from kvtransfer.ranks import count_ranks, receivers_of
 from kvtransfer.routes import Routes
 from kvtransfer.totals import Life, merge_links
@@ -244,6 +245,6 @@ class KvSender:
             self._epochs.pop(gone.instance_id, None)
 
 
-def close_senders(senders: Sequence[KvSender]) -> None:
+def close_senders(senders: Sequence[RankSender]) -> None:
     """Abort everything of all ranks and join their threads together."""
     join_all([link for sender in senders for link in sender.end()], _JOIN_S)

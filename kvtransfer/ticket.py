@@ -122,12 +122,16 @@ class ReceiverTicket:
             self.renew(link, now)
             self.progress += 1
 
+    def is_renewal_time(self, now: float) -> bool:
+        """Whether a third of the lease is over since the links were told that the ticket goes on."""
+        return not self.over and now >= self._told_at + self._lease_s / 3
+
     def renewals_due(self, now: float, progress: int) -> tuple[int, ...]:
         """Return the links to be told that the ticket goes on: every third of the lease while `progress` grows.
 
         It is that of all ranks: a sender that is done waits for the slowest of them.
         """
-        if self.over or progress <= self._told or now < self._told_at + self._lease_s / 3:
+        if progress <= self._told or not self.is_renewal_time(now):
             return ()
         self._told, self._told_at = progress, now
         return self.links

@@ -183,6 +183,9 @@ class TicketTable:
 
     def _open(self, link: int, message: Open) -> None:
         ticket, source = self._tickets.get(message.ticket_id), self._sources[link]
+        if ticket is None:
+            self._quorum.catch_up()
+            ticket = self._tickets.get(message.ticket_id)
         if ticket is None or message.epoch != self._epoch:
             self._answer_unknown(link, message)
             return
@@ -300,6 +303,8 @@ class TicketTable:
 
     def _tell_progress(self, ticket: ReceiverTicket, now: float) -> None:
         """Let those that are done hear that others are not, so that they can tell a slow receiver from a dead one."""
+        if not ticket.is_renewal_time(now):
+            return
         progress = self._quorum.progress(ticket.ticket_id)
         with self._lock:
             links = ticket.renewals_due(now, progress)

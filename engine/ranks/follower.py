@@ -2,8 +2,10 @@
 
 import json
 import os
+import time
 
 from devices.host_pool import HostPool
+from devices.interface import Memory
 from engine.ranks.channel import Kind
 from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_step
@@ -22,14 +24,22 @@ class Follower:
         self._reduce = Reduce()
         self.part: Part = load_part(setup, self._reduce)
         self._model: TorchModel | None = None
+        self._began: float | None = None  # the step that is being computed
 
-    def take_pool(self, payload: bytes, fd: int) -> None:
-        """Map the pool that rank 0 made. Raises ConfigError."""
+    @property
+    def pool(self) -> Memory:
+        """This rank's pool, once it took it."""
+        assert self._model is not None
+        return self._model.memory
+
+    def take_pool(self, payload: bytes, fds: tuple[int, ...]) -> None:
+        """Map the pool that rank 0 made, or make our own on our device. Raises ConfigError."""
         tensors, num_blocks = unpack_pool(payload)
         self.part.check_held(tensors)
-        setup = self.part.setup
+        setup, device = self.part.setup, self.part.device
         layout = PoolLayout(tensors, num_blocks=num_blocks, block_size=setup.block_size, rank=setup.rank)
-        self._model = self.part.make_model(part_info(self.part, layout), HostPool.join(layout, fd))
+        pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(layout)
+        self._model = self.part.make_model(part_info(self.part, layout), pool)
 
     def connect(self, way: str, store_fd: int, marks_fd: int) -> None:
         """Meet the other ranks. Raises ReduceFailed."""
@@ -37,10 +47,18 @@ class Follower:
         os.close(marks_fd)
 
     def step(self, payload: bytes) -> None:
-        """Compute this rank's part of a step. Raises ReduceFailed."""
+        """Compute this rank's part of a step; a pool on a device has a mark behind each layer. Raises ReduceFailed."""
         assert self._model is not None
+        self._began = time.monotonic()
         self._reduce.begin()
-        self._model.logits(unpack_step(payload))
+        on_host = self.part.device.traits.pools_on_host
+        self._model.logits(unpack_step(payload), None if on_host else _tell_no_one)
+        self._began = None
+
+    def step_age(self) -> float:
+        """Return how long the step under way takes already, 0 between two. Any thread."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
 
     def copy(self, kind: Kind, payload: bytes) -> None:
         """Copy blocks within the pool, to the swap area, or back."""
@@ -53,6 +71,10 @@ class Follower:
         else:
             for source, target in zip(sources, targets, strict=True):
                 self._model.copy_block(source, target)
+
+
+def _tell_no_one(layer: int) -> None:
+    """Rank 0 reports layers: what it reports is written on all ranks (model.py)."""
 
 
 def pack_pool(tensors: tuple[KvTensor, ...], num_blocks: int) -> bytes:

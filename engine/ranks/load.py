@@ -1,6 +1,6 @@
-"""From a model folder to a ShardedModel: every rank loads its slices at the same time, rank 0 makes all pools.
+"""From a model folder to a ShardedModel: every rank loads its slices at the same time, and then there are pools.
 
-rank 0: check -> start the others -> load own part -> LOADED -> make pools, MAPPED, seal -> CONNECT, READY -> serve
+rank 0: check -> start the others -> load own part -> LOADED -> pools, MAPPED -> CONNECT, READY -> serve
 """
 
 import contextlib
@@ -10,32 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.collectives import Collective
-from devices.cpu import CpuDevice
-from devices.host_memory import available_bytes
-from devices.host_pool import HostPool
-from devices.table import traits_of
+from devices.table import open_device, traits_of
 from engine.attention.table import make_backend
 from engine.checkpoint import Checkpoint, model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import will_fuse
-from engine.kernels import find_kernels
+from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import rehearse
-from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
 from engine.ranks.channel import Kind
-from engine.ranks.follower import pack_pool
 from engine.ranks.model import ShardedModel
 from engine.ranks.part import SHARED, Part, load_part
+from engine.ranks.pools import make_device_pools, make_host_pools, plan_devices, plan_host
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed, collective_for_ranks
-from engine.ranks.team import OnLost, Team
+from engine.ranks.team import PROGRAM, OnLost, Team
 from engine.sharding import check_shards
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
-from wire.kv_layout import KvTensor, PoolLayout, Rank
+from wire.kv_layout import KvTensor, PoolLayout
 
 log = EventLogger("engine")
 
@@ -47,7 +42,9 @@ _CONNECT_S = 60.0
 class RanksOptions:
     """How many ranks, where they run, and how long they wait: `step_s` within a step, `load_s` for the weights.
 
-    `cores` has the cores of each rank's device (empty: all of this process's), `device` is the type of all of them.
+    `cores` has the cores of each rank's device (empty: all of this process's), `device` is the kind of all of them and
+    `visible` which one each is shown by the kind's variable (empty: as it is). `gpu_memory_utilization`: the share of a
+    device that its rank takes. The other ranks' processes run the module `program`.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -57,6 +54,9 @@ class RanksOptions:
     log_level: str = "INFO"
     log_format: str = "text"
     device: str = "cpu"
+    visible: tuple[str, ...] = ()
+    gpu_memory_utilization: float = 0.9
+    program: str = PROGRAM
 
     @property
     def num_ranks(self) -> int:
@@ -81,14 +81,16 @@ def load_ranks(
 
     Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
     """
-    make_backend(attention_backend, CpuDevice())
-    collective = _collective(ranks.device)
+    collective = collective_for_ranks(ranks.device)
+    on_host = traits_of(ranks.device).pools_on_host
+    make_backend(attention_backend, open_device(ranks.device))
     folder = open_folder(path, quantization)
     checkpoint = folder.checkpoint
     length = model_length(checkpoint, max_model_len)
-    kernels = find_kernels(1)
+    kernels = find_kernels(1) if on_host else NO_KERNELS
     is_native = will_fuse(checkpoint.config, kernels)
-    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=read_cpu_flags(), is_native=is_native)
+    flags = read_cpu_flags() if on_host else None
+    choice = choose_dtype(dtype, checkpoint.stored_dtype, cpu_flags=flags, is_native=is_native)
     check_shards(
         build_network(checkpoint, dtype=choice.name, attention=None), checkpoint.text_config, ranks.num_ranks
     )  # fmt: skip
@@ -97,13 +99,15 @@ def load_ranks(
             path=str(path), dtype=choice.name, number=number, of=ranks.num_ranks, block_size=block_size,
             attention_backend=attention_backend, quantization=quantization, cores=cores,
             num_threads=ranks.num_threads, step_s=ranks.step_s, is_native=kernels.threads is not None,
-            log_level=ranks.log_level, log_format=ranks.log_format,
+            log_level=ranks.log_level, log_format=ranks.log_format, device=ranks.device,
+            visible=ranks.visible[number] if ranks.visible else None,
+            gpu_memory_utilization=ranks.gpu_memory_utilization, has_budget=kv_cache_memory is not None,
         )
         for number, cores in enumerate(ranks.cores)
     ]  # fmt: skip
     tensors = _whole_tensors(checkpoint, choice.name)
     with contextlib.ExitStack() as undo:
-        team = Team(setups[1:], on_lost)
+        team = Team(setups[1:], on_lost, ranks.program)
         undo.callback(team.close)
         reduce = Reduce()
         with _on_cores(setups[0].cores):  # what threads the native kernels start stay there
@@ -111,13 +115,20 @@ def load_ranks(
         loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
         part.check_held(tensors)
         _check_alike(loaded)
-        plan = _plan(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
-        pools = _make_pools(team, tensors, plan, ranks.num_ranks, undo)
+        if on_host:
+            plan = plan_host(tensors, ranks.num_ranks, kv_cache_memory, block_size, length)
+            pools = make_host_pools(team, tensors, plan, ranks.num_ranks, undo)
+        else:
+            free = [one.pool_bytes for one in loaded]
+            plan = plan_devices(tensors, free, kv_cache_memory, block_size, length)
+            pools = make_device_pools(team, part.device, tensors, plan, ranks.num_ranks, undo)
+            reduce.explain_by(team.explain)  # before anyone waits for the device, which waits for the others
         way = SHARED if all(one.shares_memory for one in loaded) else collective.name
         _connect(team, part, way, collective.meet_s(os.environ))
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
         info = describe(
-            folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout
+            folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout,
+            device=part.device.name,
         )  # fmt: skip
         own = part.make_model(dataclasses.replace(info, layout=pools[0].layout), pools[0])
         model = ShardedModel(
@@ -125,18 +136,8 @@ def load_ranks(
         )  # fmt: skip
         team.serve()
         undo.pop_all()
-    return LoadedRanks(model, (choice.reason, plan.describe(), kernels.note, *_describe(loaded, way), *part.notes))
-
-
-def _collective(device: str) -> Collective:
-    """Return how ranks on such devices add up. Raises ConfigError."""
-    collective = collective_for_ranks(device)
-    if not traits_of(device).pools_on_host:
-        raise ConfigError(
-            f"ranks on {device} would add up by {collective.name}, but an instance of several ranks runs on CPUs alone "
-            "so far: use --tensor-parallel-size 1, or --device cpu"
-        )
-    return collective
+    notes = (choice.reason, plan.describe(), kernels.note, *_describe(loaded, way), *part.notes)
+    return LoadedRanks(model, tuple(note for note in notes if note))
 
 
 def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
@@ -172,37 +173,6 @@ def _hear_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
     return RankLoaded.from_json(team.receive(rank, Kind.LOADED, timeout_s).payload)
 
 
-def _plan(
-    tensors: tuple[KvTensor, ...], num_ranks: int, asked: int | None, block_size: int, length: int
-) -> MemoryPlan:  # fmt: skip
-    """Return the plan of all pools together: heads that are repeated count as often as they are held."""
-    layouts = [PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(n, num_ranks)) for n in range(num_ranks)]
-    held = [tensor for layout in layouts for tensor in layout.tensors]
-    budget = cpu_budget(asked, available_bytes())
-    return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
-
-
-def _make_pools(
-    team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, undo: contextlib.ExitStack
-) -> list[HostPool]:  # fmt: skip
-    """Make the pool of each rank here; each of the others maps its own before it is sealed. `undo` closes them."""
-    message = pack_pool(tensors, plan.num_blocks)
-
-    def give(rank: int, fd: int) -> None:
-        team.tell(rank, Kind.POOL, message, (fd,))
-        team.receive(rank, Kind.MAPPED, _CONNECT_S)
-
-    pools: list[HostPool] = []
-    for number in range(num_ranks):
-        layout = PoolLayout(
-            tensors, num_blocks=plan.num_blocks, block_size=plan.block_size, rank=Rank(number, num_ranks)
-        )  # fmt: skip
-        share = None if number == 0 else (lambda fd, rank=number: give(rank, fd))
-        pools.append(HostPool(layout, share))
-        undo.callback(pools[-1].close)
-    return pools
-
-
 def _connect(team: Team, part: Part, way: str, meet_s: float) -> None:
     try:
         part.connect(way, team.connect(way), team.marks)
@@ -216,4 +186,8 @@ def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:
     yield f"{len(loaded)} ranks add up {'in memory they share' if way == SHARED else f'by {way}'}"
     for rank, one in enumerate(loaded):
         held, read = one.weight_bytes / _MIB, one.bytes_read / _MIB
-        yield f"rank {rank} of {len(loaded)}: {held:.1f} MiB of weights from {read:.1f} MiB read in {one.seconds:.1f} s"
+        place = f" on {one.device}" if one.device else ""
+        yield (
+            f"rank {rank} of {len(loaded)}{place}: {held:.1f} MiB of weights from {read:.1f} MiB read in "
+            f"{one.seconds:.1f} s"
+        )

@@ -7,8 +7,8 @@ layer L's KV is complete on all ranks once the sum after its attention came abou
 import os
 from collections.abc import Callable, Sequence
 
-from devices.host_pool import HostPool
-from engine.interface import EngineInfo, Memory
+from devices.interface import Memory
+from engine.interface import EngineInfo
 from engine.ranks.channel import Kind
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
@@ -23,7 +23,7 @@ class ShardedModel:
     """Implements Model. Owner of rank 0's part, of all pools and of the team; one thread calls it."""
 
     def __init__(
-        self, own: TorchModel, memories: Sequence[HostPool], *, info: EngineInfo, team: Team, reduce: Reduce,
+        self, own: TorchModel, memories: Sequence[Memory], *, info: EngineInfo, team: Team, reduce: Reduce,
         num_sums: int, cores: Sequence[int],
     ) -> None:  # fmt: skip
         """`memories` are all ranks', rank 0's first; `cores` are those of rank 0's device (empty: all)."""

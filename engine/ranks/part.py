@@ -9,15 +9,19 @@ from typing import Any
 import torch
 
 from devices.collectives import collective_named
-from devices.cpu import CpuDevice
-from devices.host_pool import HostPool
+from devices.interface import Device, Memory
+from devices.table import open_device
+from engine.attention.interface import AttentionBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
+from engine.attention.trusted import trusted
+from engine.device_modules import replace_modules
 from engine.fuse import fuse
 from engine.fused_decoder import FusedWeights
 from engine.interface import EngineInfo
-from engine.kernels import find_kernels
+from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors
+from engine.memory_plan import device_budget
 from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
@@ -27,7 +31,6 @@ from engine.rope import rotate_by_sequence
 from engine.shard_hooks import num_reductions
 from engine.sharding import shard_network
 from engine.torch_model import TorchModel
-from native.engine_library import Threads
 from native.ranks import RanksLibrary
 from native.ranks import load as load_sum
 from wire.errors import ConfigError
@@ -42,14 +45,15 @@ SHARED = "shared"
 class Part:
     """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks.
 
-    `fused` is what became of the weights where native kernels run it, on `threads`.
+    `fused` is what became of the weights where native kernels run it. All of it lies on `device`.
     """
 
     setup: RankSetup
+    device: Device
     folder: ModelFolder
     network: Any
     fused: FusedWeights | None
-    threads: Threads | None
+    backend: AttentionBackend
     reduce: Reduce
     library: RanksLibrary | None
     loaded: RankLoaded
@@ -72,41 +76,61 @@ class Part:
         if way == SHARED and self.library is not None:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
         else:
-            device = self.setup.device
-            self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, device))
+            where = str(self.device.torch_device)
+            self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, where))
 
-    def make_model(self, info: EngineInfo, pool: HostPool) -> TorchModel:
+    def make_model(self, info: EngineInfo, pool: Memory) -> TorchModel:
         """Return the model of this rank over its pool."""
         return TorchModel(
-            self.network, info=info, memory=pool,
-            backend=make_backend(self.setup.attention_backend, CpuDevice(), self.threads),
+            self.network, info=info, memory=pool, backend=self.backend,
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
-            fused=self.fused, reduce=self.reduce,
+            fused=self.fused, reduce=self.reduce, device=self.device,
         )  # fmt: skip
 
 
 def load_part(setup: RankSetup, reduce: Reduce) -> Part:
-    """Read this rank's slices. Sets torch's thread count for the whole process. Raises ConfigError."""
+    """Read this rank's slices, onto its device. Sets torch's thread count for the whole process. Raises ConfigError."""
     began = time.monotonic()
     torch.set_num_threads(setup.num_threads)
     register()
+    device = open_device(setup.device)
+    device.activate()
+    on_host = device.traits.pools_on_host
     folder = open_folder(Path(setup.path), setup.quantization)
     checkpoint = folder.checkpoint
     shard = functools.partial(
         shard_network, config=checkpoint.text_config, rank=setup.rank, all_reduce=reduce
     )  # fmt: skip
-    read = read_network(folder, setup.dtype, shard)
-    loaded = read.loaded
-    held = find_kv_tensors(loaded.network, checkpoint, setup.dtype)
-    num_sums = num_reductions(loaded.network)
-    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in loaded.network.parameters()}.values())
-    threads = find_kernels(setup.num_threads).threads if setup.is_native else None
-    fused = fuse(loaded.network, threads=threads)
-    library = load_sum()
+    read = read_network(folder, setup.dtype, shard, device.torch_device)
+    network = read.loaded.network
+    held = find_kv_tensors(network, checkpoint, setup.dtype)
+    num_sums = num_reductions(network)
+    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in network.parameters()}.values())
+    kernels = find_kernels(setup.num_threads) if on_host and setup.is_native else NO_KERNELS
+    fused = fuse(network, threads=kernels.threads) if on_host else None
+    notes = (*read.notes, *replace_modules(network, device))
+    backend, warning = trusted(
+        make_backend(setup.attention_backend, device, kernels.threads), network, device,
+        block_size=setup.block_size, dtype=getattr(torch, setup.dtype),
+    )  # fmt: skip
+    library = load_sum() if on_host else None
     took = RankLoaded(
-        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
-    )
-    return Part(setup, folder, loaded.network, fused, threads, reduce, library, took, num_sums, read.notes)
+        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began,
+        _pool_bytes(setup, device), "" if on_host else device.describe(),
+    )  # fmt: skip
+    said = (getattr(backend, "note", None), warning, *notes)
+    return Part(
+        setup, device, folder, network, fused, backend, reduce, library, took, num_sums,
+        tuple(note for note in said if note),
+    )  # fmt: skip
+
+
+def _pool_bytes(setup: RankSetup, device: Device) -> int:
+    """Return what is free on the rank's own device for its pool, now that its weights are there."""
+    if device.traits.pools_on_host:
+        return 0
+    now = device.memory()
+    return now.free if setup.has_budget else device_budget(None, setup.gpu_memory_utilization, now.total, now.free)
 
 
 def part_info(part: Part, layout: PoolLayout) -> EngineInfo:
@@ -114,5 +138,5 @@ def part_info(part: Part, layout: PoolLayout) -> EngineInfo:
     text = part.folder.checkpoint.text_config
     return EngineInfo(
         model=ModelIdentity(part.setup.path, "", ""), max_model_len=0, vocab_size=text.vocab_size,
-        dtype=part.setup.dtype, device="cpu", layout=layout, eos_token_ids=(),
+        dtype=part.setup.dtype, device=part.device.name, layout=layout, eos_token_ids=(),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """A rank other than 0, as a process: it loads its slices, and then steps whenever rank 0 says so.
 
-python -P -m engine.ranks.process CHANNEL_FD PARENT_PID
+python -P -m engine.ranks.process CHANNEL_FD PARENT_PID     (ranks on devices: instance.rank_process)
 
 It lives as long as rank 0's process: the kernel kills it when that ends, and its socket closes. Signals of the terminal
 and of a process group are rank 0's to answer.
@@ -13,13 +13,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from engine.ranks.channel import Channel, ChannelClosed, Kind, Message
+from devices.interface import Memory
+from engine.ranks.channel import Kind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from telemetry.logs import EventLogger, configure
+from wire.rank_channel import Channel, ChannelClosed, Message
 
 log = EventLogger("engine")
 
@@ -28,16 +31,21 @@ _SAY_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve one rank; return the exit status."""
-    channel = Channel(socket.socket(fileno=int(argv[0])))
+HandOff = Callable[[Memory, bytes, int, Callable[[], float]], AbstractContextManager[object]]
+"""Makes what sends and receives a rank's KV until it is left: of its pool, the settings and the socket that rank 0
+gives, and how long the step under way takes."""
+
+
+def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
+    """Serve one rank; return the exit status. Without `hand_off` rank 0 moves the KV of this rank too."""
+    channel = Channel(socket.socket(fileno=int(argv[0])), Kind)
     _end_with(int(argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
         setup = RankSetup.from_json(_expect(channel, Kind.SETUP, _SETUP_S).payload)
         configure(setup.log_level, log_format=setup.log_format)
-        _run(channel, setup)
+        _run(channel, setup, hand_off)
     except ChannelClosed:
         return 0
     except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 says it in its own words
@@ -48,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(channel: Channel, setup: RankSetup) -> None:
+def _run(channel: Channel[Kind], setup: RankSetup, hand_off: HandOff | None) -> None:
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit it
     prepare_torch(setup.num_threads)
@@ -58,16 +66,22 @@ def _run(channel: Channel, setup: RankSetup) -> None:
         follower = Follower(setup)
         channel.send(Kind.LOADED, follower.part.loaded.to_json(), timeout_s=_SAY_S)
     pool = channel.receive(None)
-    follower.take_pool(pool.payload, pool.fds[0])
+    follower.take_pool(pool.payload, pool.fds)
     channel.send(Kind.MAPPED, timeout_s=_SAY_S)
     connect = channel.receive(None)
     follower.connect(connect.payload.decode(), *connect.fds)
     channel.send(Kind.READY, timeout_s=_SAY_S)
-    while True:
-        _obey(follower, channel.receive(None))
+    with contextlib.ExitStack() as open_till_the_end:
+        while True:
+            message = channel.receive(None)
+            if message.kind == Kind.HAND_OFF and hand_off is not None:
+                half = hand_off(follower.pool, message.payload, message.fds[0], follower.step_age)
+                open_till_the_end.enter_context(half)
+            else:
+                _obey(follower, message)
 
 
-def _obey(follower: Any, message: Message) -> None:
+def _obey(follower: Any, message: Message[Kind]) -> None:
     if message.kind == Kind.STEP:
         follower.step(message.payload)
     elif message.kind in (Kind.COPY, Kind.SAVE, Kind.LOAD):
@@ -76,7 +90,7 @@ def _obey(follower: Any, message: Message) -> None:
         raise ValueError(f"a rank that serves is not told {message.kind.name}")
 
 
-def _expect(channel: Channel, kind: Kind, timeout_s: float) -> Message:
+def _expect(channel: Channel[Kind], kind: Kind, timeout_s: float) -> Message[Kind]:
     message = channel.receive(timeout_s)
     if message.kind != kind:
         raise ValueError(f"{message.kind.name} came where {kind.name} was due")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from engine.ranks.sums import ReduceFailed
+
 Sum = Callable[[torch.Tensor], None]
 """Adds up a contiguous tensor over the ranks, in place."""
 
@@ -17,22 +19,32 @@ class Reduce:
     def __init__(self) -> None:
         self._sum: Sum | None = None
         self._after: Callable[[], None] | None = None
+        self._explain: Callable[[str], Exception] | None = None
         self.num_sums = 0
 
     def connect(self, add_up: Sum) -> None:
         """Sum with this from now on."""
         self._sum = add_up
 
+    def explain_by(self, explain: Callable[[str], Exception]) -> None:
+        """Raise what this makes of the reason where a sum does not come about, within the step that wanted it."""
+        self._explain = explain
+
     def begin(self, after: Callable[[], None] | None = None) -> None:
         """Start a step; `after` is called after each of its sums."""
         self.num_sums, self._after = 0, after
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Add up `tensor` over all ranks, in place. Raises ReduceFailed when that takes too long."""
+        """Add up `tensor` over all ranks, in place. Raises ReduceFailed or its explanation when that takes too long."""
         if self._sum is None:
             return
         flat = tensor.contiguous()
-        self._sum(flat)
+        try:
+            self._sum(flat)
+        except ReduceFailed as error:
+            if self._explain is None:
+                raise
+            raise self._explain(str(error)) from error
         if flat is not tensor:
             tensor.copy_(flat)
         self.num_sums += 1

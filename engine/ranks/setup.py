@@ -14,7 +14,9 @@ class RankSetup:
 
     `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
     long it waits for the others within a step. `is_native`: it uses native kernels, as rank 0 found them there.
-    `device` is "cpu", or such as "npu:1".
+    `device` is the kind of device that it opens the first of, of those shown to its process: `visible` is the value of
+    the kind's variable there (None: as it is). `gpu_memory_utilization` is the share of it that the engine may take,
+    `has_budget`: it was said how large the pools are.
     """
 
     path: str
@@ -31,6 +33,9 @@ class RankSetup:
     log_level: str = "INFO"
     log_format: str = "text"
     device: str = "cpu"
+    visible: str | None = None
+    gpu_memory_utilization: float = 0.9
+    has_budget: bool = False
 
     @property
     def rank(self) -> Rank:
@@ -52,7 +57,8 @@ class RankSetup:
 class RankLoaded:
     """What a rank has loaded: the KV tensors its layers make, and what that took.
 
-    `is_native`: native kernels run its layers. `shares_memory`: it can sum in memory that ranks share.
+    `is_native`: native kernels run its layers. `shares_memory`: it can sum in memory that ranks share. `pool_bytes` are
+    there for its pool on its `device`, which is described in a line; both say nothing where rank 0 makes all pools.
     """
 
     tensors: tuple[KvTensor, ...]
@@ -61,6 +67,8 @@ class RankLoaded:
     weight_bytes: int
     bytes_read: int
     seconds: float
+    pool_bytes: int = 0
+    device: str = ""
 
     def to_json(self) -> bytes:
         """Return what `from_json` reads."""

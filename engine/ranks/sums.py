@@ -4,6 +4,7 @@ shared | the native sum (native/ranks.c), where every rank has it and runs on th
 group  | a process group of torch, that of the ranks' device (devices/collectives.py), on loopback
 """
 
+import contextlib
 import os
 import re
 import time
@@ -87,6 +88,9 @@ class GroupSum:
             self._add_up(tensor, self._step_s)
         except RuntimeError as error:
             raise ReduceFailed(_in_one_line(error)) from error
+        except ReduceFailed:
+            self._give_up()
+            raise
 
     def _add_up(self, tensor: torch.Tensor, timeout_s: float) -> None:
         options = AllreduceOptions()
@@ -95,6 +99,12 @@ class GroupSum:
         if self._collective.polls:
             self._poll(work, timeout_s)
         work.wait()
+
+    def _give_up(self) -> None:
+        """End what the device would wait for: else whoever waits for the device has no end either."""
+        if self._collective.abort is not None:
+            with contextlib.suppress(RuntimeError):
+                self._collective.abort(self._group, 0)
 
     def _poll(self, work: Any, timeout_s: float) -> None:
         """Wait until the device is done: what it waits for may never come."""

@@ -19,16 +19,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.ranks.channel import Channel, ChannelClosed, Kind, Message
+from devices.table import traits_of
+from engine.ranks.channel import Kind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError, from_name
+from wire.rank_channel import Channel, ChannelClosed, Message
 
 log = EventLogger("engine")
 
 OnLost = Callable[[PdserveError], None]
 """Told once, from any thread, when a rank that served is lost: the instance has to end."""
+
+PROGRAM = "engine.ranks.process"
+"""The module of a rank that computes alone, whose KV rank 0 moves."""
 
 _SAY_S = 10.0
 _START_S = 30.0
@@ -43,7 +48,7 @@ _STOPPED = "is stopped by a signal"
 class _Child:
     setup: RankSetup
     process: "subprocess.Popen[bytes]"
-    channel: Channel
+    channel: Channel[Kind]
     ended: threading.Event
 
     def __str__(self) -> str:
@@ -53,9 +58,12 @@ class _Child:
 class Team:
     """Owner of the child processes, their channels, and the thread that starts and watches them."""
 
-    def __init__(self, setups: Sequence[RankSetup], on_lost: OnLost) -> None:
-        """Start a process for each setup; ranks count from 1 here. Raises InternalError where none can be started."""
-        self._on_lost, self._num_ranks = on_lost, len(setups) + 1
+    def __init__(self, setups: Sequence[RankSetup], on_lost: OnLost, program: str = PROGRAM) -> None:
+        """Start a process for each setup, which runs the module `program`; ranks count from 1 here.
+
+        Raises InternalError where none can be started.
+        """
+        self._on_lost, self._num_ranks, self._program = on_lost, len(setups) + 1, program
         self._children: list[_Child] = []
         self._started = threading.Event()
         self._serving = self._closing = False
@@ -78,7 +86,7 @@ class Team:
         """The processes of ranks 1, 2 and so on."""
         return tuple(child.process.pid for child in self._children)
 
-    def receive(self, rank: int, kind: Kind, timeout_s: float) -> Message:
+    def receive(self, rank: int, kind: Kind, timeout_s: float) -> Message[Kind]:
         """Return a rank's next message, of this kind. Raises its error, or InstanceLost where it ended or is late."""
         child = self._children[rank - 1]
         self._wait(child, kind, timeout_s)
@@ -162,7 +170,7 @@ class Team:
 
     def _watch(self, setups: Sequence[RankSetup]) -> None:
         try:
-            self._children.extend(_start(setup) for setup in setups)
+            self._children.extend(_start(setup, self._program) for setup in setups)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the constructor raises it
             self._fault = error
         self._started.set()
@@ -210,17 +218,27 @@ class Team:
         return self._error
 
 
-def _start(setup: RankSetup) -> _Child:
+def _start(setup: RankSetup, program: str) -> _Child:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         command = [
-            sys.executable, "-P", "-m", "engine.ranks.process", str(theirs.fileno()), str(os.getpid()),
+            sys.executable, "-P", "-m", program, str(theirs.fileno()), str(os.getpid()),
         ]  # fmt: skip
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))  # noqa: S603
-    channel = Channel(ours)
+        process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environ(setup)
+        )  # fmt: skip
+    channel = Channel(ours, Kind)
     with contextlib.suppress(ChannelClosed):  # it ended already: whoever waits for it hears how
         channel.send(Kind.SETUP, setup.to_json(), timeout_s=_SAY_S)
     return _Child(setup, process, channel, threading.Event())
+
+
+def _environ(setup: RankSetup) -> dict[str, str]:
+    """Return what a rank's process has for its environment: ours, but for the one card that it is shown."""
+    variable = traits_of(setup.device).visible_variable
+    if variable is None or setup.visible is None:
+        return dict(os.environ)
+    return {**os.environ, variable: setup.visible}
 
 
 def _how_it_ended(status: int) -> str:
@@ -240,7 +258,7 @@ def _state(child: _Child) -> str:
     return "is stuck"
 
 
-def _told_error(message: Message, before: str = "") -> PdserveError:
+def _told_error(message: Message[Kind], before: str = "") -> PdserveError:
     try:
         values = json.loads(message.payload)
         return from_name(str(values["error"]), f"{before}{values['text']}")

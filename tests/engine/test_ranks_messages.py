@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ranks.channel import Channel, ChannelClosed, Kind
+from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool, unpack_pool
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.step import BatchSequence, StepBatch
 from wire.kv_layout import KvTensor, Rank
+from wire.rank_channel import Channel, ChannelClosed
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10.0)
 _TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
@@ -26,9 +27,9 @@ _PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends() -> Iterator[tuple[Channel[Kind], Channel[Kind]]]:
     left, right = socket.socketpair()
-    with Channel(left) as one, Channel(right) as other:
+    with Channel(left, Kind) as one, Channel(right, Kind) as other:
         yield one, other
 
 
@@ -58,7 +59,7 @@ def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 
-def test_a_message_brings_its_descriptors(ends: tuple[Channel, Channel]) -> None:
+def test_a_message_brings_its_descriptors(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
     fd = os.memfd_create("sent")
     os.write(fd, b"hello")
 
@@ -71,7 +72,7 @@ def test_a_message_brings_its_descriptors(ends: tuple[Channel, Channel]) -> None
     os.close(message.fds[0])
 
 
-def test_a_large_message_arrives_whole(ends: tuple[Channel, Channel]) -> None:
+def test_a_large_message_arrives_whole(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
     payload = os.urandom(3 << 20)
     sender = threading.Thread(target=ends[0].send, args=(Kind.STEP, payload), kwargs={"timeout_s": 10.0})
     sender.start()
@@ -80,14 +81,14 @@ def test_a_large_message_arrives_whole(ends: tuple[Channel, Channel]) -> None:
     sender.join(10.0)
 
 
-def test_waits_end(ends: tuple[Channel, Channel]) -> None:
+def test_waits_end(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
     with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
         ends[0].receive(0.01)
     with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s|0\.01 s are over"):
         ends[0].send(Kind.STEP, bytes(32 << 20), timeout_s=0.01)
 
 
-def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel, Channel]) -> None:
+def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
     ends[1].close()
 
     with pytest.raises(ChannelClosed):
@@ -99,7 +100,7 @@ def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel, Channel]) -> No
 @pytest.mark.parametrize("header", [struct.pack("<II", 99, 0), struct.pack("<II", Kind.STEP, 1 << 30)])
 def test_what_is_no_message_is_refused(header: bytes) -> None:
     left, right = socket.socketpair()
-    with left, Channel(right) as channel:
+    with left, Channel(right, Kind) as channel:
         left.sendall(header)
 
         with pytest.raises(ValueError, match=r"99|at most"):

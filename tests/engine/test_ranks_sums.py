@@ -33,6 +33,10 @@ class DeviceGroup:
     def __init__(self, group: Any) -> None:
         self._group = group
         self.num_sums = 0
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "DeviceWork":
         self.num_sums += 1
@@ -167,8 +171,10 @@ def test_a_sum_that_another_rank_does_not_come_to_fails_in_words(
             return str(failed.value)
         return ""
 
-    said = _on_all(make_ways(way, 2), work)
+    ways = make_ways(way, 2)
+    said = _on_all(ways, work)
 
+    assert [group.is_aborted for group in ways.groups].count(True) == len(ways.groups) // 2
     assert "no sum over the ranks within 0.2 s" in said[0] or "Timed out waiting 200ms" in said[0]
     assert "\n" not in said[0]
 

@@ -163,14 +163,3 @@ def test_a_prompt_crosses_between_two_ranks_of_the_cpu_and_one_device_there_and_
 
     assert [tokens for tokens, _ in served] == [reference[1], reference[2], reference[0]]
     assert all(times.kv_bytes > 0 for _, times in served)
-
-
-def test_several_ranks_on_a_device_are_refused_in_words(model: Path) -> None:
-    two_ranks = config(model, Role.COMBINED, "fake", None, ranks=2)
-
-    async def start() -> None:
-        async with running(two_ranks):
-            pass
-
-    with pytest.raises(ConfigError, match=r"ranks on fake would add up by gloo, but .* runs on CPUs alone so far"):
-        asyncio.run(start())

@@ -1,0 +1,101 @@
+"""The pools of all ranks: how many blocks they have, and who makes them.
+
+host memory: rank 0 makes all of them, each other rank maps its own before it is sealed (docs/adr/0008)
+a device:    each rank makes its own, of the number of blocks that fits on the fullest of the devices (docs/adr/0015)
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from devices.host_memory import available_bytes
+from devices.host_pool import HostPool
+from devices.interface import Device, Memory
+from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
+from engine.ranks.channel import Kind
+from engine.ranks.follower import pack_pool
+from engine.ranks.rank_pool import RankPool
+from engine.ranks.team import Team
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout, Rank
+
+_MAP_S = 60.0
+
+
+def plan_host(
+    tensors: tuple[KvTensor, ...], num_ranks: int, asked: int | None, block_size: int, length: int
+) -> MemoryPlan:  # fmt: skip
+    """Return the plan of all pools together: heads that are repeated count as often as they are held."""
+    return _plan_all(tensors, num_ranks, cpu_budget(asked, available_bytes()), block_size, length)
+
+
+def plan_devices(
+    tensors: tuple[KvTensor, ...], free: Sequence[int], asked: int | None, block_size: int, length: int
+) -> MemoryPlan:
+    """Return the plan of all pools together, where rank i has `free[i]` bytes; all have as many blocks as the least.
+
+    `asked` bytes are of all pools together, as on the host. Raises ConfigError where they do not fit.
+    """
+    if asked is not None:
+        plan = _plan_all(tensors, len(free), asked, block_size, length)
+        for layout, bytes_free in zip(_layouts(tensors, plan, len(free)), free, strict=True):
+            if layout.total_bytes > bytes_free:
+                raise ConfigError(
+                    f"--kv-cache-memory {asked} bytes: {layout.total_bytes} of them are those of {layout.rank}, whose "
+                    f"device has {bytes_free} free"
+                )
+        return plan
+    plans = []
+    for number, budget in enumerate(free):
+        held = PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(number, len(free))).tensors
+        plans.append(plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length))
+    num_blocks = min(plan.num_blocks for plan in plans)
+    kv_bytes = sum(num_blocks * (plan.kv_bytes // plan.num_blocks) for plan in plans)
+    return dataclasses.replace(plans[0], num_blocks=num_blocks, kv_bytes=kv_bytes)
+
+
+def make_host_pools(
+    team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, undo: contextlib.ExitStack
+) -> list[Memory]:  # fmt: skip
+    """Make the pool of each rank here; each of the others maps its own before it is sealed. `undo` closes them."""
+    message = pack_pool(tensors, plan.num_blocks)
+
+    def give(rank: int, fd: int) -> None:
+        team.tell(rank, Kind.POOL, message, (fd,))
+        team.receive(rank, Kind.MAPPED, _MAP_S)
+
+    pools: list[Memory] = []
+    for number, layout in enumerate(_layouts(tensors, plan, num_ranks)):
+        share = None if number == 0 else (lambda fd, rank=number: give(rank, fd))
+        pools.append(HostPool(layout, share))
+        undo.callback(pools[-1].close)
+    return pools
+
+
+def make_device_pools(
+    team: Team, device: Device, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int,
+    undo: contextlib.ExitStack,
+) -> list[Memory]:  # fmt: skip
+    """Make rank 0's pool on `device` while each other rank makes its own on its. `undo` closes ours."""
+    team.tell_all(Kind.POOL, pack_pool(tensors, plan.num_blocks))
+    first, *others = _layouts(tensors, plan, num_ranks)
+    own = device.make_pool(first)
+    undo.callback(own.close)
+    for layout in others:
+        team.receive(layout.rank.number, Kind.MAPPED, _MAP_S)
+    return [own, *(RankPool(team, layout) for layout in others)]
+
+
+def _plan_all(
+    tensors: tuple[KvTensor, ...], num_ranks: int, budget: int, block_size: int, length: int
+) -> MemoryPlan:  # fmt: skip
+    layouts = [PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(n, num_ranks)) for n in range(num_ranks)]
+    held = [tensor for layout in layouts for tensor in layout.tensors]
+    return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
+
+
+def _layouts(tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int) -> list[PoolLayout]:
+    return [
+        PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=plan.block_size, rank=Rank(number, num_ranks))
+        for number in range(num_ranks)
+    ]

@@ -1,0 +1,48 @@
+"""The hand-off of ranks that hold their pools on devices of their own: each opens its links in its own process."""
+
+import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+
+from devices.interface import Memory
+from engine.ranks.rank_pool import RankPool
+from instance.config import InstanceConfig
+from instance.host import Identity
+from instance.kv_address import kv_host, kv_source
+from kvtransfer.far_rank import FarRank
+from kvtransfer.rank_messages import HalfSettings
+from wire.kv_layout import Rank
+
+_MEET_S = 60.0
+
+
+def meet_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
+    """Let each rank whose pool is elsewhere open its KV links; return rank 0's ends of them, before the first step.
+
+    Raises ConfigError, and InstanceLost where a rank is gone or says nothing.
+    """
+    pools = [memory for memory in memories if isinstance(memory, RankPool)]
+    with contextlib.ExitStack() as undo:
+        met: dict[Rank, FarRank] = {}
+        for pool in pools:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            far = FarRank(ours, pool.layout.rank, pool.explain, config.trust)
+            undo.callback(far.close)
+            with theirs:
+                pool.hand_over(_settings(config, identity).to_json(), theirs.fileno())
+            met[pool.layout.rank] = far
+        for far in met.values():
+            far.meet(_MEET_S)
+        undo.pop_all()
+    return met
+
+
+def _settings(config: InstanceConfig, identity: Identity) -> HalfSettings:
+    options, trust = config.options, config.trust
+    return HalfSettings(
+        instance_id=identity.instance_id, epoch=identity.epoch, host=kv_host(config), source=kv_source(config),
+        transports=options.kv_transport, lease_s=config.ticket_lease_s, port_range=config.port_range(),
+        digests=options.kv_digests, links_per_peer=options.kv_links,
+        secret=None if trust.secret is None else trust.secret.value.hex(),
+        addresses=tuple(sorted(trust.addresses)), loopback=trust.loopback,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""A rank other than 0 whose pool lies on a device of its own, as a process: it steps, and moves its own KV.
+
+python -P -m instance.rank_process CHANNEL_FD PARENT_PID
+"""
+
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from devices.interface import Memory
+from engine.ranks.process import main as serve_rank
+
+
+def main(argv: list[str]) -> int:
+    """Serve one rank; return the exit status."""
+    return serve_rank(argv, _open_half)
+
+
+def _open_half(
+    pool: Memory, settings: bytes, fd: int, step_age: Callable[[], float]
+) -> AbstractContextManager[object]:  # fmt: skip
+    from kvtransfer.rank_half import RankHalf
+    from kvtransfer.rank_messages import HalfSettings
+
+    return RankHalf(pool, HalfSettings.from_json(settings), socket.socket(fileno=fd), step_age)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

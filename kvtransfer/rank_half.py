@@ -1,0 +1,268 @@
+"""A rank's half of the hand-off in its own process: its sender, its receiver, and the way to rank 0 (far_rank.py).
+
+rank 0 == Unix socket ==> heard: in their order, by the hearing thread, or by a link's that has to know what was said
+       <= Unix socket === said:  by one thread, from a queue, so that who reports something never waits
+
+The tickets and their endings are rank 0's: here a receiver asks for nothing, and what happens to its share is reported.
+"""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NoReturn, Self
+
+from kvtransfer.interface import PoolMemory, SendStats
+from kvtransfer.quorum import Shares
+from kvtransfer.rank_messages import (
+    Figures,
+    HalfSettings,
+    Said,
+    pack_bytes,
+    pack_endpoints,
+    pack_error,
+    pack_numbers,
+    pack_stats,
+    unpack_bytes,
+    unpack_error,
+    unpack_numbers,
+    unpack_ticket,
+)
+from kvtransfer.receiver import KvReceiver
+from kvtransfer.sender import KvSender
+from telemetry.logs import EventLogger
+from wire.errors import HandoffFailed, InternalError, PdserveError
+from wire.rank_channel import Channel, ChannelClosed, Message
+from wire.secret import Secret
+from wire.trust import LiveAddresses, Trust
+
+_log = EventLogger("kvtransfer")
+_SAY_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
+_FIGURES_S = 0.25  # figures that changed are told so often
+
+_Line = tuple[Said, bytes]
+
+
+class RankHalf:
+    """Owner of one rank's sender and receiver over its own pool, of its end of the socket and of two threads."""
+
+    def __init__(
+        self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
+    ) -> None:
+        """Open both and tell rank 0 where we listen. Raises PdserveError, which rank 0 hears too."""
+        self._channel = Channel(end, Said)
+        self._lines: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
+        self._reports = Reports(self._say, self.catch_up)
+        self._hearing = threading.Lock()
+        self._closing = threading.Event()
+        self._told = Figures()
+        self._addresses = LiveAddresses(settings.addresses)
+        secret = None if settings.secret is None else Secret(bytes.fromhex(settings.secret))
+        trust = Trust(secret, self._addresses, settings.loopback)
+        try:
+            with contextlib.ExitStack() as undo:
+                self._receiver = self._receive(memory, settings, trust)
+                undo.callback(self._receiver.close)
+                self._sender = self._send(memory, settings, trust, progress_age)
+                undo.pop_all()
+        except PdserveError as error:
+            self._channel.send(Said.LACKING, pack_error(error), timeout_s=_SAY_S)
+            raise
+        self._channel.send(Said.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SAY_S)
+        self._threads = [
+            threading.Thread(target=self._hear, name="kv-rank-hear", daemon=True),
+            threading.Thread(target=self._speak, name="kv-rank-say", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def catch_up(self) -> None:
+        """Do all that rank 0 has said before this call. Not to be called with a lock of the hand-off."""
+        with self._hearing, contextlib.suppress(ChannelClosed):
+            while not self._closing.is_set() and self._channel.has_more(0):
+                self._take(self._channel.receive(_SAY_S))
+
+    def close(self) -> None:
+        """End both and the threads. Idempotent."""
+        self._closing.set()
+        self._sender.close()
+        self._receiver.close()
+        self._lines.put(None)
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _receive(self, memory: PoolMemory, settings: HalfSettings, trust: Trust) -> KvReceiver:
+        return KvReceiver(
+            memory, instance_id=settings.instance_id, epoch=settings.epoch, host=settings.host,
+            transports=settings.transports, quorum=self._reports, lease_s=settings.lease_s,
+            port_range=settings.port_range, digests=settings.digests, trust=trust,
+        )  # fmt: skip
+
+    def _send(
+        self, memory: PoolMemory, settings: HalfSettings, trust: Trust, progress_age: Callable[[], float]
+    ) -> KvSender:
+        return KvSender(
+            memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
+            events=_Endings(self._say), progress_age=progress_age, links_per_peer=settings.links_per_peer,
+            digests=settings.digests, trust=trust, source=settings.source,
+        )  # fmt: skip
+
+    def _hear(self) -> None:
+        """Do what rank 0 says, until it is gone: then this process is about to end."""
+        try:
+            while not self._closing.is_set():
+                if self._channel.has_more(_LOOK_S):
+                    with self._hearing:
+                        if self._channel.has_more(0):  # else a link's thread was faster
+                            self._take(self._channel.receive(_SAY_S))
+        except (ChannelClosed, TimeoutError, OSError, ValueError) as error:
+            if not self._closing.is_set():
+                _log.info("kv_rank_0_gone", reason=error)
+
+    def _take(self, message: Message[Said]) -> None:
+        try:
+            self._do(message)
+        except Exception as error:  # noqa: BLE001  a defect over one ticket must not keep the others from being heard
+            _log.error("kv_rank_failed", exc=error, said=message.kind.name)
+
+    def _do(self, message: Message[Said]) -> None:
+        payload = message.payload
+        match message.kind:
+            case Said.BEGIN:
+                self._sender.begin(unpack_ticket(payload))
+            case Said.PUT:
+                ticket_id, (layer, start, end, *blocks) = unpack_numbers(payload, 3)
+                self._sender.put(ticket_id, layer, start, end, blocks)
+            case Said.COMMIT:
+                self._sender.commit(*unpack_bytes(payload))
+            case Said.ABORT:
+                ticket_id, reason = unpack_bytes(payload)
+                self._sender.abort(ticket_id, reason.decode())
+            case Said.ADDRESSES:
+                self._addresses.replace(payload.decode().split())
+            case Said.CLOSE:
+                half = self._sender if payload == b"sender" else self._receiver
+                threading.Thread(target=self._close_half, args=(half,), name="kv-rank-close", daemon=True).start()
+            case _:
+                self._reports.take(message)
+
+    def _close_half(self, half: KvSender | KvReceiver) -> None:
+        half.close()
+        self._tell_figures()
+        self._say(Said.CLOSED)
+
+    def _say(self, said: Said, payload: bytes = b"") -> None:
+        self._lines.put((said, payload))
+
+    def _speak(self) -> None:
+        due = time.monotonic()
+        with contextlib.suppress(ChannelClosed, TimeoutError, OSError):
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    line = self._lines.get(timeout=max(0.0, due - time.monotonic()))
+                    if line is None:
+                        return
+                    self._channel.send(*line, timeout_s=_SAY_S)
+                if time.monotonic() >= due:
+                    self._tell_figures()
+                    due = time.monotonic() + _FIGURES_S
+
+    def _tell_figures(self) -> None:
+        sender, receiver = self._sender, self._receiver
+        now = Figures(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
+        if now != self._told:
+            self._told = now
+            self._say(Said.FIGURES, now.to_json())
+
+
+class _Endings:
+    """Implements SenderEvents: rank 0 hears of each."""
+
+    def __init__(self, say: Callable[[Said, bytes], None]) -> None:
+        self._say = say
+
+    def acked(self, ticket_id: str, stats: SendStats) -> None:
+        """See SenderEvents."""
+        self._say(Said.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
+
+    def failed(self, ticket_id: str, error: PdserveError) -> None:
+        """See SenderEvents."""
+        self._say(Said.FAILED, pack_bytes(ticket_id, pack_error(error)))
+
+
+class Reports:
+    """Implements quorum.Book for a rank's receiver: rank 0 hears what it reports, and says what becomes of a ticket."""
+
+    def __init__(self, say: Callable[[Said, bytes], None], catch_up: Callable[[], None]) -> None:
+        self._say = say
+        self.catch_up = catch_up
+        self._share: Shares | None = None
+        self._others: dict[str, int] = {}  # how far the other ranks were, by ticket
+
+    def join(self, shares: Shares) -> None:
+        """Be told by rank 0 what these are to do."""
+        self._share = shares
+
+    def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
+        """See ShareReports. What the prompt is comes to rank 0 alone."""
+        self._say(Said.READY, pack_numbers(ticket_id, kv_bytes))
+
+    def share_ended(self, ticket_id: str, error: PdserveError) -> None:
+        """See ShareReports."""
+        self._say(Said.ENDED, pack_bytes(ticket_id, pack_error(error)))
+
+    def share_released(self, ticket_id: str) -> None:
+        """See ShareReports."""
+        self._say(Said.RELEASED, pack_numbers(ticket_id))
+
+    def progress(self, ticket_id: str) -> int:
+        """See ShareReports: of the others it is what rank 0 said when this was asked before."""
+        share = self._share
+        own = 0 if share is None else share.progress(ticket_id)
+        self._say(Said.PROGRESS, pack_numbers(ticket_id, own))
+        return own + self._others.get(ticket_id, 0)
+
+    def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> NoReturn:
+        """Raises InternalError: rank 0 makes tickets."""
+        raise InternalError(f"ticket {ticket_id} was asked of a rank that makes none")
+
+    def abort(self, ticket_id: str, reason: str) -> None:
+        """Let rank 0 end a ticket."""
+        self.share_ended(ticket_id, HandoffFailed(reason))
+
+    def close(self, reason: str) -> None:
+        """The tickets are rank 0's to end."""
+
+    def take(self, message: Message[Said]) -> None:
+        """Do what rank 0 says of a ticket. Raises ValueError for what it does not say."""
+        assert self._share is not None, "the receiver is made before it hears anything"
+        if message.kind == Said.RESERVE:
+            ticket_id, (num_tokens, first_token, *blocks) = unpack_numbers(message.payload, 2)
+            self._others[ticket_id] = 0
+            try:
+                self._share.reserve(ticket_id, num_tokens, first_token, blocks)
+            except ValueError as error:
+                self.share_ended(ticket_id, InternalError(f"a rank could make no share of the ticket: {error}"))
+                self.share_released(ticket_id)
+        elif message.kind == Said.SETTLE:
+            ticket_id, rest = unpack_bytes(message.payload)
+            self._others.pop(ticket_id, None)
+            self._share.settle(ticket_id, unpack_error(rest))
+        elif message.kind == Said.OTHERS:
+            ticket_id, (others, *_) = unpack_numbers(message.payload, 1)
+            if ticket_id in self._others:
+                self._others[ticket_id] = others
+        else:
+            raise ValueError(f"rank 0 does not say {message.kind.name} to a rank")

@@ -1,0 +1,188 @@
+"""What rank 0 and a rank that moves its own KV say to each other, over a Unix socket (wire/rank_channel.py).
+
+about a ticket | length of its id: 16 bits | id | 64-bit integers, text, or JSON, by kind; little-endian
+about a rank   | JSON
+
+Nothing in it could be executed. Who says what: far_rank.py (rank 0's end), rank_half.py (the rank's).
+"""
+
+import dataclasses
+import json
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from kvtransfer.interface import SendStats
+from kvtransfer.ticket_table import ReceiverCounts
+from kvtransfer.totals import Life
+from wire.errors import InternalError, PdserveError, from_name, to_name
+from wire.types import KvEndpoint, LinkStatus, Ticket
+
+_LENGTH = struct.Struct("<H")
+
+
+class Said(IntEnum):
+    """What a message says: the first two rows are rank 0's, of sending and of receiving, the last two the rank's."""
+
+    BEGIN, PUT, COMMIT, ABORT = range(1, 5)
+    RESERVE, SETTLE, OTHERS, ADDRESSES, CLOSE = range(11, 16)
+    ACKED, FAILED, FIGURES = range(21, 24)
+    HERE, LACKING, READY, ENDED, RELEASED, PROGRESS, CLOSED = range(31, 38)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSettings:
+    """What a rank has to know to send and receive its part: of its instance, its links and whom it trusts.
+
+    `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of wire/trust.Trust.
+    """
+
+    instance_id: str
+    epoch: int
+    host: str
+    source: str | None
+    transports: tuple[str, ...]
+    lease_s: float
+    port_range: tuple[int, int] | None
+    digests: bool
+    links_per_peer: int
+    secret: str | None = dataclasses.field(repr=False, default=None)
+    addresses: tuple[str, ...] = ()
+    loopback: bool = True
+
+    def to_json(self) -> bytes:
+        """Return what `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> "HalfSettings":
+        """Raises ValueError for what `to_json` did not make."""
+        values = _read_object(payload, cls)
+        ports = values["port_range"]
+        values["port_range"] = None if ports is None else (int(ports[0]), int(ports[1]))
+        return cls(**{**values, "transports": tuple(values["transports"]), "addresses": tuple(values["addresses"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a rank counts: of each link, of what it sent and of what came in."""
+
+    links: tuple[tuple[Life, LinkStatus], ...] = ()
+    bytes_sent: int = 0
+    frames_resent: int = 0
+    received: ReceiverCounts = dataclasses.field(default_factory=ReceiverCounts)
+
+    def to_json(self) -> bytes:
+        """Return what `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> "Figures":
+        """Raises ValueError for what `to_json` did not make."""
+        values = _read_object(payload, cls)
+        links = tuple(
+            ((str(life[0]), int(life[1])), LinkStatus(**{**one, "passed_over": tuple(one["passed_over"])}))
+            for life, one in values["links"]
+        )
+        received = ReceiverCounts(**values["received"])
+        return cls(links, int(values["bytes_sent"]), int(values["frames_resent"]), received)
+
+
+def pack_numbers(ticket_id: str, *numbers: int, blocks: Iterable[int] = ()) -> bytes:
+    """Return a ticket's id and integers."""
+    return _head(ticket_id) + _little_endian(array("q", (*numbers, *blocks))).tobytes()
+
+
+def unpack_numbers(payload: bytes, least: int = 0) -> tuple[str, list[int]]:
+    """Return what `pack_numbers` was given. Raises ValueError for other bytes, and for fewer than `least` integers."""
+    ticket_id, rest = unpack_bytes(payload)
+    values = array("q")
+    values.frombytes(rest)  # ValueError for a length that is no multiple of 8
+    if len(values) < least:
+        raise ValueError(f"{len(values)} integers came where {least} were due")
+    return ticket_id, _little_endian(values).tolist()
+
+
+def pack_bytes(ticket_id: str, rest: bytes) -> bytes:
+    """Return a ticket's id and bytes."""
+    return _head(ticket_id) + rest
+
+
+def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
+    """Return what `pack_bytes` was given. Raises ValueError for other bytes."""
+    if len(payload) < _LENGTH.size:
+        raise ValueError(f"{len(payload)} bytes are no message about a ticket")
+    end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+    if end > len(payload):
+        raise ValueError(f"{len(payload)} bytes came where {end} were due")
+    return payload[_LENGTH.size : end].decode(), payload[end:]
+
+
+def pack_error(error: PdserveError | None) -> bytes:
+    """Return an error's name and words, nothing for none."""
+    return b"" if error is None else json.dumps({"error": to_name(error), "text": str(error)}).encode()
+
+
+def unpack_error(payload: bytes) -> PdserveError | None:
+    """Return the error that `pack_error` was given."""
+    if not payload:
+        return None
+    try:
+        values = json.loads(payload)
+        return from_name(str(values["error"]), str(values["text"]))
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"a rank failed and said {payload[:200]!r}")
+
+
+def pack_ticket(ticket: Ticket) -> bytes:
+    """Return what `unpack_ticket` reads."""
+    return json.dumps(dataclasses.asdict(ticket)).encode()
+
+
+def unpack_ticket(payload: bytes) -> Ticket:
+    """Raises ValueError for what `pack_ticket` did not make."""
+    values = _read_object(payload, Ticket)
+    return Ticket(**{**values, "endpoints": tuple(KvEndpoint(**one) for one in values["endpoints"])})
+
+
+def pack_stats(stats: SendStats) -> bytes:
+    """Return what `unpack_stats` reads."""
+    return json.dumps(dataclasses.asdict(stats)).encode()
+
+
+def unpack_stats(payload: bytes) -> SendStats:
+    """Raises ValueError for what `pack_stats` did not make."""
+    return SendStats(**_read_object(payload, SendStats))
+
+
+def pack_endpoints(endpoints: Sequence[KvEndpoint]) -> bytes:
+    """Return what `unpack_endpoints` reads."""
+    return json.dumps([dataclasses.asdict(one) for one in endpoints]).encode()
+
+
+def unpack_endpoints(payload: bytes) -> tuple[KvEndpoint, ...]:
+    """Return where a rank listens."""
+    return tuple(KvEndpoint(**one) for one in json.loads(payload))
+
+
+def _head(ticket_id: str) -> bytes:
+    name = ticket_id.encode()
+    return _LENGTH.pack(len(name)) + name
+
+
+def _read_object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
+    values = json.loads(payload)
+    wanted = {field.name for field in dataclasses.fields(cls)}
+    if not isinstance(values, dict) or values.keys() != wanted:
+        raise ValueError(f"not a {cls.__name__}: {payload[:200]!r}")
+    return values
+
+
+def _little_endian(values: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

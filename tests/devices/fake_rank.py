@@ -1,0 +1,14 @@
+"""A rank on the fake device, as a process: the kind is in this process's table before the product's own rank starts.
+
+python -P -m tests.devices.fake_rank CHANNEL_FD PARENT_PID     (PYTHONPATH: the repository)
+"""
+
+import sys
+
+from devices import table
+from instance.rank_process import main
+from tests.devices.fake_device import CardKind
+
+if __name__ == "__main__":
+    table.KINDS["fake"] = CardKind()
+    sys.exit(main(sys.argv[1:]))
