@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from batch.input_file import InputFile
 from batch.journal import Journal
@@ -12,30 +12,44 @@ from batch.output_line import Outcome, good_outcome
 from wire.errors import ConfigError
 
 
-def take_over(output: Path, source: InputFile, journal: Journal) -> None:
+def take_over(output: Path, source: InputFile, journal: Journal) -> frozenset[str]:
     """Put the good answers of `output` into `journal`, for lines without one there; they may be in any order.
 
-    Raises ConfigError where there is no such file, or it is not the output of this input; then nothing was put.
+    Returns the models that its good answers to lines without a `model` name: nothing but what is served chose them.
+    Raises ConfigError where there is no such file though the journal is empty, or it is not the output of this input;
+    then nothing was put.
     """
-    positions = {parse_line(source.line(i))["custom_id"]: i for i in range(len(source))}
+    positions: dict[str, int] = {}
+    nameless, models = set[int](), set[str]()
+    for position in range(len(source)):
+        request = parse_line(source.line(position))
+        positions[request["custom_id"]] = position
+        if _model(request.get("body")) is None:
+            nameless.add(position)
     try:
         with output.open("rb") as file:
             for _ in _good(file, positions, output):
                 pass  # all of it is read before anything is kept
             file.seek(0)
-            for position, outcome in _good(file, positions, output):
+            for position, outcome, model in _good(file, positions, output):
+                if model is not None and position in nameless:
+                    models.add(model)
                 if not journal.has(position):
                     journal.append(Record(position, outcome))
     except FileNotFoundError:
-        if not journal.num_done:
+        if journal.is_empty:
             words = "only the output of a run that ended has lines to ask again"
             raise ConfigError(f"{output} is not there: {words}") from None
     except OSError as error:
         raise ConfigError(f"{error.filename or output}: {error.strerror}") from error
+    return frozenset(models)
 
 
-def _good(file: BinaryIO, positions: Mapping[str, int], output: Path) -> Iterator[tuple[int, Outcome]]:
-    """Yield the good answers with the positions of their requests. Raises ConfigError for a line that answers none."""
+def _good(file: BinaryIO, positions: Mapping[str, int], output: Path) -> Iterator[tuple[int, Outcome, str | None]]:
+    """Yield the good answers, with the positions of their requests and the model that each names, if any.
+
+    Raises ConfigError for a line that answers none.
+    """
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -49,4 +63,9 @@ def _good(file: BinaryIO, positions: Mapping[str, int], output: Path) -> Iterato
             raise ConfigError(f"{output}: line {number} {words}")
         outcome = good_outcome(answered, line.strip())
         if outcome is not None:
-            yield positions[custom_id], outcome
+            yield positions[custom_id], outcome, _model(answered["response"].get("body"))
+
+
+def _model(body: Any) -> str | None:
+    name = body.get("model") if isinstance(body, dict) else None
+    return name if isinstance(name, str) else None

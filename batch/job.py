@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from batch.binding_note import note_of
 from wire.errors import ConfigError, PdserveError
 
 
@@ -46,7 +47,7 @@ class BatchJob:
 
     `error_path` gets the lines that failed once more. `binding` is what answers depend on beside the input, as the
     model and the dtype: a run that was stopped is taken up only where it is the same. `retry_failed` keeps the good
-    answers of the output that is there and asks the other lines again.
+    answers of the output that is there, and of a run that was stopped, and asks the other lines again.
     """
 
     input_path: Path
@@ -70,3 +71,8 @@ class BatchJob:
     def journal_path(self) -> Path:
         """Where answers are kept until the output stands."""
         return self.output_path.with_name(self.output_path.name + ".journal")
+
+    @property
+    def note_path(self) -> Path:
+        """Where `binding` is kept while lines of the output failed, for who asks them again."""
+        return note_of(self.output_path)

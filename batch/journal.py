@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from batch.binding import difference
 from batch.journal_record import Record, decode, decode_header, encode, encode_header, is_cut_header
 from wire.errors import ConfigError
 from wire.failpoints import failpoint
@@ -21,7 +22,7 @@ _NOTHING = 2**64 - 1  # no record begins there
 class Journal:
     """Answers by position, on disk. Owns the file and its lock: one run at a time has it.
 
-    In memory it keeps 12 bytes a request.
+    In memory it keeps 12 bytes a request, and the positions of those that failed.
     """
 
     def __init__(self, path: Path, descriptor: int, num_requests: int) -> None:
@@ -32,6 +33,8 @@ class Journal:
         self._is_open = True
         self._end = 0
         self._is_synced = True
+        self.is_empty = True  # no answer stands in the file, not even a forgotten one
+        self._failed: set[int] = set()  # positions
         self._offsets = array("Q", [_NOTHING]) * num_requests
         self._lengths = array("I", [0]) * num_requests
 
@@ -79,6 +82,14 @@ class Journal:
                     self._is_synced = False
                     raise
 
+    def forget_failed(self) -> None:
+        """Have no answer to the lines that failed: they are to be asked again, and what comes then counts."""
+        for position in self._failed:
+            self._offsets[position] = _NOTHING
+        self.num_done -= len(self._failed)
+        self.num_failed -= len(self._failed)
+        self._failed.clear()
+
     def line(self, position: int) -> tuple[bytes, bool]:
         """Return the output's line of a request that has its answer, and whether it failed. Raises OSError."""
         with self._closing:
@@ -115,13 +126,14 @@ class Journal:
                     break
                 self._end += len(line)
                 record = decode(line)
-                if record is not None and record.position < len(self._offsets) and not self.has(record.position):
-                    self._note(record, len(line))
-        is_same = _text(told) == _text(binding)
-        if self.num_done and not is_same:
-            raise ConfigError(f"{self.path} has the answers of another run: {_difference(told, binding)}")
+                if record is not None and record.position < len(self._offsets):
+                    self._take(record, len(line))
+        parted = difference(told, binding)
+        if not self.is_empty and parted is not None:
+            words = "finish that run as it was begun, or remove the file to begin anew"
+            raise ConfigError(f"{self.path} has the answers of another run: {parted}; {words}")
         os.ftruncate(self._descriptor, self._end)
-        return is_same
+        return parted is None
 
     def _begin(self, binding: Mapping[str, Any]) -> None:
         self._end = 0
@@ -147,30 +159,27 @@ class Journal:
         self._end += len(content)
         self._is_synced = False
 
+    def _take(self, record: Record, length: int) -> None:
+        """Count a record of an earlier run, once for a position: the first, but a good answer instead of a failure."""
+        if record.position in self._failed and not record.outcome.failed:
+            self._failed.remove(record.position)
+            self.num_done -= 1
+            self.num_failed -= 1
+        elif self.has(record.position):
+            return
+        self._note(record, length)
+
     def _note(self, record: Record, length: int) -> None:
         """Count the record whose `length` bytes the file ends with."""
+        self.is_empty = False
+        if record.outcome.failed:
+            self._failed.add(record.position)
         self._offsets[record.position] = self._end - length
         self._lengths[record.position] = length
         self.num_done += 1
         self.num_failed += record.outcome.failed
         self.prompt_tokens += record.outcome.prompt_tokens
         self.completion_tokens += record.outcome.completion_tokens
-
-
-def _text(told: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in told.items()}
-
-
-def _difference(told: Mapping[str, Any], binding: Mapping[str, Any]) -> str:
-    """Say in words what parts two runs."""
-    had, has = _text(told), _text(binding)
-    for name in (*has, *had):
-        was, now = had.get(name, "(none)"), has.get(name, "(none)")
-        if was != now:
-            return (
-                f"{name} was {was} and is {now} now; finish that run as it was begun, or remove the file to begin anew"
-            )
-    raise AssertionError("nothing parts them")
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from batch.binding_note import check_note
 from batch.earlier_output import take_over
 from batch.input_file import InputFile
 from batch.job import BatchJob
@@ -21,6 +22,7 @@ class Prepared:
         self.job = job
         self.source = source
         self.journal = journal
+        self.models: frozenset[str] = frozenset()  # of answers that were taken over, where no line chose them
 
     @property
     def total(self) -> int:
@@ -42,7 +44,7 @@ class Prepared:
 
     def close(self) -> None:
         """Close the files and leave the lock; a journal without an answer goes."""
-        if self.left == self.total:
+        if self.journal.is_empty:
             with contextlib.suppress(OSError):
                 self.journal.remove()
         self.journal.close()
@@ -54,7 +56,7 @@ def prepare(job: BatchJob) -> Prepared:
 
     Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
     cannot be written or that another run writes, a journal with answers to another input or of another model, and,
-    where failed lines are to be asked again, an output that is not there or answers another input.
+    where failed lines are to be asked again, an output that is not there, answers another input or was asked otherwise.
     """
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)
@@ -69,7 +71,9 @@ def prepare(job: BatchJob) -> Prepared:
         raise
     if job.retry_failed:
         try:
-            take_over(job.output_path, source, prepared.journal)
+            check_note(job.note_path, job.binding, job.output_path)
+            prepared.journal.forget_failed()
+            prepared.models = take_over(job.output_path, source, prepared.journal)
         except BaseException:
             prepared.close()
             raise
@@ -89,5 +93,5 @@ def _check_places(job: BatchJob) -> None:
 
 def _written(job: BatchJob) -> list[tuple[Path, str]]:
     """Return the places that a run writes, with their names."""
-    named = [(job.output_path, "the output"), (job.journal_path, "the journal")]
+    named = [(job.output_path, "the output"), (job.journal_path, "the journal"), (job.note_path, "the note")]
     return named if job.error_path is None else [*named, (job.error_path, "the error file")]

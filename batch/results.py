@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack
 
+from batch.binding_note import write_note
 from batch.prepared import Prepared
 from batch.whole_file import WholeFile
 from wire.failpoints import failpoint
@@ -10,6 +11,8 @@ from wire.failpoints import failpoint
 
 def write_results(prepared: Prepared, gives_up: threading.Event) -> bool:
     """Write both files whole, in the order of the input, and remove the journal; False if it gave up before.
+
+    Where lines failed, a note beside them says what the answers depend on.
 
     Killed at any moment, it is done again from the journal, which goes last. Raises OSError.
     """
@@ -32,5 +35,9 @@ def write_results(prepared: Prepared, gives_up: threading.Event) -> bool:
             failpoint("batch.between_renames")
         output.appear()
         failpoint("batch.after_rename")
+    if prepared.journal.num_failed:
+        write_note(job.note_path, job.binding)
+    else:
+        job.note_path.unlink(missing_ok=True)
     prepared.journal.remove()
     return True

@@ -9,7 +9,7 @@ from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits
 from batch.prepared import Prepared, prepare
 from batch.runner import Progress, run_batch
-from pdserve.batch_run.answerer import ModelHere, Nobody, Server, model_here, server
+from pdserve.batch_run.answerer import ModelHere, Nobody, Server, check_models, model_here, server
 from pdserve.batch_run.files import BatchFiles, local_files, send
 from pdserve.batch_run.interruption import Interruption
 from pdserve.batch_run.metrics import serve_metrics
@@ -81,6 +81,8 @@ async def _answer(
     """
     async with contextlib.AsyncExitStack() as stack:
         answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
+        if prepared.left:
+            await check_models(answerer, prepared.models, prepared.job.output_path)
         if request.metrics is not None:
             engine = answerer if isinstance(source, ModelHere) else None
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))

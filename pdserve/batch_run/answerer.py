@@ -2,8 +2,9 @@
 
 import argparse
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -72,6 +73,15 @@ class Server:
         for name in self.names:
             if name not in served:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
+
+
+async def check_models(answerer: Answerer, models: Collection[str], output: Path) -> None:
+    """Raise ConfigError where answers of `output` are of a model that is not served: the others would be of another."""
+    if models:
+        served = _served(await answerer.ask("GET", "/v1/models")) or []
+        for name in sorted(set(models) - set(served)):
+            words = f"its failed lines would be asked of {', '.join(served) or '(none)'}"
+            raise ConfigError(f"{output} has good answers of the model {name}, and {words}: serve the same model")
 
 
 def model_here(request: BatchRequest) -> ModelHere:

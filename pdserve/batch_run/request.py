@@ -94,7 +94,7 @@ class BatchRequest:
     @property
     def binding(self) -> dict[str, str]:
         """What the answers depend on beside the input, by flag: a stopped run goes on only where it is the same."""
-        told = {_flag(name): str(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
+        told = {_flag(name): _as_typed(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
         at_url = "" if self.options.base_url is None else "a server"
         return {name: value for name, value in (told | {"--base-url": at_url}).items() if value}
 
@@ -208,6 +208,10 @@ def _key(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | Non
         return Path(options.api_key_file).read_text(errors="replace").split()[0]
     read_keys(SchedulerOptions(), environ)
     return own_key(environ)
+
+
+def _as_typed(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _flag(name: str) -> str:

@@ -130,3 +130,98 @@ async def test_what_other_runners_write_of_a_failure_is_one(job: BatchJob, answe
     await run_job(replace(job, retry_failed=True), answerer)
 
     assert set(answerer.asked) == {0}
+
+
+# Of what the other lines are
+
+
+async def test_failed_lines_are_not_asked_of_another_model_than_the_rest(job: BatchJob) -> None:
+    await run_job(replace(job, binding={"--model": "a", "--dtype": "float32"}), Scripted(_every_tenth_fails))
+    again = replace(job, retry_failed=True)
+
+    for binding, words in (
+        ({"--model": "b", "--dtype": "float32"}, "--model was a and is b now"),
+        ({"--model": "a", "--dtype": "float32", "--generation-config": "auto"}, "--generation-config was (none) and"),
+        ({"--model": "a"}, "--dtype was float32 and is (none) now"),
+    ):
+        refusal = _refusal(replace(again, binding=binding))
+        assert refusal.startswith(f"{job.output_path} has the answers of another run: {words}")
+        assert refusal.endswith(f"or remove {job.note_path} to have both in one file")
+    progress = await run_job(replace(again, binding={"--model": "a", "--dtype": "float32"}), Scripted())
+
+    assert (progress.done, progress.errors) == (NUM_LINES, 0)
+    assert not job.note_path.exists(), "nothing is left to be asked again"
+
+
+async def test_whoever_wants_both_in_one_file_removes_the_note(job: BatchJob) -> None:
+    await run_job(replace(job, binding={"--model": "a"}), Scripted(_every_tenth_fails))
+    job.note_path.unlink()
+
+    progress = await run_job(replace(job, binding={"--model": "b"}, retry_failed=True), Scripted())
+
+    assert (progress.done, progress.errors) == (NUM_LINES, 0)
+
+
+async def test_a_note_that_is_none_of_ours_is_refused(ended: BatchJob) -> None:
+    ended.note_path.write_text("my notes\n")
+
+    assert _refusal(ended).startswith(f"{ended.note_path} is no note of ours, or is damaged: remove it")
+
+
+async def test_what_failed_in_a_retry_that_was_stopped_is_asked_again(ended: BatchJob) -> None:
+    def script(n: Any, times: int) -> Answer | Exception:
+        return RuntimeError("killed") if n == 23 else says({"error": {"message": "still"}}, 400)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        await run_job(replace(ended, max_inflight=1), Scripted(script))
+    again = Scripted()
+
+    progress = await run_job(ended, again)
+
+    assert set(again.asked) == {3, 13, 23}
+    assert (progress.done, progress.errors) == (NUM_LINES, 0)
+    assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
+
+
+async def test_a_run_that_was_stopped_goes_on_with_its_failed_lines_asked_again(job: BatchJob) -> None:
+    def script(n: Any, times: int) -> Answer | Exception:
+        return RuntimeError("killed") if n == 4 else _every_tenth_fails(n, times)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        await run_job(replace(job, max_inflight=1), Scripted(script))
+    again = Scripted()
+
+    await run_job(replace(job, retry_failed=True), again)
+
+    assert set(again.asked) == set(range(3, NUM_LINES)), "without an output: the journal has what the run answered"
+    assert [one["error"] for one in read_lines(job.output_path)] == [None] * NUM_LINES
+
+
+async def test_a_stopped_retry_of_failures_alone_is_no_output_lost(job: BatchJob) -> None:
+    write_lines(job.input_path, [line(3), line(13)])
+
+    def script(n: Any, times: int) -> Answer | Exception:
+        return RuntimeError("killed") if n == 13 else says({"error": {"message": "no"}}, 400)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        await run_job(replace(job, max_inflight=1), Scripted(script))
+    again = Scripted()
+
+    await run_job(replace(job, retry_failed=True), again)
+
+    assert set(again.asked) == {3, 13}
+
+
+async def test_the_models_of_answers_that_no_line_chose_are_told(job: BatchJob) -> None:
+    write_lines(job.input_path, [line(0, body={"n": 0}), line(1, body={"n": 1, "model": "m"}), line(2)])
+    answers = [(0, "served"), (1, "m-2024")]
+    write_lines(
+        job.output_path,
+        [
+            {"custom_id": f"request-{n}", "response": {"status_code": 200, "body": {"model": name}}, "error": None}
+            for n, name in answers
+        ],
+    )
+
+    with prepare(replace(job, retry_failed=True)) as prepared:
+        assert (prepared.left, prepared.models) == (1, frozenset({"served"}))

@@ -134,6 +134,36 @@ def test_a_position_that_stands_twice_or_is_none_of_the_input_counts_once_or_not
     journal.close()
 
 
+def test_a_good_answer_counts_instead_of_a_failure_before_it(path: Path) -> None:
+    content = _written(path)
+    mended = Record(3, Outcome(b"mended", False, 7, 9))
+    path.write_bytes(content + encode(mended) + encode(Record(3, Outcome(b"late", True))))
+
+    journal = _open(path)
+    assert _lines(journal) == _expected([*RECORDS[1:], mended])
+    assert (journal.num_done, journal.num_failed) == (5, 1)
+    journal.close()
+
+
+def test_what_failed_is_forgotten_for_who_asks_it_again_and_stays_for_others(path: Path) -> None:
+    _written(path)
+    journal = _open(path)
+
+    journal.forget_failed()
+
+    good = [record for record in RECORDS if not record.outcome.failed]
+    assert _lines(journal) == _expected(good)
+    assert (journal.num_done, journal.num_failed, journal.is_empty) == (3, 0, False)
+    again = Record(RECORDS[0].position, Outcome(b"again", True))
+    journal.append(again)
+    assert _lines(journal) == _expected([*good, again])
+    assert (journal.num_done, journal.num_failed) == (4, 1)
+    journal.close()
+    other = _open(path)
+    assert _lines(other) == _expected(RECORDS)
+    other.close()
+
+
 # Whose it is
 
 

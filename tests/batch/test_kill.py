@@ -53,10 +53,10 @@ def _run(folder: Path, failpoint: str = "", max_file_bytes: int | None = None) -
 
 
 def _check(folder: Path, unkilled: Path) -> None:
-    """Both files are those of the run that was never killed, and nothing is left beside them."""
+    """Both files are those of the run that was never killed, and nothing is left beside them but the note of it."""
     for name in ("out.jsonl", "err.jsonl"):
         assert plain(folder / name) == plain(unkilled / name)
-    assert sorted(os.listdir(folder)) == ["err.jsonl", "in.jsonl", "out.jsonl"]
+    assert sorted(os.listdir(folder)) == ["err.jsonl", "in.jsonl", "out.jsonl", "out.jsonl.asked"]
     assert len({one["id"] for one in read_lines(folder / "out.jsonl")}) == NUM_LINES
 
 

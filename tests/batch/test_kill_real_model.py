@@ -98,4 +98,4 @@ def test_a_run_killed_20_times_and_given_again_ends_with_the_file_of_an_unkilled
     assert _run(folder, model) == 0
 
     assert _compared(folder) == _compared(unkilled)
-    assert sorted(os.listdir(folder)) == ["in.jsonl", "out.jsonl"]
+    assert sorted(os.listdir(folder)) == ["in.jsonl", "out.jsonl", "out.jsonl.asked"]

@@ -166,6 +166,40 @@ def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> 
     assert nothing.status == 0, f"no model is looked for: {nothing.err}"
 
 
+def test_failed_lines_are_not_asked_of_another_model_than_the_rest(tmp_path: Path, loopback: Loopback) -> None:
+    write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
+    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl")
+    at_url = (*words, "--base-url", loopback.url)
+    run(tmp_path, *at_url, "--model", "tiny")
+    before = (tmp_path / "out.jsonl").read_bytes()
+
+    other = run(tmp_path, *at_url, "--model", "tiny", "--served-model-name", "other", "--retry-failed")
+    here = run(tmp_path, *words, *NO_MODEL, "--retry-failed")
+
+    assert (other.status, here.status) == (2, 2)
+    assert "another run: --served-model-name was (none) and is other now; ask what failed as the rest" in other.err
+    assert "--model was tiny and is /no/such/model now" in here.err
+    assert "or remove out.jsonl.asked to have both in one file" in here.err
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    assert sum(loopback.asked.values()) == 3
+
+
+def test_failed_lines_are_not_asked_of_a_server_that_serves_another_model_by_now(
+    tmp_path: Path, loopback: Loopback
+) -> None:
+    nameless = [{**line, "body": {"prompt": word}} for line, word in zip(BATCH, WORDS, strict=True)]
+    write(tmp_path / "in.jsonl", nameless)
+    answer = {"status_code": 200, "body": {"model": "m-7b"}}
+    write(tmp_path / "out.jsonl", [{"custom_id": "id-one", "response": answer, "error": None}])
+
+    words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url, "--retry-failed")
+    ended = run(tmp_path, *words)
+
+    assert ended.status == 2
+    assert "out.jsonl has good answers of the model m-7b, and its failed lines would be asked of tiny" in ended.err
+    assert loopback.asked == {}
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: signal.Signals, status: int) -> None:
     write(tmp_path / "in.jsonl", BATCH)
