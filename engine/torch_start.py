@@ -10,6 +10,8 @@ from devices.npu_package import hide_without_cann
 # Turns a libgomp thread spins for the others before it sleeps. Its default of 300,000 burns a core while another
 # process holds one of ours; none at all makes an undisturbed step of two threads twice as long (docs/performance.md).
 _SPIN_COUNT = "10000"
+_AUTOLOAD, _SPINS = "TORCH_DEVICE_BACKEND_AUTOLOAD", "GOMP_SPINCOUNT"
+_SET = (_AUTOLOAD, _SPINS)
 _YOUNG, _NEVER = 20_000, 1_000_000
 
 
@@ -19,16 +21,29 @@ def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
     One whose driver is missing would end every process here, also those on the CPU (torch_npu without CANN). Ours is
     imported by name when its device is asked for.
     """
-    environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    if environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0":
+    if environ.setdefault(_AUTOLOAD, "0") == "0":
         hide_without_cann()  # transformers would import it, too
 
 
 def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Choose how torch's threads wait, where there are several and the user has not chosen. Before torch's import."""
     name_backends(environ)
-    if num_threads > 1 and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
-        environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    if num_threads > 1 and not {_SPINS, "OMP_WAIT_POLICY"} & environ.keys():
+        environ[_SPINS] = _SPIN_COUNT
+
+
+@contextmanager
+def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Take back at the end what the two above set: a process that is not ours keeps its environment."""
+    before = {name: environ.get(name) for name in _SET}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
+from engine.torch_start import only_meanwhile
 from pdserve.offline import beam_search as beams
 from pdserve.offline import vectors
 from pdserve.offline.generating import Job, generate, seed_of
@@ -19,6 +20,7 @@ from pdserve.offline.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
+from pdserve.offline.plainly import plainly
 from pdserve.offline.progress import Progress, UseTqdm
 from pdserve.offline.prompts import Prompts, conversations, one_each, read_prompts
 from pdserve.offline.refused import METHODS, refuse
@@ -46,6 +48,7 @@ class LLM:
     Close it, or use it as a context manager; at the end of the script it closes itself.
     """
 
+    @plainly
     def __init__(
         self, model: str = "", *, tokenizer: str | None = None, seed: int | None = 0, cluster: str | None = None,
         api_key: str | None = None, prefill: int | None = None, decode: int | None = None,
@@ -54,12 +57,13 @@ class LLM:
         """Load the model, or find it. Raises ConfigError for what cannot be had, Unavailable where nobody answers."""
         if tokenizer is not None and cluster is None:
             keywords["tokenizer"] = tokenizer
-        self._opening = opening(
-            str(model), keywords, cluster=cluster, api_key=api_key, prefill=prefill, decode=decode,
-            max_in_flight=max_in_flight,
-        )  # fmt: skip
-        self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
-        self._thread: LoopThread[Surface] = LoopThread(self._opening.open)
+        with only_meanwhile():
+            self._opening = opening(
+                str(model), keywords, cluster=cluster, api_key=api_key, prefill=prefill, decode=decode,
+                max_in_flight=max_in_flight,
+            )  # fmt: skip
+            self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
+            self._thread: LoopThread[Surface] = LoopThread(self._opening.open)
         self._close = weakref.finalize(self, self._thread.close)  # at the interpreter's end too
 
     def __enter__(self) -> Self:
@@ -77,6 +81,7 @@ class LLM:
         reason = f": {METHODS[name]}" if name in METHODS else ""
         raise AttributeError(f"LLM has no {name}{reason}", name=name, obj=self)
 
+    @plainly
     def generate(
         self, prompts: Prompts | None = None, sampling_params: Params = None, *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None, use_tqdm: UseTqdm = True,
@@ -91,6 +96,7 @@ class LLM:
         given = read_prompts(prompt_token_ids if prompts is None else prompts)
         return self._generate(given, sampling_params, priority, use_tqdm)
 
+    @plainly
     def chat(
         self, messages: Sequence[Any], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
         chat_template: str | None = None, chat_template_content_format: str = "auto",
@@ -112,6 +118,7 @@ class LLM:
         chats = [{"messages": conversation, **fields} for conversation in conversations(messages)]
         return self._generate(chats, sampling_params, priority, use_tqdm)
 
+    @plainly
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: UseTqdm = False,
         **others: None,
@@ -125,6 +132,7 @@ class LLM:
                 lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
             )
 
+    @plainly
     def embed(
         self, prompts: Prompts, *, use_tqdm: UseTqdm = True, dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None, **others: None,
@@ -136,6 +144,7 @@ class LLM:
         with Progress(len(given), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
 
+    @plainly
     def encode(
         self, prompts: Prompts, pooling_params: None = None, *, pooling_task: str | None = None,
         use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None, **others: None,
@@ -152,6 +161,7 @@ class LLM:
             for one in found
         ]
 
+    @plainly
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True,
         truncate_prompt_tokens: int | None = None, **others: None,
@@ -171,6 +181,7 @@ class LLM:
         """Refuse: what is cached is found by content, so that it can be old but never wrong."""
         raise NotImplementedError("the prefix cache cannot be emptied: LLM(..., enable_prefix_caching=False) has none")
 
+    @plainly
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer, as transformers' AutoTokenizer makes it of a folder on this machine."""
         return load_tokenizer(self._tokenizer, self._thread.value.root)
@@ -186,6 +197,7 @@ class LLM:
             repetition_penalty=found.repetition_penalty, max_tokens=found.max_new_tokens or 16,
         )  # fmt: skip
 
+    @plainly
     def get_metrics(self) -> list[Metric]:
         """Return the server's figures, as /metrics has them."""
         return read_metrics(self._run(lambda surface, limit: surface.get_text("/metrics")))

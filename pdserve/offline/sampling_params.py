@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Self
 
+from pdserve.offline.plainly import plainly
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
 
 
@@ -77,6 +78,7 @@ class SamplingParams:
     trace_decode_token_ids: list[int] | None = None
     watermarking: bool | None = None
 
+    @plainly
     def __post_init__(self) -> None:
         self.check()
 
@@ -156,6 +158,7 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
     watermarking: bool | None = None
 
+    @plainly
     def __post_init__(self) -> None:
         if self.structured_outputs is not None:
             raise ValueError("structured_outputs is not supported for beams: generate has it")

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from json import loads
 from typing import Any
 
+from pdserve.offline.plainly import plainly
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -25,6 +27,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
 
+    @plainly
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from engine.torch_start import name_backends, only_meanwhile
 from wire.errors import ConfigError
 
 
@@ -11,6 +12,12 @@ def load_tokenizer(asked: str | None, root: str) -> Any:
 
     Raises ConfigError where it is not on this machine, or transformers is not installed.
     """
+    with only_meanwhile():
+        name_backends()  # transformers may import torch
+        return _load(asked, root)
+
+
+def _load(asked: str | None, root: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from engine.torch_start import loading, prepare_torch
+from engine.torch_start import loading, only_meanwhile, prepare_torch
 
 
 def test_several_threads_spin_for_a_bounded_time() -> None:
@@ -38,6 +38,24 @@ def test_the_user_may_let_torch_load_every_installed_backend() -> None:
     prepare_torch(1, environ)
 
     assert environ == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+
+
+@pytest.mark.parametrize("before", [{}, {"GOMP_SPINCOUNT": "7"}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}])
+def test_a_process_that_is_not_ours_has_its_environment_back(before: dict[str, str]) -> None:
+    environ = dict(before)
+
+    def load() -> None:
+        with only_meanwhile(environ):
+            prepare_torch(2, environ)
+            meanwhile.append(dict(environ))
+            raise OSError("no weights")
+
+    meanwhile: list[dict[str, str]] = []
+    with pytest.raises(OSError, match="no weights"):
+        load()
+
+    assert meanwhile[0].keys() == {"GOMP_SPINCOUNT", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    assert environ == before
 
 
 def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:

@@ -1,0 +1,107 @@
+"""What goes wrong is told from the caller's line on, and LLM leaves its user's process as it was."""
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from pdserve.offline.plainly import plainly
+from tests.cluster.conftest import fake_model  # noqa: F401 - a fixture
+from wire.errors import ConfigError, InstanceLost, InternalError, InvalidRequest
+
+
+def frames(error: BaseException) -> list[str]:
+    """Return the names of the functions a traceback shows, chained ones too; `...` parts one error from its cause."""
+    shown = "".join(traceback.format_exception(error)).splitlines()
+    return [line.rpartition(" in ")[2] for line in shown if line.startswith('  File "')]
+
+
+def raised(wrong: Callable[[], object]) -> BaseException:
+    try:
+        wrong()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: LLM("/no/such/model"), "/no/such/model"),
+        (lambda: LLM("/no/such/model", dtype="float3"), "dtype"),
+        (lambda: LLM(max_model_len="long"), "max_model_len"),
+        (lambda: LLM(tensor_parallel=2), "did you mean tensor_parallel_size?"),
+        (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "give either"),
+        (lambda: LLM(cluster="127.0.0.1:9000"), "does not begin with http://"),
+        (lambda: LLM(max_in_flight=0), "max_in_flight is 0"),
+    ],
+)
+def test_a_wrong_argument_is_told_at_the_callers_line_alone(wrong: Callable[[], object], words: str) -> None:
+    error = raised(wrong)
+
+    assert words in str(error)
+    assert frames(error) == ["raised", "<lambda>"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: SamplingParams(temperature=-1),
+        lambda: BeamSearchParams(beam_width=0, max_tokens=3),
+        lambda: StructuredOutputsParams(),
+    ],
+)
+def test_wrong_parameters_are_told_at_the_callers_line_and_the_constructors(wrong: Callable[[], object]) -> None:
+    assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
+
+
+def test_a_wrong_prompt_is_told_at_the_callers_line_alone(local: LLM) -> None:
+    for wrong in (
+        lambda: local.generate([[1, 2], []]),
+        lambda: local.generate("hello", SamplingParams(max_tokens=2, stop_token_ids=[10**9])),
+        lambda: local.chat([{"role": "nobody", "content": 3}]),
+        lambda: local.embed(["x " * 5000]),
+        lambda: local.generate("hello", lora_request="a"),  # type: ignore[arg-type]
+    ):
+        assert frames(raised(wrong))[2:] == []
+
+
+def _raise(error: Exception) -> None:
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError as cause:
+        raise error from cause
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), InvalidRequest("x")])
+def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
+    found = raised(lambda: plainly(_raise)(error))
+
+    assert found is error
+    assert frames(error) == ["raised", "<lambda>"]
+
+
+@pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
+def test_what_is_no_answer_keeps_all_of_its_frames(error: Exception) -> None:
+    found = raised(lambda: plainly(_raise)(error))
+
+    assert found is error
+    assert frames(error)[:1] == ["_raise"]
+    assert frames(error)[-1] == "_raise"
+
+
+def test_what_torch_is_told_for_its_import_does_not_stay(
+    fake_model: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+
+    with LLM(str(fake_model), engine="fake") as llm:
+        assert dict(os.environ) == before
+        llm.generate([[7, 8, 9]], SamplingParams(max_tokens=2))
+        assert dict(os.environ) == before
