@@ -11,9 +11,11 @@ import stat
 import threading
 from collections.abc import Callable, MutableMapping
 
+from pdserve.descendants import end_descendants
 from wire.errors import ConfigError
 
 VARIABLE = "PDSERVE_PARENT_PIPE"
+_CHILDREN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
@@ -24,8 +26,9 @@ def _nothing() -> None:
 def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Be killed when the parent ends, where it said so by a pipe's number in VARIABLE, which is taken out.
 
-    `at_end` is called before, once or twice, to remove what the parent would have. Call it from
-    the main thread. Raises ConfigError where the variable names no pipe.
+    `at_end` is called before, once or twice, to remove what the parent would have: after all that this process started
+    has ended, or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
+    pipe.
     """
     told = environ.pop(VARIABLE, None)
     if told is None:
@@ -57,6 +60,8 @@ def _end_with(descriptor: int, at_end: Callable[[], None]) -> None:
 
 def _end(at_end: Callable[[], None]) -> None:
     try:
-        at_end()
+        if at_end is not _nothing:
+            end_descendants(_CHILDREN_S)  # else they would run on what is removed
+            at_end()
     finally:
         os.kill(os.getpid(), signal.SIGKILL)

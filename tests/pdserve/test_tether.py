@@ -70,6 +70,38 @@ def test_a_child_does_what_is_left_before_it_dies_by_whichever_it_hears(hears: s
     os.close(life)
 
 
+# It has a child in a session of its own and that one a child too; neither knows a tether.
+_FAMILY = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from pdserve.run_folder import start_time
+from pdserve.tether import hold_on
+grandchild = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+child = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.pid, flush=True); "
+command = [sys.executable, "-c", child + "p.wait()", grandchild]
+process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+pids = [process.pid, int(process.stdout.readline())]
+def at_end():
+    Path({left!r}).write_text(str([start_time(pid) for pid in pids]))
+hold_on(os.environ, at_end)
+print("up", flush=True)
+signal.pause()
+"""
+
+
+def test_what_is_removed_is_removed_after_all_that_ran_on_it_has_ended(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    (tmp_path / "family.py").write_text(_FAMILY.format(left=str(left)))
+    parent, life = _parent(f"exec(open({str(tmp_path / 'family.py')!r}).read())".replace('"', "'"), tmp_path / "log")
+    with parent:
+        parent.kill()
+        parent.wait()
+
+    assert _ended(life)
+    assert left.read_text() == "[None, None]"
+    os.close(life)
+
+
 def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:

@@ -1,0 +1,41 @@
+"""All that descends from a process is ended, orphans too, and the wait for it has an end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pdserve.run_folder import start_time
+
+# A child that leaves at once, and the orphan that it leaves in its session beside one that stays.
+_SCRIPT = """
+import subprocess, sys
+from pdserve.descendants import end_descendants
+sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
+middle = (
+    "import subprocess, sys; "
+    f"pids = [subprocess.Popen({sleeper!r}).pid for _ in range(2)]; print(*pids, flush=True); sys.stdin.read()"
+)
+child = subprocess.Popen(
+    [sys.executable, "-c", middle], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+)
+print(child.pid, child.stdout.readline(), flush=True)
+print(end_descendants(30.0), end_descendants(0.0), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_children_and_theirs_are_gone_when_it_returns(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        said = process.stdout.readline()
+        while not said.strip():
+            said = process.stdout.readline()
+
+        assert said.split() == ["True", "True"]
+        assert len(pids) == 3
+        assert [start_time(pid) for pid in pids] == [None] * 3
+        process.communicate("")
