@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from devices.interface import Device
 from engine.cuda import experts as cuda_experts
 from engine.cuda import modules as cuda_modules
@@ -25,4 +27,16 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
     Nothing happens where a device has none. The network may have another handler of its attention on return.
     """
     replacers = REPLACERS.get(device.traits.attention, ())
-    return tuple(line for replace in replacers for line in replace(network))
+    lines = tuple(line for replace in replacers for line in replace(network))
+    if replacers:
+        _give_back(device)
+    return lines
+
+
+def _give_back(device: Device) -> None:
+    """Let the driver have the memory of weights that were joined: torch keeps it, and it would count as in use."""
+    empty_cache: Callable[[], None] | None = getattr(
+        torch.get_device_module(device.torch_device), "empty_cache", None
+    )  # fmt: skip
+    if empty_cache is not None:
+        empty_cache()

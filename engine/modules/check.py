@@ -35,8 +35,8 @@ class Difference:
 class PartCheck:
     """Runs modules of `network` on random rows, with an attention of its own while it lives.
 
-    `shared` has the ids of parameters with several names. The network runs once, so that its attentions are tried
-    with the angles that it turns them by.
+    `shared` has the ids of parameters with several names. The network runs once, so that its layers are tried with
+    what it gives them, as the angles of its attentions.
     """
 
     def __init__(self, network: Any) -> None:
@@ -44,13 +44,15 @@ class PartCheck:
         attach(network, self._attention)
         self._network = network
         self.shared = shared_tensors(network)
-        self._angles: dict[nn.Module, Angles] = {}
+        self._given: dict[nn.Module, dict[str, Any]] = {}
         self._watch()
 
     @torch.inference_mode()
     def differs(self, module: nn.Module, part: Callable[..., Any]) -> Difference | None:
         """Return how `part` differs from `module`, None where it is the same."""
         inputs = self._inputs(module)
+        if inputs is None:
+            return Difference("")
         rows = inputs["hidden_states"]
         try:
             expected, asked = self._run(module, inputs)
@@ -71,15 +73,20 @@ class PartCheck:
     @torch.inference_mode()
     def options_of(self, module: nn.Module) -> AttentionOptions | None:
         """Return what a module of attention asks for; None where it cannot be tried."""
+        inputs = self._inputs(module)
+        if inputs is None:
+            return None
         try:
-            _, asked = self._run(module, self._inputs(module))
+            _, asked = self._run(module, inputs)
         except (RuntimeError, TypeError):  # of another kind: it wants other inputs
             return None
         return asked[0] if len(asked) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the angles that a module of attention turns by; None where it is given none."""
-        return self._angles.get(module)
+        """Return the angles that a module of attention turns by; None where it is given none, or in another form."""
+        given = self._given.get(module, {}).get("position_embeddings")
+        is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
+        return given if is_pair else None
 
     def same_logits(self, change: Callable[[], None]) -> bool:
         """Whether the whole network makes the same of a few tokens before and after `change`."""
@@ -95,20 +102,19 @@ class PartCheck:
         return dtype
 
     def _watch(self) -> None:
-        """Run the network, and note what angles reach each module; none where it cannot run."""
+        """Run the network, and note what each layer and its attention are given; nothing where it cannot run."""
 
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for given in (kwargs.get("position_embeddings"), *args):
-                if isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given):
-                    self._angles[module] = given
+            if len(args) + ("hidden_states" in kwargs) == 1:
+                self._given[module] = {name: value for name, value in kwargs.items() if name != "hidden_states"}
 
-        modules = [module for module in self._network.modules() if hasattr(module, "q_proj")]
+        modules = [module for module in self._network.modules() if _attends(module)]
         hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
         try:
             if modules:
                 self._logits()
         except Exception as error:  # noqa: BLE001 - of any model's own code; who serves it says so
-            _log.warning("angles_unknown", network=type(self._network).__name__, error=str(error))
+            _log.warning("layers_unknown", network=type(self._network).__name__, error=str(error))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -129,21 +135,14 @@ class PartCheck:
         output: torch.Tensor = made[0] if isinstance(made, tuple) else made
         return output.float(), self._attention.asked
 
-    def _inputs(self, module: nn.Module) -> dict[str, Any]:
-        """Return what `module` takes: rows, and for those with attention in them the angles too."""
+    def _inputs(self, module: nn.Module) -> dict[str, Any] | None:
+        """Return what `module` takes: rows, and what else the network gave it; None where that is not known."""
         numbers, weight = torch.Generator().manual_seed(0), self._network.get_input_embeddings().weight
-
-        def some(width: int) -> torch.Tensor:
-            return torch.randn(1, _ROWS, width, generator=numbers).to(weight.device, weight.dtype)
-
-        attention: Any = getattr(module, "self_attn", module)
-        if not hasattr(attention, "q_proj"):
-            return {"hidden_states": some(_width(module))}
-        return {
-            "hidden_states": some(self._network.config.get_text_config().hidden_size),
-            "position_embeddings": self._angles.get(attention),
-            "attention_mask": None, "position_ids": torch.arange(_ROWS, device=weight.device)[None],
-        }  # fmt: skip
+        if _attends(module) and module not in self._given:
+            return None
+        width = self._network.config.get_text_config().hidden_size if _attends(module) else _width(module)
+        rows = torch.randn(1, _ROWS, width, generator=numbers).to(weight.device, weight.dtype)
+        return {"hidden_states": rows, **self._given.get(module, {})}
 
 
 class _SumAttention:
@@ -164,7 +163,13 @@ class _SumAttention:
         keys, values = (rows.repeat_interleave(group, dim=0) for rows in (key, value))
         weights = torch.linspace(-1, 1, query.shape[-1], device=query.device, dtype=query.dtype)
         score = ((query + 2 * keys) * weights).sum(-1, keepdim=True) / query.shape[-1] ** 0.5
-        return (values + score).transpose(0, 1)
+        made: torch.Tensor = (values + score).transpose(0, 1)
+        return made
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether it is an attention, or a layer with one."""
+    return any(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "o_proj"))
 
 
 def _width(module: Any) -> int:

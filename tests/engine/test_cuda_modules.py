@@ -1,0 +1,442 @@
+"""Parts of networks by FlashInfer's stand-in and by torch, as on a GPU: tokens are transformers', the rest stays."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from devices.interface import Traits
+from engine.attention.registered import NAME, attach, register
+from engine.cuda import flashinfer_ops, flashinfer_package
+from engine.cuda.flashinfer_ops import FlashInferOps
+from engine.cuda.torch_ops import TorchOps
+from engine.loader import LoadedModel, load_model
+from engine.modules import parts
+from engine.modules.check import PartCheck, _SumAttention
+from engine.modules.interface import ModuleOps, NormWeight
+from engine.modules.joined import JoinedLinear
+from engine.modules.replace import replace_modules
+from engine.oracle import Oracle
+from tests.devices.fake_device import TRAITS, FakeDevice
+from tests.engine import flashinfer_ops_stand_in
+from tests.engine.step_runner import generate
+from tests.engine.tiny_families import NAMED, make_family
+
+_SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+_PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
+_NORMS, _ADDED = {"rmsnorm", "fused_add_rmsnorm"}, "apply_rope_with_cos_sin_cache"
+_GEMMAS = {"gemma_rmsnorm", "gemma_fused_add_rmsnorm", "gelu_tanh_and_mul"}
+
+
+@pytest.fixture(autouse=True)
+def no_call_is_noted_yet() -> None:
+    flashinfer_ops_stand_in.calls.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The matrices are small: several threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the stand-in's kernels take float32. No real one does."""
+    monkeypatch.setattr(flashinfer_ops_stand_in.Dtypes, "also_float32", True)
+    monkeypatch.setattr(flashinfer_ops, "DTYPES", (*flashinfer_ops.DTYPES, torch.float32))
+
+
+def flashinfer() -> FlashInferOps:
+    return FlashInferOps(flashinfer_ops_stand_in, "flashinfer")
+
+
+def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    register()
+    torch.manual_seed(3)
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval()
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            nn.init.normal_(parameter, 0.0 if "emma" in type(made).__name__ else 1.0, 0.2)
+    return made
+
+
+@torch.inference_mode()
+def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
+    attach(made, _SumAttention())
+    ids = torch.arange(num_tokens)[None] % 64
+    result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
+    return result.float()
+
+
+def off(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+def sizes_of(made: Any) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in made.state_dict().items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("config", "ops"),
+    [
+        (lambda: LlamaConfig(**_GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: Qwen2Config(**_GQA), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: Qwen3Config(**_GQA, head_dim=128), {*_NORMS, _ADDED, "silu_and_mul"}),
+        (lambda: GemmaConfig(**_GQA, head_dim=16), {*_GEMMAS, _ADDED}),
+        (lambda: Gemma2Config(**_GQA, head_dim=16), {*_GEMMAS, _ADDED}),
+    ],
+    ids=["llama", "llama-bias", "qwen2", "qwen3", "gemma", "gemma2"],
+)
+def test_a_known_network_runs_by_the_librarys_ops_and_stays_what_it_was(
+    config: Callable[[], Any], ops: set[str], dtype: torch.dtype
+) -> None:
+    made = network(config(), dtype)
+    expected, names, sizes = logits(made), [name for name, _ in made.named_modules()], sizes_of(made)
+    stored = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+
+    (line,) = replace_modules(made, (flashinfer(), TorchOps()))
+    flashinfer_ops_stand_in.calls.clear()
+    got = logits(made)
+
+    norms = sum(type(module).__name__.endswith("RMSNorm") for module in made.modules())
+    library = "torch" if dtype == torch.float32 else "flashinfer"
+    assert line == f"by {library}: {norms} norms, 2 gated MLPs, 2 attentions, 2 layers"
+    assert set(flashinfer_ops_stand_in.calls) == (set() if dtype == torch.float32 else ops)
+    assert off(got, expected) < {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    assert [name for name, _ in made.named_modules()] == names
+    assert sizes_of(made) == sizes
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in made.state_dict().items())
+
+
+def test_joined_weights_are_held_once() -> None:
+    made = network(LlamaConfig(**_GQA, mlp_bias=True, attention_bias=True))
+    before = sum(parameter.nbytes for parameter in made.parameters())
+
+    replace_modules(made, (TorchOps(),))
+
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in made.parameters()}
+    assert sum(storage.nbytes() for storage in storages.values()) == before
+    layer = made.model.layers[0]
+    for joined in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        owner = layer.self_attn if "q_proj" in joined else layer.mlp
+        places = {getattr(owner, name).weight.untyped_storage().data_ptr() for name in joined}
+        assert len(places) == 1
+
+
+def test_a_layer_makes_one_product_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = network(LlamaConfig(**_GQA))
+    replace_modules(made, (TorchOps(),))
+    products: list[int] = []
+    linear = nn.functional.linear
+
+    def counted(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        products.append(weight.shape[0])
+        return linear(rows, weight, bias)
+
+    monkeypatch.setattr(nn.functional, "linear", counted)
+    logits(made)
+
+    assert products == [64 + 32 + 32, 64, 2 * 96, 64] * 2 + [64]
+
+
+def _hook(made: Any) -> None:
+    made.model.layers[1].mlp.gate_proj.register_forward_hook(lambda *_: None)
+    made.model.layers[1].self_attn.v_proj.register_forward_pre_hook(lambda *_: None)
+
+
+class _Adapted(nn.Linear):
+    """A linear layer with something added, as adapters are."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) + 0.1 * input.mean(-1, keepdim=True)
+
+
+def _adapt(made: Any) -> None:
+    for owner, name in ((made.model.layers[1].mlp, "up_proj"), (made.model.layers[1].self_attn, "k_proj")):
+        old = getattr(owner, name)
+        new = _Adapted(old.in_features, old.out_features, bias=False)
+        new.weight = old.weight
+        setattr(owner, name, new)
+
+
+def _tie(made: Any) -> None:
+    first, second = made.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+
+
+def _widen(made: Any) -> None:
+    layer = made.model.layers[1]
+    layer.mlp.gate_proj.register_forward_pre_hook(lambda _, given: (given[0].double(),))
+    layer.mlp.gate_proj.register_forward_hook(lambda _, given, out: out.float())
+    layer.mlp.gate_proj.double()
+    layer.self_attn.v_proj.bias = nn.Parameter(torch.ones(32))
+
+
+@pytest.mark.parametrize(
+    ("change", "mlps"), [(_hook, 1), (_adapt, 1), (_tie, 0), (_widen, 1)], ids=["hooks", "adapters", "tied", "mixed"]
+)
+def test_linear_layers_that_are_not_plain_are_not_joined(change: Callable[[Any], None], mlps: int) -> None:
+    made = network(LlamaConfig(**_GQA))
+    change(made)
+    expected = logits(made)
+    places = {name: tensor.data_ptr() for name, tensor in made.named_parameters(remove_duplicate=False)}
+
+    (line,) = replace_modules(made, (TorchOps(),))
+
+    counted = f", {mlps} gated MLPs" if mlps else ""
+    assert line == f"by torch: 5 norms{counted}, 2 attentions, 2 layers"
+    torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
+    moved = {name for name, tensor in made.named_parameters() if tensor.data_ptr() != places[name]}
+    assert not any(name.startswith("model.layers.1.") for name in moved)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
+        lambda: GPTNeoXConfig(**_SIZES, intermediate_size=96),
+    ],
+    ids=["opt", "gpt-neox"],
+)
+def test_an_unknown_network_stays(config: Callable[[], Any]) -> None:
+    made = network(config(), torch.bfloat16)
+    expected = logits(made)
+
+    assert replace_modules(made, (flashinfer(), TorchOps())) == ("by flashinfer: nothing",)
+
+    torch.testing.assert_close(logits(made), expected, rtol=0, atol=0)
+    assert flashinfer_ops_stand_in.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rmsnorm", "by flashinfer: 2 gated MLPs, 2 attentions; by torch: 5 norms, 2 layers"),
+        ("silu_and_mul", "by flashinfer: 5 norms, 2 attentions, 2 layers; by torch: 2 gated MLPs"),
+        (_ADDED, "by flashinfer: 5 norms, 2 gated MLPs, 2 layers; by torch: 2 attentions"),
+        ("fused_add_rmsnorm", "by flashinfer: 5 norms, 2 gated MLPs, 2 attentions; by torch: 2 layers"),
+    ],
+)
+@pytest.mark.parametrize("how", ["absent", "raises", "wrong"])
+def test_torch_takes_what_the_library_has_not_or_gets_wrong(
+    name: str, said: str, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    right = getattr(flashinfer_ops_stand_in, name)
+
+    def fail(*_: Any, **__: Any) -> None:
+        calls.append(name)
+        raise FileNotFoundError("nvcc")
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        made = right(*args, **kwargs)
+        if made is None:
+            args[0].mul_(1.5)
+        return tuple(one * 1.5 for one in made) if isinstance(made, tuple) else None if made is None else made * 1.5
+
+    if how == "absent":
+        monkeypatch.delattr(flashinfer_ops_stand_in, name)
+    else:
+        monkeypatch.setattr(flashinfer_ops_stand_in, name, fail if how == "raises" else wrong)
+    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    expected = logits(made)
+
+    (line,) = replace_modules(made, (flashinfer(), TorchOps()))
+
+    said = said.replace("; by torch: 5 norms, 2 layers", "; by torch: 5 norms") if name == "rmsnorm" else said
+    assert line.replace(", 2 layers; by torch: 5 norms", "; by torch: 5 norms") == said
+    assert off(logits(made), expected) < 3e-2
+    assert len(calls) == (how == "raises"), "a library that raises is not asked again for parts of that kind"
+    warnings = [record.getMessage().split()[0] for record in caplog.records]
+    assert warnings == (["ops_left"] if how == "raises" else [])
+
+
+def test_what_neither_computes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = TorchOps.norm
+
+    def wrong(self: TorchOps, weight: NormWeight) -> Any:
+        norm = right(self, weight)
+        return lambda rows: norm(rows) * 1.01  # type: ignore[misc]
+
+    monkeypatch.setattr(TorchOps, "norm", wrong)
+    made = network(LlamaConfig(**_GQA))
+    expected = logits(made)
+
+    (line,) = replace_modules(made, (TorchOps(),))
+
+    assert line == "by torch: 2 gated MLPs, 2 attentions; as they were, because they differ: 5 norms"
+    torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_keep_their_inputs_where_others_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    kept: dict[str, torch.Tensor] = {}
+    embed, norm = type(made.model.embed_tokens).forward, made.model.norm.forward
+
+    def remember(self: Any, ids: torch.Tensor) -> torch.Tensor:
+        kept["rows"] = embed(self, ids)
+        return kept["rows"]
+
+    monkeypatch.setattr(type(made.model.embed_tokens), "forward", remember)
+    made.model.norm.forward = lambda rows: norm(rows + kept["rows"])
+    expected = logits(made)
+
+    replace_modules(made, (flashinfer(), TorchOps()))
+
+    layers = [layer.forward for layer in made.model.layers]
+    assert [(type(layer), layer.overwrites, layer.keeps_input) for layer in layers] == [
+        (parts.AddedLayer, True, True)
+    ] * 2
+    assert off(logits(made), expected) < 3e-2
+
+
+def test_layers_overwrite_their_inputs_where_nobody_else_reads_them() -> None:
+    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+
+    replace_modules(made, (flashinfer(), TorchOps()))
+
+    assert [layer.forward.keeps_input for layer in made.model.layers] == [False, False]
+
+
+def test_angles_are_put_together_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = flashinfer()
+    made = network(LlamaConfig(**_GQA), torch.bfloat16)
+    replace_modules(made, (ops, TorchOps()))
+    tables: list[int] = []
+    make = ops._angles._make
+
+    def counted(cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        tables.append(cos.shape[1])
+        return make(cos, sin)
+
+    monkeypatch.setattr(ops._angles, "_make", counted)
+    for num_tokens in (3, 3, 5):
+        logits(made, num_tokens)
+
+    assert tables == [3, 3, 5]
+
+
+def test_queries_and_keys_come_out_of_a_rotation_in_one_piece() -> None:
+    rotate = flashinfer().rotate(64, torch.bfloat16)
+    assert rotate is not None
+    rows = torch.randn(1, 5, 6 * 64).bfloat16()
+    query, key, _ = (one.view(1, 5, -1, 64) for one in torch.split(rows, [256, 64, 64], -1))
+    half = torch.randn(1, 5, 32)
+
+    turned = rotate(query, key, torch.cat((half.cos(),) * 2, -1), torch.cat((half.sin(),) * 2, -1))
+
+    assert [one.shape for one in turned] == [query.shape, key.shape]
+
+
+def test_a_product_of_layers_that_do_not_go_together_is_none() -> None:
+    plain = nn.Linear(8, 4, bias=False)
+
+    assert JoinedLinear.of((plain, nn.Linear(8, 6, bias=False))) is not None
+    assert JoinedLinear.of((plain, nn.Linear(8, 4))) is None
+    assert JoinedLinear.of((plain, nn.Linear(6, 4, bias=False))) is None
+    assert JoinedLinear.of((plain, nn.Linear(8, 4, bias=False).double())) is None
+    assert JoinedLinear.of((plain, None)) is None
+    assert JoinedLinear.of(()) is None
+
+
+def cuda_like() -> FakeDevice:
+    traits = Traits(
+        kind="fake", visible_variable=None, collective="gloo", block_size=16, prefill_chunk_size=64,
+        pool_alignment=TRAITS.pool_alignment, attention="cuda",
+    )  # fmt: skip
+    return FakeDevice(traits=traits)
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(
+        path, dtype="float32", block_size=16, kv_cache_memory=4 << 20, num_threads=1, device=cuda_like()
+    )  # fmt: skip
+
+
+def _same_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Load the model as on a GPU with FlashInfer's modules, hold its tokens to the oracle's, and return the notes."""
+    found = flashinfer_ops_stand_in, "flashinfer"
+    monkeypatch.setattr("engine.cuda.modules.find_flashinfer", lambda: found)
+    loaded = load(path)
+
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+    loaded.model.close()
+    return loaded.notes
+
+
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gemma2", "gemma3_text", "qwen3_moe"])
+def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = _same_tokens(make_family(family, tmp_path / family), monkeypatch)
+
+    assert _ADDED in flashinfer_ops_stand_in.calls
+    line = next(note for note in notes if note.startswith("by flashinfer: "))
+    assert "norms" in line
+    assert "4 attentions, 4 layers" in line
+    assert "differ" not in line
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("family", NAMED)
+def test_every_familys_output_is_that_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _same_tokens(make_family(family, tmp_path / family), monkeypatch)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_without_the_library_torch_does_it_all(family: str, tmp_path: Path) -> None:
+    path = make_family(family, tmp_path / family)
+    loaded = load(path)
+
+    got = generate(loaded.model, _PROMPTS, 12, chunk=16)
+
+    assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
+    line = next(note for note in loaded.notes if note.startswith("by torch: "))
+    assert line.endswith("4 gated MLPs, 4 attentions, 4 layers")
+
+
+def test_a_library_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    assert flashinfer_package.find_flashinfer() == (None, "flashinfer is not installed")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr("importlib.import_module", fail)
+
+    module, said = flashinfer_package.find_flashinfer()
+
+    assert module is None
+    assert said == "flashinfer cannot be used: libcudart.so.13: cannot open shared object file"
+
+
+def test_both_libraries_are_what_parts_ask() -> None:
+    libraries: tuple[ModuleOps, ...] = (flashinfer(), TorchOps())
+
+    check = PartCheck(network(LlamaConfig(**_GQA)))
+
+    assert [ops.name for ops in libraries] == ["flashinfer", "torch"]
+    assert check.shared == frozenset()
