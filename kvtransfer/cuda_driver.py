@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kvtransfer.cuda_handles import HANDLE_BYTES, Lent, LentEvent
+from kvtransfer.polling import wait_until
 
 _cuda: Any = torch.cuda  # what of it has no types
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
@@ -74,16 +75,17 @@ class CudaEvent:
         self._device = device
         with _context(device):
             self._stream = _cuda.Stream(device=device)
-            self._event = _cuda.Event(interprocess=True, blocking=True)
+            self._event = _cuda.Event(interprocess=True)
             self._event.record(self._stream)
             self.handle = bytes(self._event.ipc_handle())
 
-    def record(self, ready: Callable[[], None]) -> None:
+    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
         """See LentEvent. Raises OSError."""
         with _context(self._device), torch.cuda.stream(self._stream):
             ready()
             self._event.record(self._stream)
-            self._event.synchronize()
+            if not wait_until(self._event.query, timeout_s):
+                raise TimeoutError(f"{self._device} did not reach it within {timeout_s:g} s")
 
 
 class CudaPool:

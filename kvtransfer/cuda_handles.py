@@ -32,10 +32,10 @@ class LentEvent(Protocol):
         """Its 64 bytes."""
         ...
 
-    def record(self, ready: Callable[[], None]) -> None:
+    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
         """Record it on a stream of its own, behind what `ready` makes that stream wait for; wait until it is reached.
 
-        Raises OSError.
+        Raises OSError, also where that takes more than `timeout_s`.
         """
         ...
 

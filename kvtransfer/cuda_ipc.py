@@ -65,7 +65,7 @@ class CudaIpcTransport:
         assert memory is not None, "an unusable transport is not offered"
         event = driver.lend_event(memory.device)
         stream.send([encode_lent(driver.lend(memory.tensor, event))])
-        return CudaIpcOutlet(memory, event)
+        return CudaIpcOutlet(memory, event, timeouts.progress_s)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcInlet":
         """Open the sender's pool. Raises Unavailable with both values."""
@@ -99,15 +99,16 @@ class CudaIpcOutlet:
 
     most_frame_bytes = FRAME_BYTES
 
-    def __init__(self, memory: DeviceMemory, event: LentEvent) -> None:
-        self._memory, self._event, self._namer = memory, event, Namer()
+    def __init__(self, memory: DeviceMemory, event: LentEvent, progress_s: float) -> None:
+        """The event may take `progress_s` to be reached."""
+        self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, Namer()
 
     def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
         """The header alone, which names the blocks, once the kernels that filled them are done."""
         region = source.region
         ready = region.ready if isinstance(region, DeviceRegion) else None
         try:
-            self._event.record(ready or self._memory.ready)
+            self._event.record(ready or self._memory.ready, self._progress_s)
         except OSError as error:
             raise LinkLost(f"the KV of frame {frame.number} cannot be awaited: {error}") from error
         return [self._namer.encode(frame)]

@@ -67,9 +67,17 @@ class DeviceRegion(Region):
         """Return the same memory for what is complete behind `mark`, whatever later marks say."""
         return DeviceRegion(self.tensor, readonly=self.readonly, ready=mark.wait)
 
+    def complete(self) -> "DeviceRegion":
+        """Return the same memory for what is complete already: nothing is waited for."""
+        return DeviceRegion(self.tensor, readonly=self.readonly, ready=_nothing)
+
     def __getattr__(self, name: str) -> NoReturn:
         """What Region has and this lacks. Raises TypeError."""
         raise TypeError(f"memory on {self.tensor.device} has no {name}: only a TorchMover moves it")
+
+
+def _nothing() -> None:
+    pass
 
 
 def device_memory(memory: PoolMemory) -> DeviceMemory | None:

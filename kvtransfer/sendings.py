@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
+from kvtransfer.polling import wait_until
 from kvtransfer.ranks import part_between
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.slots import SlotMap, Window, Windows
@@ -197,6 +199,7 @@ class Sendings:
             sending.started = self._settings.clock()
         if put.mark is not None and not put.mark.is_done:
             self._outbox.flush()  # this thread waits for it now, and what is complete need not
+            self._await(put.mark)
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
@@ -210,6 +213,15 @@ class Sendings:
             where = sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
             self._send(ticket, cut, where, put.mark)
 
+    def _await(self, mark: Event) -> None:
+        """Wait until what lies before the mark is computed; the leases go on meanwhile. Raises LinkLost."""
+        limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.tend_interval_s
+        deadline = time.monotonic() + limit_s
+        while not wait_until(lambda: mark.is_done, max(0.0, min(interval_s, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise LinkLost(f"the KV that is to be sent was not computed within {limit_s:g} s")
+            self.tend()
+
     def _send(self, ticket: SenderTicket, cut: Cut, where: Window, mark: Event | None) -> None:
         source = self._place(cut.tensor, cut.num_tensors, where)
         if mark is not None and isinstance(source.region, DeviceRegion):
@@ -222,6 +234,8 @@ class Sendings:
         start = frame.start % self._layout.block_size
         where = Window(frame.block_ids, start, start + frame.end - frame.start)
         source = self._place(frame.tensor, frame.num_tensors, where)
+        if isinstance(source.region, DeviceRegion):
+            source = source._replace(region=source.region.complete())  # it was when it was first read
         if self._digests and self._mover.digest(source) != frame.digest:
             raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
         self.frames_resent += 1

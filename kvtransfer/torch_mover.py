@@ -8,7 +8,9 @@ device's own memory speed, which is little. The digest stays xxh3-64, so that a 
 memory it comes from; for it every byte crosses to the host once on each side, over PCIe, and is hashed by one CPU
 thread. So a link between devices with digests is as fast as that crossing, and one without them as the devices are.
 
-A move has ended when it returns: the only waits are for events of its own stream, never for the whole device.
+A move has ended when it returns: the only waits are for events of its own stream, never for the whole device. What its
+source has to be waited for is waited for first, `ready_s` at most, with nothing launched; from then on the move waits
+for its own kernels alone, as long as they take: whoever was told that it ended may give the target's bytes away.
 """
 
 import contextlib
@@ -25,7 +27,10 @@ import xxhash
 
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, Region, Runs, StopFlag
+from kvtransfer.polling import wait_until
 from kvtransfer.row_plan import RowPlan, plan_rows
+from kvtransfer.stream import LinkLost
+from kvtransfer.transport import Timeouts
 from native.memory import check_move, check_place
 
 PIECE_BYTES = 4 << 20
@@ -41,8 +46,8 @@ class TorchMover:
 
     name = "torch"
 
-    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
-        self._piece_bytes = piece_bytes
+    def __init__(self, piece_bytes: int = PIECE_BYTES, ready_s: float = Timeouts().progress_s) -> None:
+        self._piece_bytes, self._ready_s = piece_bytes, ready_s
         self._plans = functools.lru_cache(maxsize=_PLANS)(self._make_plans)
         self._idle: dict[torch.device, list[_Workspace]] = {}
         self._lock = threading.Lock()
@@ -52,7 +57,7 @@ class TorchMover:
         check_place(place)
         hasher, memory = xxhash.xxh3_64(), _tensor_of(place.region)
         with self._lend(memory.device) as space, space.current():
-            _await_ready(place.region)
+            self._await_ready(place.region, space)
             for plan in self._plans_of(place, memory):
                 plan.gather(memory, place.base, space.stage)
                 hasher.update(space.on_host(plan.num_bytes))
@@ -75,7 +80,7 @@ class TorchMover:
             here = lent.enter_context(self._lend(read.device))
             there = here if written.device == read.device else lent.enter_context(self._lend(written.device))
             with here.current():
-                _await_ready(source.region)
+                self._await_ready(source.region, here)
             for reading, writing in plans:
                 if stop.is_set():
                     break
@@ -104,6 +109,14 @@ class TorchMover:
             space.wait()  # other streams use what was put on the device
         return plans
 
+    def _await_ready(self, region: Region, space: "_Workspace") -> None:
+        """Wait until the region may be read; the current stream is the workspace's. Raises LinkLost."""
+        if isinstance(region, DeviceRegion) and region.ready is not None:
+            region.ready()
+            if not space.wait_at_most(self._ready_s):
+                device = region.tensor.device
+                raise LinkLost(f"KV on {device} was not ready to be read within {self._ready_s:g} s")
+
     @contextmanager
     def _lend(self, device: torch.device) -> "Iterator[_Workspace]":
         with self._lock:
@@ -113,9 +126,10 @@ class TorchMover:
         try:
             yield space
         finally:
-            space.wait()  # after an error, too, nothing of ours may be under way when the next one takes it
-            with self._lock:
-                idle.append(space)
+            if not space.is_held_up:  # else its stream is never used again, nor waited for
+                space.wait()  # after an error, too, nothing of ours may be under way when the next one takes it
+                with self._lock:
+                    idle.append(space)
 
 
 class _Workspace:
@@ -130,6 +144,8 @@ class _Workspace:
         self._module: Any = torch.get_device_module(device)
         self._stream: Any = None if on_host else self._module.Stream(device=device)
         self._event: Any = None if on_host else self._module.Event(blocking=True)
+        self.is_held_up = False
+        """Whether its stream waits for something that did not come in time."""
 
     def current(self) -> contextlib.AbstractContextManager[Any]:
         """Make this stream torch's current one."""
@@ -141,17 +157,19 @@ class _Workspace:
             self._event.record(self._stream)
             self._event.synchronize()
 
+    def wait_at_most(self, timeout_s: float) -> bool:
+        """Wait so long for all that was begun on this stream; return whether it ended."""
+        if self._event is not None:
+            self._event.record(self._stream)
+            self.is_held_up = not wait_until(self._event.query, timeout_s)
+        return not self.is_held_up
+
     def on_host(self, num_bytes: int) -> memoryview:
         """Return the first bytes of the staging memory on the host, until they are asked for again."""
         if self._stream is not None:
             self._host[:num_bytes].copy_(self.stage[:num_bytes], non_blocking=True)
             self.wait()
         return self._bytes[:num_bytes]
-
-
-def _await_ready(region: Region) -> None:
-    if isinstance(region, DeviceRegion) and region.ready is not None:
-        region.ready()
 
 
 def _tensor_of(region: Region) -> torch.Tensor:

@@ -67,7 +67,8 @@ class FakeEvent:
     def __init__(self) -> None:
         self.handle, self.recorded, self.waited = secrets.token_bytes(64), 0, 0
 
-    def record(self, ready: Callable[[], None]) -> None:
+    def record(self, ready: Callable[[], None], timeout_s: float) -> None:
+        assert 0 < timeout_s < float("inf")
         ready()
         self.recorded += 1
 

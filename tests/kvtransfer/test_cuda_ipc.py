@@ -5,15 +5,16 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from kvtransfer import cuda_driver, shm, transports
-from kvtransfer.cuda_driver import CudaDriver
+from kvtransfer.cuda_driver import CudaDriver, CudaEvent
 from kvtransfer.cuda_handles import Lent, decode_lent, encode_lent
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
 from kvtransfer.digest import Place, Region, StopFlag, digest_of
@@ -23,7 +24,7 @@ from kvtransfer.mover import process_mover
 from kvtransfer.slots import window
 from kvtransfer.staging import whole
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.devices import GPU_UUID, DevicePool, FakeDriver, FakeHost, offer_cuda_ipc
+from tests.kvtransfer.devices import GPU_UUID, DevicePool, FakeDriver, FakeEvent, FakeHost, offer_cuda_ipc
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Rig, endpoint_of, fill, make_rig, read, until
 from wire.errors import HandoffFailed
 from wire.kv_layout import PoolLayout
@@ -85,6 +86,40 @@ def test_the_engine_and_then_the_event_come_before_every_read(monkeypatch: pytes
         (event,) = host.events.values()
         assert 1 <= event.recorded == event.waited <= len(TENSORS)  # once a frame
         assert rig.p_pool.waits == 2 * event.recorded  # type: ignore[attr-defined]  # for the digest and for the event
+
+
+def test_an_event_that_is_not_reached_in_time_ends_the_link_in_words(
+    monkeypatch: pytest.MonkeyPatch, host: FakeHost
+) -> None:
+    waited: list[float] = []
+
+    def late(self: FakeEvent, ready: object, timeout_s: float) -> None:
+        waited.append(timeout_s)
+        raise TimeoutError(f"cuda:0 did not reach it within {timeout_s:g} s")
+
+    monkeypatch.setattr(FakeEvent, "record", late)
+    with cuda_rig(monkeypatch, FakeDriver(host)) as rig:
+        ticket = rig.open(20, D_BLOCKS)
+        rig.hand_over(ticket, P_BLOCKS)
+        rig.events.wait("failed", ticket.ticket_id)
+
+        words = "the KV of frame 0 cannot be awaited: cuda:0 did not reach it within 10 s"
+        assert words in str(rig.events.failures[ticket.ticket_id])
+        assert waited == [10.0]
+
+
+def test_the_driver_asks_its_event_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    event: Any = object.__new__(CudaEvent)
+    event._device, event._stream, did = torch.device("cpu"), None, list[str]()
+    event._event = SimpleNamespace(record=lambda stream: did.append("record"), query=lambda: False)
+    monkeypatch.setattr(cuda_driver, "_context", lambda device: nullcontext(0))
+
+    with pytest.raises(TimeoutError, match=r"cpu did not reach it within 0\.05 s"):
+        event.record(lambda: did.append("ready"), 0.05)
+    event._event.query = lambda: True
+    event.record(lambda: did.append("ready"), 0.05)
+
+    assert did == ["ready", "record"] * 2
 
 
 def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
@@ -153,7 +188,7 @@ def test_set_up_is_160_bytes_of_fixed_fields() -> None:
 def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
     event = driver.lend_event("cpu")
-    event.record(pool.ready)
+    event.record(pool.ready, DEADLINE_S)
     inlet = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO)
     slots = inlet._slots
     assert slots is not None
@@ -168,7 +203,7 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
 def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: tuple[int, ...]) -> None:
     pool, driver = DevicePool(LAYOUT), FakeDriver(host)
     event = driver.lend_event("cpu")
-    event.record(pool.ready)
+    event.record(pool.ready, DEADLINE_S)
     inlet, size = CudaIpcInlet(driver.open(driver.lend(pool.tensor, event)), HELLO), 8 * TENSORS[0].token_bytes
     frame = Frame("ab" * 16, 1, 0, 0, 0, 0, 8, 0, 2, size, digest_of([bytes(size)]), blocks)
 

@@ -12,6 +12,7 @@ from devices import table
 from devices.device_pool import DevicePool
 from kvtransfer import transports
 from kvtransfer.link_ops import Put, merge_puts
+from kvtransfer.sendings import Sendings
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import FakeDriver, FakeHost, offer_cuda_ipc
@@ -28,7 +29,7 @@ class Mark:
     """An event that is reached when the test says; a thread that waits for it stands for its stream."""
 
     def __init__(self, device: "AheadDevice") -> None:
-        self._device, self._reached, self.is_recorded = device, threading.Event(), False
+        self._device, self._reached, self.is_recorded, self.asked = device, threading.Event(), False, 0
 
     def record(self) -> None:
         self.is_recorded = True
@@ -43,6 +44,7 @@ class Mark:
 
     @property
     def is_done(self) -> bool:
+        self.asked += 1
         return self._reached.is_set()
 
     def reach(self) -> None:
@@ -156,3 +158,69 @@ def test_chunks_of_a_layer_are_joined_once_the_later_one_is_complete() -> None:
 
     assert alone == waiting
     assert merge_puts(waiting) == [Put("aa" * 16, (0,), 0, 8, (1, 2), marks[1])]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"], indirect=True)
+def test_a_mark_that_is_never_reached_ends_the_link_in_words(transport: str) -> None:
+    with make_rig(transport, progress_timeout_s=1.0) as rig:
+        fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
+        ticket = rig.open(NUM_TOKENS, D_BLOCKS)
+
+        rig.sender.begin(ticket)
+        rig.p_pool.written()  # type: ignore[attr-defined]
+        rig.sender.put(ticket.ticket_id, 0, 0, NUM_TOKENS, P_BLOCKS)
+        rig.events.wait("failed", ticket.ticket_id)
+        rig.events.wait("ended", ticket.ticket_id)
+
+        words = "is lost: the KV that is to be sent was not computed within 1 s"
+        assert words in str(rig.events.failures[ticket.ticket_id])
+        assert rig.p_pool.ahead.waited_for == []  # type: ignore[attr-defined]  # no stream waits for it either
+
+
+@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
+def test_leases_are_looked_at_while_a_mark_is_waited_for(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, tend = itertools.count(1), Sendings.tend
+    last = [0]
+
+    def counted(self: Sendings) -> None:
+        last[0] = next(looks)
+        tend(self)
+
+    monkeypatch.setattr(Sendings, "tend", counted)
+    with make_rig(transport) as rig:
+        fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
+        pool: MarkedPool = rig.p_pool  # type: ignore[assignment]
+        ticket = rig.open(NUM_TOKENS, D_BLOCKS)
+        rig.sender.begin(ticket)
+        pool.written()
+        for layer in range(NUM_LAYERS):
+            rig.sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+        rig.sender.commit(ticket.ticket_id, b"prompt")
+        (mark,) = pool.ahead.marks
+
+        until(lambda: mark.asked > 5)  # the link's thread waits for it
+        before = last[0]
+        until(lambda: last[0] > before + 2)
+        mark.reach()
+
+        rig.events.wait("acked", ticket.ticket_id)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"], indirect=True)
+def test_a_frame_that_is_sent_once_more_waits_for_no_later_mark(transport: str) -> None:
+    with make_rig(transport, failpoints="kv.send.mid=corrupt@1") as rig:
+        tokens = fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
+        pool: MarkedPool = rig.p_pool  # type: ignore[assignment]
+        ticket = rig.open(NUM_TOKENS, D_BLOCKS)
+        rig.sender.begin(ticket)
+        pool.written()
+        pool.ahead.marks[0].reach()
+        for layer in range(NUM_LAYERS):
+            rig.sender.put(ticket.ticket_id, layer, 0, NUM_TOKENS, P_BLOCKS)
+        pool.written()  # of another prompt's layers, and never reached
+        rig.sender.commit(ticket.ticket_id, b"prompt")
+        rig.events.wait("acked", ticket.ticket_id)
+
+        assert rig.events.acks[ticket.ticket_id].resent_frames == 1
+        assert set(pool.ahead.waited_for) == {0}
+        assert read(rig.d_pool, D_BLOCKS, NUM_TOKENS) == tokens

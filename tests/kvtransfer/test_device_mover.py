@@ -1,6 +1,7 @@
 """The contract of movers (test_digest.py) over TorchMover, with tensors on the CPU as the device's memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag
 from kvtransfer.mover import AnyMover, process_mover
 from kvtransfer.row_plan import plan_rows
-from kvtransfer.torch_mover import TorchMover
+from kvtransfer.stream import LinkLost
+from kvtransfer.torch_mover import TorchMover, _Workspace
 from tests.kvtransfer.lifted import LiftedMover
 from tests.kvtransfer.test_digest import (  # noqa: F401  the tests, run here with this file's `mover`
     DATA,
@@ -161,3 +163,40 @@ def test_this_processs_mover_takes_each_place_to_its_own(monkeypatch: pytest.Mon
     assert mover.copy(all_of(target), all_of(Region(bytearray(len(DATA)))), StopFlag())
     monkeypatch.setattr("kvtransfer.mover._device_mover", lambda: pytest.fail("host memory needs no torch"))
     assert AnyMover(PythonMover()).digest(all_of(Region(DATA))) == wanted
+
+
+class NeverDone:
+    """An event of a stream that, once it is asked, waits for what never comes."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def record(self, stream: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        self._asked = True
+        return False
+
+    def synchronize(self) -> None:
+        assert not self._asked, "this wait has no end"
+
+
+@pytest.mark.parametrize("what", ["digest", "copy", "copy_and_digest"])
+def test_what_never_gets_ready_is_waited_for_so_long_and_no_longer(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mover, held_up = TorchMover(ready_s=0.05), device(bytes(1000), ready=lambda: None)
+    target = bytearray(1000)
+    made = _Workspace.__init__
+
+    def stuck(self: _Workspace, *given: Any) -> None:
+        made(self, *given)
+        self._event = NeverDone()
+
+    arguments = () if what == "digest" else (all_of(Region(target)), StopFlag())
+    with monkeypatch.context() as patch:
+        patch.setattr(_Workspace, "__init__", stuck)
+        with pytest.raises(LinkLost, match=r"KV on cpu was not ready to be read within 0\.05 s"):
+            getattr(mover, what)(all_of(held_up), *arguments)
+
+    assert target == bytes(1000)
+    assert mover.digest(all_of(held_up)) == xxhash.xxh3_64_intdigest(bytes(1000)), "on a stream that is not held up"
