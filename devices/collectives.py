@@ -128,15 +128,27 @@ def _nccl_lacking() -> str | None:
     return None if torch.distributed.is_nccl_available() else f"torch {torch.__version__} is built without nccl"
 
 
+NCCL_DEFAULTS: Mapping[str, str] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3, with which torch ends the process where one operation failed
+}
+"""What torch reads of the environment for NCCL, where the user has not said it: docs/devices.md."""
+
+
+def set_nccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
+    """Set what the user has not, for a group whose ranks meet at `host`."""
+    for name, value in NCCL_DEFAULTS.items():
+        environ.setdefault(name, value)
+    if ipaddress.ip_address(host).is_loopback:
+        environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: no listener on others
+
+
 def _make_nccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
+    """Leave torch its ten minutes: who waits has a deadline, and one of torch's would make what hangs look done."""
     from torch.distributed import ProcessGroupNCCL
 
-    if ipaddress.ip_address(host).is_loopback:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: no listener on others
+    set_nccl_defaults(os.environ, host)
     open_device(device).activate()
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    return ProcessGroupNCCL(store, rank, of, options)
+    return ProcessGroupNCCL(store, rank, of, ProcessGroupNCCL.Options())
 
 
 def _abort_nccl(group: Any, peer: int) -> None:

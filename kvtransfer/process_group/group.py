@@ -147,7 +147,7 @@ class Group:
             if self._closing.wait(pause):
                 raise LinkLost("the link was closed here")
             pause = min(2 * pause, _LAST_POLL_S)
-        work.wait()
+        work.wait(timedelta(seconds=self._progress_s))  # without a time, NCCL's says of no failure
 
     def _break(self, error: Exception) -> None:
         if self._fault is not None:

@@ -8,8 +8,15 @@ from types import ModuleType
 
 import pytest
 
-from devices import table
-from devices.collectives import COLLECTIVES, HCCL_DEFAULTS, collective_of, set_hccl_defaults
+from devices import cuda, table
+from devices.collectives import (
+    COLLECTIVES,
+    HCCL_DEFAULTS,
+    NCCL_DEFAULTS,
+    collective_of,
+    set_hccl_defaults,
+    set_nccl_defaults,
+)
 from devices.npu import TRAITS
 from tests.devices.fake_device import FakeDevice, FakeKind
 
@@ -39,9 +46,23 @@ def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, meet
     assert COLLECTIVES["gloo"].meet_s(environ) == 60.0
 
 
+@pytest.mark.parametrize(("host", "interface"), [("127.0.0.1", "lo"), ("10.0.0.7", None)])
+def test_torch_is_told_to_end_no_process_for_a_failure_of_nccls(host: str, interface: str | None) -> None:
+    environ: dict[str, str] = {}
+    asked = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_SOCKET_IFNAME": "eth1"}
+    kept = dict(asked)
+
+    set_nccl_defaults(environ, host)
+    set_nccl_defaults(kept, host)
+
+    assert environ == {**NCCL_DEFAULTS, **({} if interface is None else {"NCCL_SOCKET_IFNAME": interface})}
+    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert kept == asked
+
+
 @dataclass
 class Options:
-    """Of a stand-in for ProcessGroupHCCL."""
+    """Of a stand-in for ProcessGroupHCCL and ProcessGroupNCCL."""
 
     _timeout: timedelta = timedelta(minutes=30)
 
@@ -57,21 +78,46 @@ class Made:
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
+@dataclass
+class ActivatedKind(FakeKind):
+    """Remembers which of its devices were activated."""
+
+    activated: list[int] = field(default_factory=list)
+
+    def open(self, index: int = 0) -> FakeDevice:
+        activated = self.activated
+
+        class Device(FakeDevice):
+            def activate(self) -> None:
+                activated.append(self.index)
+
+        return Device(index, self.traits, self.total_bytes)
+
+
+def test_an_nccl_group_is_made_on_its_device_with_the_variables_set_and_torchs_own_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One below our deadlines would end first, and what it ends counts as complete."""
+    kind = ActivatedKind(cuda.TRAITS)
+    monkeypatch.setattr(
+        "torch.distributed.ProcessGroupNCCL", type("Nccl", (Made,), {"Options": Options}), raising=False
+    )
+    monkeypatch.setitem(table.KINDS, "cuda", kind)
+    monkeypatch.setattr(os, "environ", {})
+
+    group = COLLECTIVES["nccl"].make(object(), 0, 2, "127.0.0.1", 2.5, "cuda:1")
+
+    assert group.options._timeout == Options()._timeout
+    assert group.environ == {**NCCL_DEFAULTS, "NCCL_SOCKET_IFNAME": "lo"}
+    assert kind.activated == [1]
+
+
 def test_an_hccl_group_is_made_on_its_device_with_the_variables_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    activated: list[int] = []
-
-    class Device(FakeDevice):
-        def activate(self) -> None:
-            activated.append(self.index)
-
-    class Kind(FakeKind):
-        def open(self, index: int = 0) -> Device:
-            return Device(index, self.traits, self.total_bytes)
-
     c10d = ModuleType("torch_npu._C._distributed_c10d")
     c10d.ProcessGroupHCCL = type("ProcessGroupHCCL", (Made,), {"Options": Options})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
-    monkeypatch.setitem(table.KINDS, "npu", Kind(TRAITS))
+    kind = ActivatedKind(TRAITS)
+    monkeypatch.setitem(table.KINDS, "npu", kind)
     for name in HCCL_DEFAULTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -80,7 +126,7 @@ def test_an_hccl_group_is_made_on_its_device_with_the_variables_set(monkeypatch:
     group = COLLECTIVES["hccl"].make(store, 1, 2, "10.0.0.7", 2.5, "npu:3")
 
     assert (group.store, group.rank, group.of, group.options._timeout) == (store, 1, 2, timedelta(seconds=2.5))
-    assert activated == [3]
+    assert kind.activated == [3]
     assert {name: group.environ[name] for name in HCCL_DEFAULTS} == HCCL_DEFAULTS
     assert COLLECTIVES["hccl"].lacking() is None
     assert COLLECTIVES["hccl"].free_bytes("npu:3") == 1 << 30

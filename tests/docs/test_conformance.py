@@ -1,16 +1,13 @@
-"""docs/conformance.md is what the tests say, and has no open line but those named here."""
+"""docs/conformance.md is what the tests say, and has no open line."""
 
 from tests.docs.conformance_page import LINES, PAGE, named_tests, page
 from tests.docs.conformance_surfaces import SURFACES
-
-OPEN = {("a10", 137)}
-"""Lines without a test named after them: NCCL needs GPUs, and none was at hand (docs/devices.md)."""
 
 
 def test_every_line_has_a_test_named_after_it() -> None:
     found = named_tests()
 
-    assert {(part, number) for part, lines in LINES.items() for number in lines} - found.keys() == OPEN
+    assert {(part, number) for part, lines in LINES.items() for number in lines} - found.keys() == set()
 
 
 def test_the_page_is_what_the_tests_say() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.collectives import HCCL_DEFAULTS
+from devices.collectives import HCCL_DEFAULTS, NCCL_DEFAULTS
 from devices.table import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
     assert why in found
 
 
-def test_the_page_says_that_no_card_was_at_hand_and_names_hccls_variables() -> None:
+def test_the_page_says_that_no_card_was_at_hand_and_names_the_variables_that_are_set() -> None:
     assert "No GPU and no NPU was at hand" in PAGE
-    for name, value in HCCL_DEFAULTS.items():
+    for name, value in {**HCCL_DEFAULTS, **NCCL_DEFAULTS}.items():
         assert f"| `{name}` | {value} (" in PAGE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices import npu, table
+from devices import cuda, npu, table
 from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
 from instance.offers import transports_in_words
@@ -18,6 +18,7 @@ from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from tests.kvtransfer.groups import group_threads
 from tests.kvtransfer.hccl_rules import HcclRules
+from tests.kvtransfer.nccl_rules import NcclRules
 from tests.kvtransfer.rig import until
 from wire.errors import ConfigError
 from wire.types import Role, StageTimes
@@ -38,8 +39,10 @@ def reference(model: Path) -> list[list[int]]:
 
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, SeveralKind]:
-    """The fake device, and one that is an NPU in all but its tensors and its attention."""
-    made = {"fake": SeveralKind(TRAITS), "npu": SeveralKind(replace(npu.TRAITS, attention="reference"))}
+    """The fake device, and those that are an NPU and a GPU in all but their tensors and their attention."""
+    made = {"fake": SeveralKind(TRAITS)} | {
+        traits.kind: SeveralKind(replace(traits, attention="reference")) for traits in (npu.TRAITS, cuda.TRAITS)
+    }
     for name, kind in made.items():
         monkeypatch.setitem(table.KINDS, name, kind)
     return made
@@ -55,7 +58,17 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
     until(lambda: not group_threads())
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake", "npu"])
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclRules]:
+    """nccl is gloo under NCCL's rules, between staging memory of the devices."""
+    made = NcclRules()
+    monkeypatch.setitem(COLLECTIVES, "nccl", made.collective())
+    yield made
+    assert made.broken == []
+    until(lambda: not group_threads())
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake", "npu", "cuda"])
 def test_a_combined_instance_on_each_kind_gives_the_tokens_of_transformers(
     device: str, model: Path, reference: list[list[int]]
 ) -> None:
@@ -98,6 +111,21 @@ def test_a10_136_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_ru
     assert transports == {"process_group"}
     assert rules.made == 2
     assert [device.name for device in kinds["npu"].opened] == ["npu:0", "npu:1"]
+
+
+@pytest.mark.parametrize("blocks", [(16, 16), (16, 128), (128, 32)])
+def test_a10_137_a_hand_off_between_gpus_goes_over_nccls_groups_and_keeps_its_rules(
+    blocks: tuple[int, int], model: Path, reference: list[list[int]], nccl: NcclRules, kinds: dict[str, SeveralKind]
+) -> None:
+    prefill = config(model, Role.PREFILL, "cuda", blocks[0], "process_group", port=4)
+    decode = config(model, Role.DECODE, "cuda", blocks[1], "process_group", port=6)
+
+    outputs, transports = serve_pair(prefill, decode)
+
+    assert outputs == reference
+    assert transports == {"process_group"}
+    assert nccl.made == 2
+    assert [device.name for device in kinds["cuda"].opened] == ["cuda:0", "cuda:1"]
 
 
 def test_kinds_without_a_common_collective_fall_back_to_tcp(

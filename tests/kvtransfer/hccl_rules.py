@@ -114,8 +114,8 @@ class RuleBoundWork:
     def is_completed(self) -> bool:
         return self._over.is_set()
 
-    def wait(self) -> None:
-        self._over.wait()
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._over.wait(None if timeout is None else timeout.total_seconds())
         if self._error:
             raise RuntimeError(self._error)
 

@@ -40,6 +40,9 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device: all of what only a GPU can show", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
+TWO_CARDS = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="torch sees one CUDA device: NCCL takes one rank a card"
+)
 P_BLOCKS = (3, 9, 4, 5, 20)
 
 
@@ -100,7 +103,7 @@ def test_a_layers_frames_leave_while_the_next_one_is_computed(digests: bool, mon
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("transport", ["cuda_ipc", "tcp"])
+@pytest.mark.parametrize("transport", ["cuda_ipc", "tcp", pytest.param("process_group", marks=TWO_CARDS)])
 @pytest.mark.parametrize("digests", [True, False])
 def test_a_hand_off_between_two_processes_is_byte_exact(
     transport: str, digests: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,210 @@
+"""NCCL as far as a CPU can show it: gloo underneath, and every rule of NCCL's and of torch's around it that we know.
+
+one thread at a time issues on a device, for whichever of its communicators
+the two ends of a communicator are on two devices, and both make it at once, by their first operation
+a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
+a receive has the bytes and the dtype of the send that it belongs to
+a wait without a time returns at once, and says of no failure; one with a time raises
+what fails ends the process, unless torch was told to leave it to us
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from devices.collectives import COLLECTIVES, Collective, set_nccl_defaults
+from tests.kvtransfer.hccl_rules import RuleBroken
+
+ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_LEFT_TO_US = "0"
+_DTYPES = {
+    torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool,
+}  # fmt: skip
+_JOIN_S = 20.0
+_LAST_S = timedelta(seconds=60)
+Message = tuple[int, torch.dtype]
+
+
+@dataclass
+class _Pair:
+    """What both ends of one communicator have in common."""
+
+    devices: list[str] = field(default_factory=list)
+    joined: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    sent: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})
+    taken: dict[int, list[Message]] = field(default_factory=lambda: {0: [], 1: []})  # by the rank that sent it
+
+
+@dataclass
+class NcclRules:
+    """Owner of what each device is doing; `broken` lists what went against the rules, `made` counts groups.
+
+    `on_host`: what stands for a device's memory is the host's.
+    """
+
+    on_host: bool = False
+    broken: list[str] = field(default_factory=list)
+    made: int = 0
+    _pairs: dict[str, _Pair] = field(default_factory=dict)
+    _busy: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def collective(self) -> Collective:
+        """The table's nccl, with gloo underneath."""
+        return replace(
+            COLLECTIVES["nccl"], on_host=self.on_host, lacking=lambda: None, make=self.make,
+            free_bytes=lambda _: None, make_s=0.0,
+        )  # fmt: skip
+
+    def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
+        """Make one end, which is not joined to the other before its first operation."""
+        told: dict[str, str] = {}
+        set_nccl_defaults(told, host)
+        name = secrets.token_hex(8)
+        if rank == 0:
+            store.set("pair", name)
+        else:
+            name = store.get("pair").decode()
+        pair = self.enter(name, device)
+        gloo = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
+        return RuleBoundGroup(gloo, rank, device, pair, self, told.get(ERROR_HANDLING) == _LEFT_TO_US)
+
+    def enter(self, name: str, device: str) -> _Pair:
+        """Return what the ranks of a communicator share; each has a device of its own."""
+        with self._lock:
+            self.made += 1
+            pair = self._pairs.setdefault(name, _Pair())
+            if device in pair.devices:
+                self._break(f"both ranks of a communicator on {device}")
+            pair.devices.append(device)
+            return pair
+
+    @contextmanager
+    def issuing(self, device: str, what: str) -> Iterator[None]:
+        """Hold the device for one operation."""
+        with self._lock:
+            if device in self._busy:
+                self._break(f"{what} on {device} during {self._busy[device]}")
+            self._busy[device] = what
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.pop(device, None)
+
+    def check(self, device: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Return the one tensor of an operation."""
+        (tensor,) = tensors if len(tensors) == 1 else (None,)
+        if tensor is None or tensor.dtype not in _DTYPES or not tensor.is_contiguous():
+            self.break_rule(f"{[tensor.dtype for tensor in tensors]} on {device}")
+        assert tensor is not None
+        if not self.on_host and not tensor.untyped_storage().resizable():
+            self.break_rule(f"memory that is the host's on {device}")
+        if tensor.numel() == 0:
+            self.break_rule(f"an operation of 0 bytes on {device}")
+        return tensor
+
+    def note(self, sender: int, pair: _Pair, mine: list[Message], theirs: list[Message], tensor: torch.Tensor) -> None:
+        """Hold a send against its receive, whichever comes last."""
+        with self._lock:
+            mine.append((tensor.nbytes, tensor.dtype))
+            number = len(mine) - 1
+            if number < len(theirs) and mine[number] != theirs[number]:
+                self._break(f"operation {number} of rank {sender} is {mine[number]} here and {theirs[number]} there")
+
+    def break_rule(self, what: str) -> None:
+        """Write down what was broken, and raise it."""
+        with self._lock:
+            self._break(what)
+
+    def _break(self, what: str) -> None:
+        self.broken.append(what)
+        raise RuleBroken(what)
+
+
+class RuleBoundGroup:
+    """A group of two that can send, receive and be aborted, and nothing else."""
+
+    def __init__(self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, is_left_to_us: bool) -> None:
+        self._group, self._rank, self._device, self._pair, self._rules = group, rank, device, pair, rules
+        self._is_left_to_us, self._is_joined = is_left_to_us, False
+        self.is_aborted = threading.Event()
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
+        with self._rules.issuing(self._device, "send"):
+            tensor, pair = self._rules.check(self._device, tensors), self._pair
+            self._join()
+            self._rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
+            return self._work(self._group.send(tensors, peer, tag))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
+        with self._rules.issuing(self._device, "recv"):
+            tensor, pair = self._rules.check(self._device, tensors), self._pair
+            self._join()
+            self._rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
+            return self._work(self._group.recv(tensors, peer, tag))
+
+    def abort(self) -> None:
+        """End what is under way, here and at the peer."""
+        if not self.is_aborted.is_set():
+            self.is_aborted.set()
+            gloo = COLLECTIVES["gloo"].abort
+            assert gloo is not None
+            with contextlib.suppress(RuntimeError):  # the timeout that it aborts with
+                gloo(self._group, 1 - self._rank)
+
+    def ends_process(self, why: str) -> None:
+        """What torch's watchdog does about a failure that it was not told to leave alone."""
+        if not self._is_left_to_us:
+            with self._rules._lock:
+                self._rules.broken.append(f"the process would have been ended: {why}")
+
+    def _join(self) -> None:
+        if not self._is_joined:
+            self._pair.joined.wait(_JOIN_S)
+            self._is_joined = True
+
+    def _work(self, work: Any) -> "RuleBoundWork":
+        return RuleBoundWork(work, self)
+
+
+class RuleBoundWork:
+    """An operation under way."""
+
+    def __init__(self, work: Any, group: RuleBoundGroup) -> None:
+        self._work, self._group, self._error, self._over = work, group, "", threading.Event()
+        threading.Thread(target=self._wait, name="nccl-work", daemon=True).start()
+
+    def is_completed(self) -> bool:
+        """True as well once it failed."""
+        return self._over.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Only with a time does the host wait, and hear of a failure."""
+        if timeout is None:
+            return True
+        if not self._over.wait(timeout.total_seconds()):
+            self._error = f"timed out after {timeout.total_seconds():g} s"
+        if self._error:
+            raise RuntimeError(self._error)
+        return True
+
+    def _wait(self) -> None:
+        began = time.monotonic()
+        try:
+            self._work.wait(_LAST_S)
+        except RuntimeError as error:
+            self._error = str(error)
+            if not self._group.is_aborted.is_set():
+                self._group.ends_process(f"{error} after {time.monotonic() - began:.1f} s")
+        self._work = None
+        self._over.set()

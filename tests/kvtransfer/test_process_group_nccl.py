@@ -1,0 +1,122 @@
+"""The same links under NCCL's rules: no two operations of a card at once, each with its twin, failures left to us."""
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from devices.collectives import COLLECTIVES
+from kvtransfer.stream import LinkLost
+from tests.kvtransfer import rig as rigs
+from tests.kvtransfer.groups import group_threads, link, make_node
+from tests.kvtransfer.hccl_rules import RuleBroken
+from tests.kvtransfer.nccl_rules import NcclRules
+from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read, until
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclRules]:
+    """nccl is gloo under NCCL's rules; staging is host memory, for pools that only say that they lie on a card."""
+    made = NcclRules(on_host=True)
+    monkeypatch.setitem(COLLECTIVES, "nccl", made.collective())
+    yield made
+    assert made.broken == []
+    until(lambda: not group_threads())
+
+
+def test_whole_hand_offs_keep_the_rules(rules: NcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+
+    class CardPool(Pool):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            self.device = f"cuda:{next(numbers)}"
+
+    monkeypatch.setattr(rigs, "Pool", CardPool)
+    with make_rig("process_group", num_blocks=256) as rig:
+        tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
+        tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
+        for i, ticket in enumerate(tickets):
+            rig.hand_over(ticket, range(4 * i, 4 * i + 4))
+        for ticket in tickets:
+            rig.events.wait("acked", ticket.ticket_id)
+
+        assert all(read(rig.d_pool, range(252 - 4 * i, 256 - 4 * i), 15) == tokens[i] for i in range(32))
+        assert rules.made == 2
+
+
+def test_links_in_a_circle_are_joined_in_turn_on_every_card(rules: NcclRules) -> None:
+    nodes = [make_node(name, f"cuda:{number}") for number, name in enumerate("abc")]
+    pairs = list(itertools.permutations(nodes, 2))
+    with ThreadPoolExecutor(len(pairs)) as makers:
+        made = [makers.submit(link, *pair, number) for number, pair in enumerate(pairs)]
+        links = [one.result(DEADLINE_S) for one in made]
+        for number, ends in enumerate(links):
+            assert ends.receive(ends.send(bytes([number]) * 100)) == bytes([number]) * 100
+        for closed in [makers.submit(ends.close) for ends in links]:
+            closed.result(DEADLINE_S)
+
+    assert rules.made == 2 * len(pairs)
+
+
+def test_what_failed_is_never_taken_for_done_and_ends_no_process(rules: NcclRules) -> None:
+    ends = link(make_node("p", "cuda:0"), make_node("d", "cuda:1"))
+    arriving = ends.inlet._group.receive(ends.inlet._staging, 64)
+
+    ends.outlet.close()
+    with pytest.raises(LinkLost, match="the group broke"):
+        arriving.result(DEADLINE_S)
+    ends.close()
+
+
+def test_two_ranks_of_a_communicator_are_on_two_cards() -> None:
+    rules = NcclRules()
+    rules.enter("pair", "cuda:0")
+
+    with pytest.raises(RuleBroken, match="both ranks of a communicator on cuda:0"):
+        rules.enter("pair", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ([torch.zeros(0, dtype=torch.uint8)], "an operation of 0 bytes"),
+        ([torch.zeros(4, 4, dtype=torch.uint8).t()[1:]], "uint8"),
+        ([torch.zeros(1, dtype=torch.int16)], "int16"),
+        ([torch.zeros(1), torch.zeros(1)], "float32, torch.float32"),
+        ([torch.frombuffer(bytearray(8), dtype=torch.uint8)], "memory that is the host's"),
+    ],
+)
+def test_the_rules_of_tensors_are_enforced(tensors: list[torch.Tensor], words: str) -> None:
+    rules = NcclRules()
+
+    with pytest.raises(RuleBroken, match=words):
+        rules.check("cuda:0", tensors)
+
+
+def test_no_two_operations_of_a_card_are_issued_at_once() -> None:
+    rules = NcclRules()
+
+    with (
+        rules.issuing("cuda:0", "send"),
+        rules.issuing("cuda:1", "recv"),
+        pytest.raises(RuleBroken, match="recv on cuda:0 during send"),
+        rules.issuing("cuda:0", "recv"),
+    ):
+        pass
+
+
+def test_a_receive_of_another_size_than_its_send_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL hangs where the receive is larger, and says nothing where it is smaller."""
+    rules = NcclRules(on_host=True)
+    loose = replace(rules.collective(), exact=False)
+    monkeypatch.setitem(COLLECTIVES, "nccl", loose)
+
+    with pytest.raises(LinkLost):
+        link(make_node("p", "cuda:0"), make_node("d", "cuda:1"))
+
+    assert "operation 0 of rank 0 is (" in rules.broken[0]
+    until(lambda: not group_threads())
