@@ -27,6 +27,7 @@ log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
+GRAMMARS_WARM_S = 5.0
 _NATIVE_THREADS = ("load", "engine", TOUCH_THREAD)
 
 
@@ -103,7 +104,10 @@ async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, ending
     for note in notes:
         log.info("note", text=note)
     identity = Identity.new(config, port)
-    host = InstanceHost(config, engine, identity, port, time.monotonic, make_grammars(config, engine.info))
+    grammars = make_grammars(config, engine.info)
+    if grammars is not None:
+        await asyncio.to_thread(grammars.wait_warm, GRAMMARS_WARM_S)
+    host = InstanceHost(config, engine, identity, port, time.monotonic, grammars)
     connect_handoff(config, engine, identity, host)
     await server.serve(host)
     log.info("serving", instance=identity.instance_id, port=port, load_s=time.monotonic() - began)

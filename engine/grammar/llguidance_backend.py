@@ -120,8 +120,18 @@ def _parser_limits(steps: StepLimits, kind: str) -> llguidance.LLParserLimits:
 def _load(tokenizer: TokenizerFile) -> LLTokenizer:
     text = tokenizer.read()
     try:
-        found = LLTokenizer(text)
-        eos = [token_id for token_id in tokenizer.eos_token_ids if token_id < found.vocab_size]
-        return found if not eos or set(eos) == set(found.eos_tokens) else LLTokenizer(text, eos_token=eos)
+        return _made(text, list(tokenizer.eos_token_ids))
     except ValueError as error:
         raise InvalidGrammar(f"structured output is not possible with this model's tokenizer: {error}") from error
+
+
+def _made(text: str, eos: list[int]) -> LLTokenizer:
+    """Make it once where that works: it takes the GIL for a quarter of a second, and more for a large vocabulary."""
+    if not eos:
+        return LLTokenizer(text)
+    try:
+        return LLTokenizer(text, eos_token=eos)
+    except ValueError:  # models name ids that their tokenizers lack
+        found = LLTokenizer(text)
+        known = [token_id for token_id in eos if token_id < found.vocab_size]
+        return LLTokenizer(text, eos_token=known) if known else found

@@ -60,6 +60,7 @@ class GrammarStore:
         self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._closed = False
         self._told_old_name = False
+        self._warmed = threading.Event()
         self._backends: dict[str, Backend] = {}
         self._children: dict[str, CompilingChild] = {}
         self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
@@ -81,6 +82,13 @@ class GrammarStore:
                 return _done(InvalidGrammar(known) if isinstance(known, str) else known)
             job = self._jobs.get(source.key)
             return self._queued(source) if job is None else job.future
+
+    def wait_warm(self, timeout_s: float) -> bool:
+        """Wait until the tokenizer is made, or known not to be one for grammars; return whether that came in time.
+
+        Making it holds up every thread of the process, so whoever serves waits for it before.
+        """
+        return self._warmed.wait(timeout_s)
 
     def child_pid(self, backend: str = LLGUIDANCE) -> int | None:
         """Return the process that compiles for a backend, None before it is started."""
@@ -133,10 +141,13 @@ class GrammarStore:
 
     def _warm(self) -> None:
         try:
-            self._child(LLGUIDANCE)
             self._backend(LLGUIDANCE)
+            self._warmed.set()
+            self._child(LLGUIDANCE)
         except (PdserveError, OSError) as error:
             log.warning("structured_output_unavailable", error=error)
+        finally:
+            self._warmed.set()
 
     def _outcome(self, job: _Job) -> CompiledGrammar | PdserveError:
         if self._clock() > job.expires_at:

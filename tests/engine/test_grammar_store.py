@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from llguidance import LLTokenizer
 
 from engine.grammar.cache import OutcomeCache
 from engine.grammar.interface import Grammar
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.store import GrammarStore
+from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import Draining, InvalidGrammar, Overloaded
@@ -48,6 +51,37 @@ def _regex(pattern: str, backend: str = "auto") -> StructuredOutput:
 
 def _grammar(future: "Future[Grammar]") -> Grammar:
     return future.result(_WAIT_S)
+
+
+def test_once_warm_no_tokenizer_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(text: str, **options: Any) -> LLTokenizer:
+        made.append(text)
+        return LLTokenizer(text, **options)
+
+    monkeypatch.setattr("engine.grammar.llguidance_backend.LLTokenizer", counted)
+    with GrammarStore(tokenizer_of(folder), _LIMITS) as store:
+        assert store.wait_warm(_WAIT_S)
+        assert len(made) == 1
+        _grammar(store.prepare(_regex("a")))
+        assert len(made) == 1
+
+
+def test_a_tokenizer_that_is_none_for_grammars_is_waited_for_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    with GrammarStore(TokenizerFile(str(tmp_path / "tokenizer.json"), (), 8), _LIMITS) as store:
+        assert store.wait_warm(_WAIT_S)
+        with pytest.raises(InvalidGrammar, match="not possible with this model's tokenizer"):
+            _grammar(store.prepare(_regex("a")))
+
+
+def test_ids_of_the_models_end_that_its_tokenizer_lacks_are_passed_over(folder: Path) -> None:
+    file = tokenizer_of(folder)
+
+    with GrammarStore(replace(file, eos_token_ids=(EOS_ID, 1 << 20)), _LIMITS) as store:
+        assert EOS_ID in allowed_ids(_grammar(store.prepare(_regex("a?"))).matcher())
 
 
 def test_a_prepared_grammar_is_there_at_once_the_next_time(store: GrammarStore) -> None:
