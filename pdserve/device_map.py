@@ -1,8 +1,9 @@
 """Which card each rank of an instance computes on: what is shown to this process, and the table's physical ids.
 
 preset by operator or device plugin      obeyed: rank i is the i-th of it
-as many cards shown as the entry has     rank i is card i, and the variable is left alone
-more cards shown                         the entry's physical ids are looked up and named in the variable
+the entry's own cards shown, in order    rank i is card i, and the variable is left alone
+as many as the entry has, counted from 0 the same: a container counts its cards anew, so that ids say nothing
+any others                               the entry's physical ids are looked up and named in the variable
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.table import traits_of
+from pdserve.preset_cards import names_in
 from ranktable_tools.devices.cards import Card, shown_cards
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.devices.tools import Run, run_tool
@@ -46,7 +48,7 @@ def map_devices(
             f"{len(cards)} {kind} cards are shown here ({_listed(cards)}), the table's entry has {len(device_ids)} "
             f"({','.join(device_ids)}): start the container with all of them"
         )
-    if len(cards) == len(device_ids):
+    if _are_the_entrys(cards, device_ids):
         line = _line(device_ids, [f"card {rank}" for rank in range(len(cards))])
         return DeviceMap(variable, None, f"{line} (every card shown here; {variable} is left unset)")
     named = {card.device_id: card.name for card in cards}
@@ -62,8 +64,21 @@ def map_devices(
     return DeviceMap(variable, value, f"{_line(device_ids, value.split(','))} ({variable}={value})")
 
 
+def _are_the_entrys(cards: Sequence[Card], device_ids: Sequence[str]) -> bool:
+    """Whether the cards shown are the entry's, in its order.
+
+    Ids that count from 0, and numbers of nodes, may be a container's: where they are not the very ids of the entry in
+    another order, they are taken for its cards. Other ids are the machine's own.
+    """
+    shown = [card.device_id for card in cards]
+    if len(shown) != len(device_ids) or shown == list(device_ids):
+        return len(shown) == len(device_ids)
+    is_counted = shown == [str(place) for place in range(len(shown))] or not all(card.name for card in cards)
+    return is_counted and set(shown) != set(device_ids)
+
+
 def _obeyed(variable: str, preset: str, device_ids: Sequence[str]) -> DeviceMap:
-    names = [name.strip() for name in preset.split(",") if name.strip()]
+    names = names_in(preset)
     if len(names) < len(device_ids):
         raise ConfigError(
             f"{variable}={preset!r} shows {len(names)} cards, the table's entry has {len(device_ids)} "

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devices.table import AUTO, traits_of
+from pdserve.preset_cards import names_in
 from ranktable_tools.devices.cards import shown_cards
 from ranktable_tools.devices.kinds import find_kind
 from ranktable_tools.devices.tools import Run, run_tool
@@ -18,8 +19,10 @@ def why_cpu(
     variable = traits_of(kind).visible_variable
     if device != AUTO or variable is None:
         return None
-    if variable in environ:
-        return f"{variable} is set, and every instance would take its first cards" if num_ranks > 1 else None
+    preset = environ.get(variable)
+    if preset is not None:
+        given = len(names_in(preset))
+        return f"{num_ranks} ranks are more than the {given} cards of {variable}" if given < num_ranks else None
     try:
         shown = len(shown_cards(kind, environ, run, dev))
     except RanktableError:

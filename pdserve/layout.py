@@ -1,12 +1,14 @@
 """Lay out a cluster on this machine: its tables, the ports inside it, and the command of each process."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from devices.table import AUTO
 from pdserve.ports import free_ports
+from pdserve.preset_cards import deal_cards
 from pdserve.process_plan import ProcessPlan, environment, launch_command
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import kind_named
@@ -31,15 +33,19 @@ class ClusterShape:
 
 
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
-    """Write the ranktables and the cluster secret into `tables`; return the processes, instances first."""
+    """Write the ranktables and the cluster secret into `tables`; return the processes, instances first.
+
+    Raises ConfigError where a variable that is set shows too few cards.
+    """
     num_instances = shape.num_prefill + shape.num_decode
+    dealt = deal_cards(shape.device, num_instances, shape.num_ranks, os.environ)
     ports = free_ports(num_instances, HOST)
     generated = _generate(shape, ports, tables)
     ensure_secret(tables)
     names = [f"prefill-{i}" for i in range(shape.num_prefill)] + [f"decode-{i}" for i in range(shape.num_decode)]
     instances = [
-        _process(tables, generated, local.file_name, name, HOST, port, shape.flags)
-        for name, local, port in zip(names, generated.instances, ports, strict=True)
+        _process(tables, generated, local.file_name, name, HOST, port, shape.flags, cards)
+        for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
     assert generated.host is not None, "the host file was asked for"
     host_file = generated.host.file_name
@@ -62,8 +68,9 @@ def _generate(shape: ClusterShape, ports: Sequence[int], tables: Path) -> Genera
 
 
 def _process(
-    tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...]
-) -> ProcessPlan:
+    tables: Path, generated: Generated, local: str, name: str, host: str, port: int, flags: tuple[str, ...],
+    cards: Mapping[str, str] = MappingProxyType({}),
+) -> ProcessPlan:  # fmt: skip
     return ProcessPlan(
         name=name,
         role=name.partition("-")[0],
@@ -72,5 +79,6 @@ def _process(
         env={
             "GLOBAL_RANK_TABLE_FILE_PATH": str(tables / generated.global_name),
             "RANK_TABLE_FILE_PATH": str(tables / local),
+            **cards,
         },
     )

@@ -59,6 +59,35 @@ def test_a_container_with_the_entrys_cards_alone_leaves_the_variable_alone(tmp_p
     assert f"{CUDA} is left unset" in cuda.line
 
 
+def test_the_entrys_own_cards_in_another_order_are_named_in_its_order(tmp_path: Path) -> None:
+    npu = mapped("npu", "5,4", npus(tmp_path, 4, 5), tmp_path)
+    cuda = mapped("cuda", "1,0", gpus(tmp_path, 0, 1), tmp_path)
+    in_order = mapped("npu", "4,5", npus(tmp_path, 4, 5), tmp_path)
+
+    assert (npu.value, cuda.value, in_order.value) == ("1,0", "GPU-1f,GPU-0f", None)
+    assert npu.line == f"devices: rank 0 = device 5 on 1, rank 1 = device 4 on 0 ({NPU}=1,0)"
+
+
+def test_as_many_cards_that_are_others_are_refused_by_the_id_that_is_not_there(tmp_path: Path) -> None:
+    words = rf"device 5 of the table is none of the npu cards shown here \(4,6\): .* set {NPU}"
+    with pytest.raises(ConfigError, match=words):
+        map_devices("npu", ["4", "5"], npus(tmp_path, 4, 6), dev=tmp_path)
+
+
+def test_as_many_cards_counted_from_zero_are_a_containers(tmp_path: Path) -> None:
+    assert mapped("npu", "1,2", npus(tmp_path, 0, 1), tmp_path).value is None
+    assert mapped("cuda", "1", gpus(tmp_path, 0), tmp_path).value is None
+
+
+def test_without_nvidia_smi_the_order_of_the_entrys_own_numbers_is_not_guessed(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / name).touch()
+
+    assert mapped("cuda", "0,1", {"PATH": "/nowhere"}, tmp_path).value is None
+    with pytest.raises(ConfigError, match=rf"nvidia-smi does not say which of the cards 0,1 is which: set {CUDA}"):
+        map_devices("cuda", ["1", "0"], {"PATH": "/nowhere"}, dev=tmp_path)
+
+
 def test_where_more_npus_are_shown_physical_ids_are_mapped(tmp_path: Path) -> None:
     host = mapped("npu", "6,4", npus(tmp_path, *range(8)), tmp_path)
     some = mapped("npu", "6,7", npus(tmp_path, 7, 4, 5, 6), tmp_path)

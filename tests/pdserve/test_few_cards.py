@@ -17,9 +17,10 @@ from ranktable_tools.devices.tools import Answer
         (("nvidia0",), 2, {}, "2 ranks are more than the 1 cuda cards shown here"),
         (("davinci0", "davinci1"), 4, {}, "4 ranks are more than the 2 npu cards shown here"),
         (
-            ("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "0,1"},
-            "CUDA_VISIBLE_DEVICES is set, and every instance would take its first cards",
+            ("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1"},
+            "2 ranks are more than the 1 cards of CUDA_VISIBLE_DEVICES",
         ),
+        (("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1,0"}, None),
         (("nvidia0",), 1, {"CUDA_VISIBLE_DEVICES": "0"}, None),
     ],
 )  # fmt: skip

@@ -33,6 +33,29 @@ def test_an_instance_has_a_device_for_each_of_its_ranks(tmp_path: Path) -> None:
     assert owned == [("0", "1"), ("2", "3"), ("4", "5")]
 
 
+def test_cards_of_a_variable_that_is_set_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3, 7,5")
+    flags = ("--model", "/m", "--device", "cuda")
+
+    def shown(num_prefill: int, num_decode: int, num_ranks: int, device: str) -> list[str | None]:
+        plans = lay_out(ClusterShape(num_prefill, num_decode, "h", 9000, flags, device, num_ranks), tmp_path)
+        return [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in plans]
+
+    assert shown(1, 1, 2, "cuda") == ["2,3", "7,5", None]
+    assert shown(2, 1, 1, "cuda") == ["2", "3", "7", None]
+    assert shown(3, 3, 1, "cuda") == ["2", "3", "7", "5", "2", "3", None]
+    assert shown(1, 1, 1, "cpu") == [None, None, None]
+    with pytest.raises(ConfigError, match=r"'2,3, 7,5' shows 4 cards, 2 instances of 5 ranks take 10 \(5 at least\)"):
+        shown(1, 1, 5, "cuda")
+
+
+def test_npus_of_a_variable_that_is_set_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6")
+
+    with pytest.raises(ConfigError, match=r"'6' shows 1 cards, 2 instances of 1 ranks take 2 \(2 at least\)"):
+        lay_out(ClusterShape(1, 1, "h", 9000, (), "npu"), tmp_path)
+
+
 def test_the_secret_lies_beside_the_table_for_us_alone(tmp_path: Path, shape: ClusterShape) -> None:
     lay_out(shape, tmp_path)
 
