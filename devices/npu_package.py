@@ -4,13 +4,40 @@ transformers imports it wherever it finds it, on whatever device one computes; w
 Imports neither torch nor torch_npu.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 NAME = "torch_npu"
 _NEEDS = "libascendcl.so"  # CANN's runtime; torch_npu links to it
+_IMPORTERS = frozenset({"torch", "transformers"})
+
+
+def hide_before_torch() -> None:
+    """Hide it without CANN as soon as something is imported that would import it: most commands import no torch."""
+    if _IMPORTERS & sys.modules.keys():
+        hide_without_cann()
+    elif not any(isinstance(finder, _BeforeTorch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeTorch())
+
+
+class _BeforeTorch:
+    """A finder of modules that finds none: it sees what is about to be imported, and goes once that is torch."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Never find anything."""
+        if name in _IMPORTERS:
+            with contextlib.suppress(ValueError):  # another thread imports it, too
+                sys.meta_path.remove(self)
+            hide_without_cann()
+        return None
 
 
 def hide_without_cann() -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
-from devices.npu_package import hide_without_cann
+from devices.npu_package import hide_before_torch
 
 # Turns a libgomp thread spins for the others before it sleeps. Its default of 300,000 burns a core while another
 # process holds one of ours; none at all makes an undisturbed step of two threads twice as long (docs/performance.md).
@@ -22,7 +22,7 @@ def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
     imported by name when its device is asked for.
     """
     if environ.setdefault(_AUTOLOAD, "0") == "0":
-        hide_without_cann()  # transformers would import it, too
+        hide_before_torch()  # transformers would import it, too
 
 
 def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:

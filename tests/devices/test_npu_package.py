@@ -41,6 +41,32 @@ def test_it_is_hidden_where_cann_is_missing_and_shown_when_it_is_asked_for() -> 
 
 
 @pytest.mark.usefixtures("installed")
+def test_it_is_hidden_when_torch_is_about_to_be_imported_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("torch", "transformers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = list(sys.meta_path)
+
+    npu_package.hide_before_torch()
+    npu_package.hide_before_torch()
+    assert len(sys.meta_path) == len(before) + 1
+    assert is_found()
+    assert importlib.util.find_spec("torch") is not None
+
+    assert not is_found()
+    assert sys.meta_path == before
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_is_hidden_at_once_where_torch_is_imported_already() -> None:
+    importlib.import_module("torch")
+
+    npu_package.hide_before_torch()
+
+    assert not is_found()
+
+
+@pytest.mark.usefixtures("installed")
 def test_it_stays_where_cann_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
 
