@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from devices.interface import Traits
 from devices.table import AUTO, find_kind, traits_of
 from kvtransfer.transports import NAMES
 from ranktable_tools.launch_plan import LaunchPlan
@@ -11,6 +12,7 @@ from wire.options import QUANTIZATIONS, EngineOptions
 from wire.trust import Trust
 from wire.types import Role
 
+_REFERENCE = "reference"  # attention on every kind of device
 _BOUNDS: dict[str, tuple[int, float]] = {
     "max_num_seqs": (1, math.inf),
     "prefill_chunk_size": (1, math.inf),
@@ -83,7 +85,7 @@ class InstanceConfig:
 def check_options(options: EngineOptions) -> None:
     """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
     if options.device != AUTO:
-        find_kind(options.device)
+        _check_attention(options, find_kind(options.device).traits)
     if options.quantization not in (None, *QUANTIZATIONS):
         raise ConfigError(f"--quantization {options.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     for name, (least, most) in _BOUNDS.items():
@@ -97,6 +99,15 @@ def check_options(options: EngineOptions) -> None:
         if transport not in NAMES:
             raise ConfigError(f"--kv-transport {transport!r} is not one of {', '.join(NAMES)}")
     parse_port_range(options.kv_port_range)
+
+
+def _check_attention(options: EngineOptions, traits: Traits) -> None:
+    """Raise ConfigError for attention that this kind of device has not."""
+    asked, known = options.attention_backend, (AUTO, traits.attention, _REFERENCE)
+    if asked not in known and options.engine != "fake":
+        raise ConfigError(
+            f"--attention-backend {asked!r} is not one of {', '.join(known)}, those of --device {traits.kind}"
+        )
 
 
 def parse_port_range(text: str | None) -> tuple[int, int] | None:

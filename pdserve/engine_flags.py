@@ -32,10 +32,16 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
 def check_device(options: EngineOptions) -> None:
     """Raise ConfigError for a device that was asked for by name and cannot be used on this machine.
 
-    Asked in a fork: who only starts instances is to import no torch and to open no card.
+    Asked in a fork: who only starts instances is to import no torch and to open no card. Attention that is of one kind
+    alone asks for that kind.
     """
-    from devices.table import AUTO, choose, find_kind
+    from devices.table import AUTO, KINDS, choose, find_kind
 
+    asked = options.attention_backend
+    if options.engine != "fake" and options.device == AUTO:
+        for kind in KINDS.values():
+            if kind.traits.attention == asked and not (kind.traits.pools_on_host or kind.sees_card()):
+                raise ConfigError(f"--attention-backend {asked}: no {kind.traits.kind} card is shown here")
     if options.engine == "fake" or options.device == AUTO or find_kind(options.device).traits.pools_on_host:
         return
     if not apart(lambda: choose(options.device)):

@@ -25,14 +25,15 @@ VISIBLE = "FAKE_VISIBLE_DEVICES"
 
 @dataclass
 class FakeKind:
-    """Implements DeviceKind. `why` is what `lacking` says."""
+    """Implements DeviceKind. `why` is what `lacking` says; `shown`: whether its card is."""
 
     traits: Traits = TRAITS
     why: str | None = None
     total_bytes: int = 1 << 30
+    shown: bool = True
 
     def sees_card(self) -> bool:
-        return True
+        return self.shown
 
     def lacking(self) -> str | None:
         return self.why
