@@ -13,6 +13,7 @@ import pytest
 from devices.table import KINDS
 from pdserve import LLM, SamplingParams, combined, launch
 from pdserve.bench.cases import Case, Run
+from pdserve.bench.pd.command import _contestants
 from pdserve.bench.pd.options import parse as parse_bench_pd
 from pdserve.cli import main
 from pdserve.entrypoints.openai import api_server
@@ -70,6 +71,24 @@ def test_what_serves_one_model_asks_for_the_device(
     assert SAID in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("start", [serve, lambda folder, flags: main(["up", "--model", str(folder), *flags])])
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("auto", "--attention-backend npu: no npu card is shown here"),
+        ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, those of --device cpu"),
+    ],
+)
+def test_attention_of_a_device_that_is_not_here_is_refused_before_a_model_is_looked_for(
+    start: Callable[[Path, Sequence[str]], int], device: str, words: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(KINDS, "npu", FakeKind(replace(TRAITS, kind="npu", attention="npu"), shown=False))
+
+    assert start(tmp_path / "there is none", ["--attention-backend", "npu", "--device", device]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_card")
 def test_an_instance_of_a_ranktable_asks_for_the_device(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -95,6 +114,18 @@ def test_up_and_bench_pd_hand_it_to_every_process(model: Path, tmp_path: Path) -
     for flags in (up.flags, bench.flags, *(plan.command for plan in lay_out(shape, tmp_path / "tables"))):
         place = flags.index("--device")
         assert flags[place + 1] == "cuda"
+
+
+@pytest.mark.usefixtures("card")
+def test_bench_pds_contestants_have_the_cards_of_the_device_that_was_asked_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    request = parse_bench_pd(["--model", str(model), "--device", "cuda"])
+
+    for contestant in _contestants(request, tmp_path):
+        cards = [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in contestant.plans]
+        assert cards == ["2", "3", None], contestant.name
 
 
 @pytest.mark.usefixtures("no_card")
@@ -169,6 +200,28 @@ def child(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-P", *command], env=environ, capture_output=True, text=True, timeout=100, check=False
     )
+
+
+LOOKS = """
+import ctypes, sys
+load = ctypes.CDLL
+ctypes.CDLL = lambda name, *more, **options: print("loads", name) or load(name, *more, **options)
+from pdserve.cli import main
+main(sys.argv[1:])
+if "import torch" in sys.argv:
+    import torch
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "looks"), [(["--version"], False), (["status"], False), (["import torch"], True)]
+)
+def test_a_command_looks_for_cann_once_it_imports_torch(arguments: list[str], looks: bool, tmp_path: Path) -> None:
+    environ = {**broken_torch_npu(tmp_path / "site"), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+
+    ran = child(environ, "-c", LOOKS, argument)
+
+    assert ("loads libascendcl.so" in ran.stdout) is looks, ran.stderr
 
 
 def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterat
 
 
 def _contestants(request: PdRequest, work: Path) -> Iterator[Contestant]:
-    yield our_pair(work, request.flags)
-    yield our_colocated(request.flags, request.cores)
+    yield our_pair(work, request.flags, request.device)
+    yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:
         most = min(_MOST_LEN, _max_len(request))
         for pair in (True, False):

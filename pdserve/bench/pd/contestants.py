@@ -3,14 +3,18 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.table import AUTO
 from pdserve import combined
+from pdserve.device_map import map_devices
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import free_ports
+from pdserve.preset_cards import deal_cards
 from pdserve.process_plan import ProcessPlan
+from ranktable_tools.devices.kinds import kind_named
 
 HOST = "127.0.0.1"
 PAIR, COLOCATED, VLLM_PAIR, VLLM_COLOCATED = "P/D", "colocated", "vLLM P/D", "vLLM colocated"
@@ -39,25 +43,35 @@ def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     return (cores[:middle], cores[middle:]) if middle else (cores, cores)
 
 
-def our_pair(folder: Path, flags: Sequence[str]) -> Contestant:
-    """Return one prefill and one decode instance, as `pdserve up` starts them; tables in `folder`."""
+def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO) -> Contestant:
+    """Return one prefill and one decode instance, as `pdserve up` starts them on `device`; tables in `folder`."""
     (port,) = free_ports(1, HOST)
-    plans = lay_out(ClusterShape(1, 1, HOST, port, tuple(flags)), folder / "tables")
+    plans = lay_out(ClusterShape(1, 1, HOST, port, tuple(flags), device), folder / "tables")
     return Contestant(PAIR, plans, (_url(port),))
 
 
-def our_colocated(flags: Sequence[str], cores: Sequence[int]) -> Contestant:
-    """Return two combined instances behind one scheduler, each with half of the cores."""
+def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> Contestant:
+    """Return two combined instances behind one scheduler, each with half of the cores, and the cards of our pair."""
     *ports, door = free_ports(3, HOST)
     plans = []
+    cards = _cards(device)
     for i, (port, share) in enumerate(zip(ports, halves(cores), strict=True)):
         command = (sys.executable, "-P", "-m", "pdserve.combined", "--host", combined.HOST, "--port", str(port), *flags)
-        plans.append(ProcessPlan(f"combined-{i}", "combined", f"{HOST}:{port}", kept(share, command), {}))
+        plans.append(ProcessPlan(f"combined-{i}", "combined", f"{HOST}:{port}", kept(share, command), cards[i]))
     addresses = ",".join(f"{HOST}:{port}" for port in ports)
     python = (sys.executable, "-P", "-m", "pdserve.bench.pd.colocated", addresses)
     serve = (*python, "--host", HOST, "--port", str(door), *flags)
     plans.append(ProcessPlan("scheduler", "scheduler", f"{HOST}:{door}", serve, {}))
     return Contestant(COLOCATED, tuple(plans), (_url(door),))
+
+
+def _cards(device: str) -> tuple[Mapping[str, str], ...]:
+    """Return what shows each of two instances the card that it would have in a table, as device 0 and device 1."""
+    kind, dealt = kind_named(device), deal_cards(device, 2, 1, os.environ)
+    if any(dealt) or kind == "cpu":
+        return dealt
+    maps = [map_devices(kind, [str(i)], os.environ) for i in range(2)]
+    return tuple({} if one is None or one.value is None else {one.variable: one.value} for one in maps)
 
 
 def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int], *, pair: bool) -> Contestant:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices.table import AUTO
 from pdserve.engine_flags import check_device
 from pdserve.flags.parser import CommandParser
 from pdserve.up_request import fill_model, to_flags
@@ -42,13 +43,14 @@ class PdOptions:
 
 @dataclass(frozen=True, slots=True)
 class PdRequest:
-    """What was typed; `flags` go to every process of ours."""
+    """What was typed; `flags`, which have `device` too, go to every process of ours."""
 
     options: PdOptions
     model: Path
     dtype: str
     flags: tuple[str, ...]
     cores: tuple[int, ...]
+    device: str = AUTO
 
 
 def parse(argv: Sequence[str]) -> PdRequest:
@@ -80,4 +82,4 @@ def parse(argv: Sequence[str]) -> PdRequest:
     engine = from_namespace(EngineOptions, namespace)
     check_device(engine)
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    return PdRequest(options, Path(engine.model), engine.dtype, to_flags(namespace), cores)
+    return PdRequest(options, Path(engine.model), engine.dtype, to_flags(namespace), cores, engine.device)
