@@ -5,11 +5,12 @@ sooner than somebody asks for it, and what it opens is said in the log (docs/por
 """
 
 import functools
+import importlib
 import mmap
 import os
 import threading
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from devices.table import open_device, traits_of
 from kvtransfer.digest import Place, StopFlag
@@ -77,10 +78,7 @@ class Engine:
         self._device = None if self._way.on_host else open_device(device)
         self._activate()
         os.environ.setdefault(_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S)
-        os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
-        from mooncake.engine import TransferEngine
-
-        self._host, self._engine = host, TransferEngine()
+        self._host, self._engine = host, _package().TransferEngine()
         status = self._engine.initialize(host, "P2PHANDSHAKE", self._way.protocol, "")
         if status != 0:
             raise OSError(f"mooncake's engine does not start at {host}: {status}")
@@ -188,12 +186,18 @@ def engine_at(host: str, device: str = "cpu") -> Engine:
 def lacking(package: str = WAYS["tcp"].package) -> str | None:
     """Return in words what keeps the package from being used here, or None. Opens nothing."""
     try:
-        import mooncake.engine  # noqa: F401
+        _package()
     except ImportError as error:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
         return f"the package {package} is missing ({error}): run scripts/install --with mooncake"
     return None
+
+
+def _package() -> Any:
+    """Import it; it reads its log level then, and no more. Raises ImportError."""
+    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
+    return importlib.import_module("mooncake.engine")
 
 
 @functools.cache

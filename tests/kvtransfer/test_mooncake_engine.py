@@ -1,6 +1,7 @@
 """When mooncake's engine opens ports, and how long it knows memory: without the package where a stand-in will do."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -216,6 +217,7 @@ def test_no_port_is_open_before_the_first_link_and_two_of_the_default_range_afte
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
+    assert re.findall(r"^I\d{4} .*", done.stderr, re.MULTILINE) == []  # its log level is read as it is imported
     before, after = (line.strip("[]") for line in done.stdout.split("\n")[:2])
     ports = [int(port) for port in after.split(",")]
     assert before == ""
