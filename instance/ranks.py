@@ -62,6 +62,7 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
     prepare_torch(num_threads)
     with loading():
         device = CPU.kind if options.device == AUTO else choose(options.device).kind.traits.kind
+        from engine.headroom import LargestStep
         from engine.ranks.load import RanksOptions, load_ranks
 
         traits = traits_of(device)
@@ -70,6 +71,7 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             cores, num_threads, step_s=options.rank_timeout, log_level=options.log_level,
             log_format=options.log_format, device=device, visible=deal_cards(traits, config.num_ranks, os.environ),
             gpu_memory_utilization=options.gpu_memory_utilization,
+            largest_step=LargestStep(config.prefill_chunk_size(device), options.max_num_seqs),
             program=PROGRAM if traits.pools_on_host else DEVICE_PROGRAM,
         )  # fmt: skip
         loaded = load_ranks(

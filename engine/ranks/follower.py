@@ -6,6 +6,7 @@ import time
 
 from devices.host_pool import HostPool
 from devices.interface import Memory
+from engine.ranks.budget import with_budget
 from engine.ranks.channel import Kind
 from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_step
@@ -22,7 +23,7 @@ class Follower:
     def __init__(self, setup: RankSetup) -> None:
         """Load. Raises ConfigError."""
         self._reduce = Reduce()
-        self.part: Part = load_part(setup, self._reduce)
+        self.part: Part = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
         self._began: float | None = None  # the step that is being computed
 

@@ -15,10 +15,12 @@ from engine.attention.table import make_backend
 from engine.checkpoint import Checkpoint, model_length
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import will_fuse
+from engine.headroom import LargestStep
 from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import rehearse
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
+from engine.ranks.budget import with_budget
 from engine.ranks.channel import Kind
 from engine.ranks.model import ShardedModel
 from engine.ranks.part import SHARED, Part, load_part
@@ -44,7 +46,7 @@ class RanksOptions:
 
     `cores` has the cores of each rank's device (empty: all of this process's), `device` is the kind of all of them and
     `visible` which one each is shown by the kind's variable (empty: as it is). `gpu_memory_utilization`: the share of a
-    device that its rank takes. The other ranks' processes run the module `program`.
+    device that its rank takes, with what its `largest_step` needs. The other ranks' processes run the module `program`.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -56,6 +58,7 @@ class RanksOptions:
     device: str = "cpu"
     visible: tuple[str, ...] = ()
     gpu_memory_utilization: float = 0.9
+    largest_step: LargestStep | None = None
     program: str = PROGRAM
 
     @property
@@ -94,6 +97,7 @@ def load_ranks(
     check_shards(
         build_network(checkpoint, dtype=choice.name, attention=None), checkpoint.text_config, ranks.num_ranks
     )  # fmt: skip
+    largest = None if ranks.largest_step is None else dataclasses.astuple(ranks.largest_step)
     setups = [
         RankSetup(
             path=str(path), dtype=choice.name, number=number, of=ranks.num_ranks, block_size=block_size,
@@ -102,6 +106,7 @@ def load_ranks(
             log_level=ranks.log_level, log_format=ranks.log_format, device=ranks.device,
             visible=ranks.visible[number] if ranks.visible else None,
             gpu_memory_utilization=ranks.gpu_memory_utilization, has_budget=kv_cache_memory is not None,
+            max_model_len=length, largest_step=largest,
         )
         for number, cores in enumerate(ranks.cores)
     ]  # fmt: skip
@@ -111,7 +116,7 @@ def load_ranks(
         undo.callback(team.close)
         reduce = Reduce()
         with _on_cores(setups[0].cores):  # what threads the native kernels start stay there
-            part = load_part(setups[0], reduce)
+            part = with_budget(load_part(setups[0], reduce))
         loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
         part.check_held(tensors)
         _check_alike(loaded)

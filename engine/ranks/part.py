@@ -21,7 +21,6 @@ from engine.fused_decoder import FusedWeights
 from engine.interface import EngineInfo
 from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors
-from engine.memory_plan import device_budget
 from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
 from engine.ranks.reduce import Reduce
@@ -115,9 +114,8 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     )  # fmt: skip
     library = load_sum() if on_host else None
     took = RankLoaded(
-        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began,
-        _pool_bytes(setup, device), "" if on_host else device.describe(),
-    )  # fmt: skip
+        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
+    )
     said = (getattr(backend, "note", None), warning, *notes)
     return Part(
         setup, device, folder, network, fused, backend, reduce, library, took, num_sums,
@@ -125,18 +123,10 @@ def load_part(setup: RankSetup, reduce: Reduce) -> Part:
     )  # fmt: skip
 
 
-def _pool_bytes(setup: RankSetup, device: Device) -> int:
-    """Return what is free on the rank's own device for its pool, now that its weights are there."""
-    if device.traits.pools_on_host:
-        return 0
-    now = device.memory()
-    return now.free if setup.has_budget else device_budget(None, setup.gpu_memory_utilization, now.total, now.free)
-
-
 def part_info(part: Part, layout: PoolLayout) -> EngineInfo:
     """Return the info of a rank that only computes: no one asks it who it is."""
-    text = part.folder.checkpoint.text_config
+    setup, text = part.setup, part.folder.checkpoint.text_config
     return EngineInfo(
-        model=ModelIdentity(part.setup.path, "", ""), max_model_len=0, vocab_size=text.vocab_size,
-        dtype=part.setup.dtype, device=part.device.name, layout=layout, eos_token_ids=(),
+        model=ModelIdentity(setup.path, "", ""), max_model_len=setup.max_model_len, vocab_size=text.vocab_size,
+        dtype=setup.dtype, device=part.device.name, layout=layout, eos_token_ids=(),
     )  # fmt: skip

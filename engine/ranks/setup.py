@@ -15,8 +15,9 @@ class RankSetup:
     `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
     long it waits for the others within a step. `is_native`: it uses native kernels, as rank 0 found them there.
     `device` is the kind of device that it opens the first of, of those shown to its process: `visible` is the value of
-    the kind's variable there (None: as it is). `gpu_memory_utilization` is the share of it that the engine may take,
-    `has_budget`: it was said how large the pools are.
+    the kind's variable there (None: as it is). `gpu_memory_utilization` is the share of it that the engine may take;
+    `has_budget`: it was said how large the pools are, else memory is left for the `largest_step`: prompt tokens of
+    sequences of `max_model_len` at most, and sequences.
     """
 
     path: str
@@ -36,6 +37,8 @@ class RankSetup:
     visible: str | None = None
     gpu_memory_utilization: float = 0.9
     has_budget: bool = False
+    max_model_len: int = 0
+    largest_step: tuple[int, int] | None = None
 
     @property
     def rank(self) -> Rank:
@@ -50,7 +53,9 @@ class RankSetup:
     def from_json(cls, payload: bytes) -> "RankSetup":
         """Raises ValueError for what `to_json` did not make."""
         values = _object(payload, cls)
-        return cls(**{**values, "cores": tuple(values["cores"])})
+        largest = values["largest_step"]
+        step = None if largest is None else (int(largest[0]), int(largest[1]))
+        return cls(**{**values, "cores": tuple(values["cores"]), "largest_step": step})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,28 @@
-"""Two instances of several ranks each in one process, over real sockets, and the whole model's KV as the truth."""
+"""Two instances of several ranks each in one process, over real sockets, and the whole model's KV as the truth.
+
+With `far` all ranks but the first are reached over a Unix socket, as those on devices are.
+"""
 
 import random
 import secrets
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtransfer.all_ranks import RanksReceiver, RanksSender, make_receiver, make_sender
+from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.quorum import Quorum
+from kvtransfer.rank_ends import RankReceiver, RankSender
+from kvtransfer.rank_half import RankHalf
+from kvtransfer.rank_messages import HalfSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from tests.kvtransfer.rig import Clock, Pool, Recorder
+from wire.errors import InstanceLost
 from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
+from wire.trust import Trust
 from wire.types import Ticket
 
 Kv = list[list[list[bytes]]]
@@ -61,8 +71,12 @@ class RankRig:
 
     def __init__(
         self, transport: str, *, p_ranks: int, d_ranks: int, heads: int = 4, p_block: int = 16, d_block: int = 16,
-        num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0, digests: bool = True,
+        num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0, digests: bool = True, far: bool = False,
     ) -> None:  # fmt: skip
+        self._transport, self._lease_s, self._digests = transport, lease_s, digests
+        self.halves: list[RankHalf] = []
+        self.far: list[FarRank] = []
+        self.lost: list[str] = []
         self.tensors, self.clock, self.events, points = (
             tensors(heads),
             Clock(),
@@ -80,7 +94,9 @@ class RankRig:
         self.receivers: list[KvReceiver] = []
         self.senders: list[KvSender] = []
 
-        def receive(memory: PoolMemory, quorum: Quorum) -> KvReceiver:
+        def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
+            if far and memory.layout.rank.number:
+                return self._reach(memory, "decode-0", 77).receiver(quorum)
             made = KvReceiver(
                 memory, instance_id="decode-0", epoch=77, host="127.0.0.1", failpoints=points, lease_s=lease_s,
                 transports=(transport,), quorum=quorum, clock=self.clock, digests=digests,
@@ -88,7 +104,9 @@ class RankRig:
             self.receivers.append(made)
             return made
 
-        def send(memory: PoolMemory, events: SenderEvents) -> KvSender:
+        def send(memory: PoolMemory, events: SenderEvents) -> RankSender:
+            if far and memory.layout.rank.number:
+                return self._reach(memory, "prefill-0", 55).sender(events)
             made = KvSender(
                 memory, instance_id="prefill-0", epoch=55, transports=(transport,), events=events, clock=self.clock,
                 progress_age=lambda: self.progress_age, failpoints=points, tend_interval_s=0.05, digests=digests,
@@ -99,8 +117,24 @@ class RankRig:
         receiver = make_receiver(self.d_pools, self.events, points, receive)
         sender = make_sender(self.p_pools, self.events, send)
         assert isinstance(receiver, RanksReceiver)
-        assert isinstance(sender, RanksSender if p_ranks > 1 else KvSender)
+        assert isinstance(sender, RanksSender | KvSender)
+        assert isinstance(sender, RanksSender) == (p_ranks > 1)
         self.receiver, self.sender = receiver, sender
+
+    def _reach(self, memory: PoolMemory, instance_id: str, epoch: int) -> FarRank:
+        ours, theirs = socket.socketpair()
+        settings = HalfSettings(
+            instance_id, epoch, "127.0.0.1", None, (self._transport,), self._lease_s, None, self._digests, 2
+        )  # fmt: skip
+
+        def lost(what: str) -> InstanceLost:
+            self.lost.append(what)
+            return InstanceLost(what)
+
+        self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
+        self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
+        self.far[-1].meet(10.0)
+        return self.far[-1]
 
     def fill(self, kv: Kv, block_ids: Sequence[int]) -> None:
         """Write each rank's heads into its pool."""
@@ -135,6 +169,9 @@ class RankRig:
     def close(self) -> None:
         self.sender.close()
         self.receiver.close()
+        for far, half in zip(self.far, self.halves, strict=True):
+            far.close()
+            half.close()
         for pool in (*self.p_pools, *self.d_pools):
             pool.close()
 

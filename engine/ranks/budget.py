@@ -1,0 +1,41 @@
+"""What a rank's own device has for its pool: what is free beside its weights, less what its largest step takes."""
+
+import dataclasses
+
+from engine.headroom import Headroom, LargestStep, measure_headroom
+from engine.memory_plan import device_budget
+from engine.ranks.part import Part, part_info
+from wire.kv_layout import PoolLayout
+
+
+def with_budget(part: Part) -> Part:
+    """Return the part, which says how many bytes there are for its pool; as it is where rank 0 makes all pools.
+
+    Call it before the ranks are connected: what is run for it is run by this rank alone. Raises ConfigError.
+    """
+    setup, device = part.setup, part.device
+    if device.traits.pools_on_host:
+        return part
+    headroom = Headroom()
+    if setup.has_budget:
+        pool_bytes = device.memory().free
+    else:
+        if setup.largest_step is not None:
+            headroom = _measured(part, LargestStep(*setup.largest_step))
+        now = device.memory()
+        pool_bytes = device_budget(None, setup.gpu_memory_utilization, now.total, now.free, headroom.total_bytes)
+    words = ", ".join(filter(None, (device.describe(), headroom.describe())))
+    return dataclasses.replace(part, loaded=dataclasses.replace(part.loaded, pool_bytes=pool_bytes, device=words))
+
+
+def _measured(part: Part, largest: LargestStep) -> Headroom:
+    """Run this rank's part of the largest step on a pool of one block, which is given back."""
+    setup = part.setup
+    layout = PoolLayout(part.loaded.tensors, num_blocks=1, block_size=setup.block_size)
+    pool = part.device.make_pool(layout)
+    pool.tensor.zero_()  # type: ignore[attr-defined]  # a device's pool: no step may compute with NaN
+    model = part.make_model(part_info(part, layout), pool)
+    try:
+        return measure_headroom(model, part.device, largest, graph_rows=0, table_width=max)
+    finally:
+        model.close()

@@ -1,0 +1,178 @@
+"""Ranks on devices as one model: what its engine tells is what the CPU tells, over pools in processes of their own."""
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from devices import table
+from devices.cpu import CpuDevice
+from devices.device_pool import DevicePool
+from engine.core import EngineCore
+from engine.headroom import LargestStep
+from engine.oracle import Oracle
+from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
+from engine.ranks.pools import plan_devices
+from engine.ranks.team import OnLost
+from engine.step import BatchSequence, SampleRow, StepBatch
+from tests.devices.fake_device import CardKind
+from tests.devices.tiny_traffic import PLENTY, Told, core_on, every_sort, ids, plain, run
+from tests.engine.step_runner import GREEDY
+from tests.engine.tiny_models import make_tiny_model
+from wire.errors import ConfigError, InstanceLost, PdserveError
+from wire.kv_layout import KvTensor
+
+ROOT = Path(__file__).parents[2]
+STEP_S = 2.0
+BLOCK = 16
+POOL = 30 * BLOCK * (2 * 2 * 2 * 16 * 4) + (8 << 12)  # bytes of 30 blocks: layers, k and v, heads, head_dim, float32
+TENSORS = tuple(KvTensor(0, name, 3, 64, "float32") for name in "kv")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_device() -> Iterator[None]:
+    """The fake device, here and in the processes of ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(table.KINDS, "fake", CardKind())
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+def load(path: Path, on_lost: OnLost, *, kv_bytes: int | None = POOL, step_s: float = 30.0) -> LoadedRanks:
+    options = RanksOptions(
+        cores=((), ()), num_threads=1, step_s=step_s, device="fake", visible=("4", "7"),
+        program="tests.devices.fake_rank", gpu_memory_utilization=0.01, largest_step=LargestStep(24, 4),
+    )  # fmt: skip
+    return load_ranks(
+        path, dtype="float32", block_size=BLOCK, kv_cache_memory=kv_bytes, ranks=options, on_lost=on_lost
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two(path: Path) -> Iterator[LoadedRanks]:
+    lost: list[PdserveError] = []
+    loaded = load(path, lost.append)
+    yield loaded
+    loaded.model.close()
+    assert not lost
+
+
+@contextmanager
+def core_over(loaded: LoadedRanks, swap_bytes: int = 0) -> Iterator[EngineCore]:
+    core = EngineCore(
+        loaded.model, max_num_seqs=16, max_num_batched_tokens=64, prefill_chunk_size=24, swap_bytes=swap_bytes
+    )  # fmt: skip
+    yield core
+    core.blocks.check()
+    assert core.blocks.num_used == 0
+
+
+def test_requests_of_every_sort_are_answered_as_on_the_cpu(two: LoadedRanks, path: Path) -> None:
+    with core_over(two) as core:
+        for state in every_sort():
+            core.add(state)
+        told = run(core)
+    with core_on(CpuDevice(), path, attention_backend="reference") as core:
+        for state in every_sort():
+            core.add(state)
+        on_cpu = run(core)
+
+    assert told.tokens == on_cpu.tokens
+    for name, vector in told.vectors.items():
+        assert vector == pytest.approx(on_cpu.vectors[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["rebuilt", "put-aside"])
+def test_a_full_pool_changes_no_token(two: LoadedRanks, swap_bytes: int, path: Path) -> None:
+    lengths = (90, 116, 75, 104)
+    with core_over(two, swap_bytes) as core:
+        for length in lengths:
+            core.add(plain(str(length), length, max_tokens=60))
+        told = run(core)
+
+        assert core.load().preemptions > 0
+    assert (told.put_aside > 0) == (swap_bytes > 0)
+    expected = Oracle(path, "float32").generate_greedy([ids(length) for length in lengths], 60, ignore_eos=True)
+    assert [told.tokens[str(length), 0] for length in lengths] == expected
+
+
+def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> None:
+    with core_over(two) as core:
+        core.add(plain("first", 200))
+        first = run(core)
+        core.add(plain("again", 200))
+        again, num_tokens = Told(), 0
+        while core.has_work():
+            result = core.step()
+            num_tokens += result.num_tokens
+            again.take(result)
+
+    assert again.tokens["again", 0] == first.tokens["first", 0]
+    assert num_tokens < 200
+
+
+def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None:
+    own, other = two.model.memories
+
+    assert isinstance(own, DevicePool)
+    assert (own.layout.rank.number, other.layout.rank.number, other.fd) == (0, 1, None)
+    assert own.layout.num_blocks == other.layout.num_blocks == 30
+    assert own.mark() is not None, "each layer that was computed is marked"
+    assert any(note.startswith("rank 1 of 2 on fake:0: card 7: ") for note in two.notes)
+    assert "2 ranks add up by gloo" in two.notes
+    with pytest.raises(TypeError, match="the KV pool of rank 1 of 2 lies on a device of its own process"):
+        _ = other.buffer
+
+
+def test_a_rank_that_is_stopped_ends_the_model_in_words_within_the_steps_time(path: Path) -> None:
+    told: Future[PdserveError] = Future()
+    loaded = load(path, told.set_result, kv_bytes=None, step_s=STEP_S)
+    (pid,) = loaded.model.rank_pids
+    psutil.Process(pid).send_signal(signal.SIGSTOP)
+    step = StepBatch((5, 6, 7), (BatchSequence(0, 3, (1,)),), (SampleRow(2, GREEDY, 0, 0),))
+
+    with pytest.raises(InstanceLost, match=rf"rank 1 of 2 \(pid {pid}\) is stopped by a signal"):
+        loaded.model.launch(step)
+
+    assert f"pid {pid}" in str(told.result(STEP_S))
+    assert any(" MiB left to steps: " in note for note in loaded.notes), "no one said how large the pools are"
+    loaded.model.close()
+
+
+def test_the_fullest_device_says_how_many_blocks_all_pools_have() -> None:
+    roomy, full = 1 << 20, 300_000
+
+    plan = plan_devices(TENSORS, [roomy, full], None, BLOCK, 4096)
+    swapped = plan_devices(TENSORS, [full, roomy], None, BLOCK, 4096)
+
+    assert plan.num_blocks == (full - 2 * 4095) // (BLOCK * 2 * 64 * 4)  # rank 1 holds one of three heads
+    assert swapped.num_blocks == (full - 2 * 4095) // (BLOCK * 2 * 2 * 64 * 4)
+    assert plan.kv_bytes == plan.num_blocks * BLOCK * 2 * 3 * 64 * 4
+
+
+def test_pools_that_were_asked_for_and_do_not_fit_a_device_are_refused_with_both_numbers() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--kv-cache-memory 1000000 bytes: \d+ of them are those of rank 0 of 2, .* 70000 free"
+    ):
+        plan_devices(TENSORS, [70_000, 1 << 20], 1_000_000, BLOCK, 4096)
+    assert plan_devices(TENSORS, [1 << 20] * 2, 1_000_000, BLOCK, 4096).num_blocks == 40
+
+
+def test_more_ranks_than_the_device_kind_can_add_up_over_are_refused() -> None:
+    options = dataclasses.replace(RanksOptions(cores=((), ()), num_threads=1), device="tpu")
+
+    with pytest.raises(ConfigError, match="ranks cannot run on tpu: nothing makes process groups there"):
+        load_ranks(
+            Path("/no/model"), dtype="float32", block_size=BLOCK, kv_cache_memory=None, ranks=options,
+            on_lost=lambda error: None,
+        )  # fmt: skip

@@ -1,0 +1,280 @@
+"""Ranks that move their own KV, told over a Unix socket: all crosses as from one process, and endings reach all."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kvtransfer.far_rank import FarRank
+from kvtransfer.interface import SendStats
+from kvtransfer.rank_half import RankHalf
+from kvtransfer.rank_messages import (
+    Figures,
+    HalfSettings,
+    Said,
+    pack_bytes,
+    pack_endpoints,
+    pack_error,
+    pack_numbers,
+    pack_stats,
+    pack_ticket,
+    unpack_bytes,
+    unpack_endpoints,
+    unpack_error,
+    unpack_numbers,
+    unpack_stats,
+    unpack_ticket,
+)
+from kvtransfer.ticket_table import ReceiverCounts
+from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
+from tests.kvtransfer.rig import DEADLINE_S, Pool, until
+from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
+from wire.kv_layout import PoolLayout, Rank
+from wire.rank_channel import Channel
+from wire.trust import LiveAddresses, Trust
+from wire.types import KvEndpoint, LinkStatus, Ticket
+
+NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0)}
+SETTINGS = HalfSettings(
+    "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, "ab" * 32, ("10.0.0.1",)
+)  # fmt: skip
+ENDPOINT = KvEndpoint("tcp", "127.0.0.1:1", "", 1)
+
+
+@pytest.fixture(params=["tcp"])
+def rig(request: pytest.FixtureRequest) -> Iterator[RankRig]:
+    with make_rank_rig(request.param, p_ranks=2, d_ranks=2, heads=3, d_block=128, far=True) as made:
+        yield made
+        assert not made.lost
+
+
+@pytest.mark.parametrize(("p_ranks", "d_ranks", "heads"), [(2, 2, 3), (2, 1, 3), (1, 2, 4), (4, 2, 1), (2, 4, 3)])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
+def test_every_head_of_every_token_lands_in_its_slot(transport: str, p_ranks: int, d_ranks: int, heads: int) -> None:
+    with make_rank_rig(transport, p_ranks=p_ranks, d_ranks=d_ranks, heads=heads, d_block=128, far=True) as rig:
+        kv = random_kv(rig.tensors, NUM_TOKENS, seed=heads)
+        rig.fill(kv, BLOCK_IDS[16])
+        ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+
+        rig.hand_over(ticket, BLOCK_IDS[16], description=b"the prompt")
+        rig.events.wait("acked", ticket.ticket_id)
+
+        rig.check(kv, BLOCK_IDS[128])
+        num_bytes = NUM_TOKENS * sum(pool.layout.token_bytes for pool in rig.d_pools)
+        assert rig.events.commits[ticket.ticket_id] == (b"the prompt", BLOCK_IDS[128], num_bytes)
+        assert rig.events.acks[ticket.ticket_id].kv_bytes == num_bytes
+        assert [kind for kind, _ in rig.events.reports] == ["committed", "acked"]
+        until(lambda: rig.receiver.bytes_received == rig.sender.bytes_sent == num_bytes)
+        until(lambda: {status.state for status in rig.sender.links()} == {"up"})
+        assert [endpoint.rank for endpoint in ticket.endpoints] == [*range(d_ranks)]
+        assert not rig.lost
+
+
+def test_a_refusal_of_the_owner_ends_the_ticket_on_every_rank(rig: RankRig) -> None:
+    rig.events.refusal = NoCapacity("the decode instance is full")
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+
+    rig.hand_over(ticket, BLOCK_IDS[16])
+    rig.events.wait("failed", ticket.ticket_id)
+    rig.events.wait("ended", ticket.ticket_id)
+
+    assert "the decode instance is full" in str(rig.events.failures[ticket.ticket_id])
+    assert rig.events.ends[ticket.ticket_id][0] == BLOCK_IDS[128]
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_ticket_that_either_side_aborts_ends_on_all_ranks_of_both(rig: RankRig, side: str) -> None:
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+    rig.sender.begin(ticket)
+    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
+    until(lambda: all(half._receiver.bytes_received > 0 for half in rig.halves if half._reports._others))
+
+    (rig.sender if side == "sender" else rig.receiver).abort(ticket.ticket_id, "nobody wants it")
+    rig.events.wait("ended", ticket.ticket_id)
+    if side == "receiver":
+        rig.events.wait("failed", ticket.ticket_id)
+
+    assert "nobody wants it" in rig.events.ends[ticket.ticket_id][1]
+    assert rig.events.count("ended") == 1
+    until(lambda: not any(half._reports._others for half in rig.halves))  # settled on every rank
+
+
+def test_a_rank_knows_a_ticket_before_any_sender_does_however_slow_it_hears(
+    rig: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rank 0 said lies in the rank's socket: the thread of a link that asks for the ticket reads it."""
+    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+    goes_on, asked = threading.Event(), threading.Event()
+    take, catch_up = half._take, half._reports.catch_up
+
+    def slow(message: object) -> None:
+        if threading.current_thread().name == "kv-rank-hear":
+            goes_on.wait(DEADLINE_S)  # holds the socket's lock, and has read what it was told
+        take(message)  # type: ignore[arg-type]
+
+    def ask() -> None:
+        asked.set()
+        catch_up()
+
+    monkeypatch.setattr(half, "_take", slow)
+    monkeypatch.setattr(half._reports, "catch_up", ask)
+    kv = random_kv(rig.tensors, NUM_TOKENS)
+    rig.fill(kv, BLOCK_IDS[16])
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+
+    rig.hand_over(ticket, BLOCK_IDS[16])
+    assert asked.wait(DEADLINE_S)
+    goes_on.set()
+    rig.events.wait("acked", ticket.ticket_id)
+
+    rig.check(kv, BLOCK_IDS[128])
+
+
+def test_a_rank_knows_how_far_the_others_are_so_that_senders_that_are_done_wait_on(rig: RankRig) -> None:
+    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+    rig.sender.begin(ticket)
+    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
+    first, share = rig.receivers[0]._table, half._receiver._table
+    until(lambda: min(one.progress(ticket.ticket_id) for one in (first, share)) > 0)
+
+    def both() -> int:
+        return first.progress(ticket.ticket_id) + share.progress(ticket.ticket_id)
+
+    until(
+        lambda: (
+            half._reports.progress(ticket.ticket_id) == both() == rig.receivers[0]._quorum.progress(ticket.ticket_id)
+        )
+    )
+
+
+def test_the_process_of_a_rank_of_d_that_is_gone_ends_the_ticket_and_frees_the_blocks_of_p(rig: RankRig) -> None:
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+    rig.sender.begin(ticket)
+    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
+    (half,) = [half for half in rig.halves if half._reports._others]
+
+    half.close()  # what its kernel does with its sockets
+    rig.sender.commit(ticket.ticket_id, b"p")
+
+    rig.events.wait("failed", ticket.ticket_id)
+
+
+def test_the_process_of_a_rank_of_p_that_is_gone_frees_the_blocks_of_d(rig: RankRig) -> None:
+    ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+    rig.sender.begin(ticket)
+    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
+    (sending,) = [half for half in rig.halves if not half._reports._others]
+    until(lambda: sending._sender.bytes_sent > 0)
+
+    sending.close()
+
+    rig.events.wait("ended", ticket.ticket_id)
+    assert rig.events.ends[ticket.ticket_id][0] == BLOCK_IDS[128]
+
+
+def test_a_rank_without_links_says_why_and_the_start_fails_with_its_words() -> None:
+    ours, theirs = socket.socketpair()
+    pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
+    settings = replace(SETTINGS, transports=("pigeon",), port_range=None)
+
+    with pytest.raises(ConfigError):
+        RankHalf(pool, settings, theirs, lambda: 0.0)
+    far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
+    with pytest.raises(ConfigError, match="KV transport 'pigeon' is none of "):
+        far.meet(DEADLINE_S)
+
+    far.close()
+    theirs.close()
+    pool.close()
+
+
+def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
+    ours, theirs = socket.socketpair()
+    far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
+
+    with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: nothing came within 0\.01 s"):
+        far.meet(0.01)
+    theirs.close()
+    with pytest.raises(InstanceLost, match="rank 1 of 2 did not open its KV links: the other end is gone"):
+        far.meet(DEADLINE_S)
+    far.close()
+
+
+def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words() -> None:
+    ours, theirs = socket.socketpair()
+    lost: list[str] = []
+    told = threading.Event()
+
+    def take(what: str) -> InstanceLost:
+        lost.append(what)
+        told.set()
+        return InstanceLost(what)
+
+    far, there = FarRank(ours, Rank(1, 2), take, Trust()), Channel(theirs, Said)
+    there.send(Said.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
+    far.meet(DEADLINE_S)
+    there.send(Said.ACKED, b"\xff", timeout_s=DEADLINE_S)
+
+    assert told.wait(DEADLINE_S)
+    assert lost == ["what rank 1 of 2 says of its hand-offs is not understood: 1 bytes are no message about a ticket"]
+    assert far.endpoints == (ENDPOINT,)
+    far.close()
+    there.close()
+
+
+def test_a_rank_hears_of_another_tables_addresses_before_the_next_ticket() -> None:
+    ours, theirs = socket.socketpair()
+    trust = Trust(addresses=LiveAddresses(["10.0.0.1"]))
+    far, there = FarRank(ours, Rank(1, 2), InstanceLost, trust), Channel(theirs, Said)
+    trust.follow(["10.0.0.1", "10.0.0.2"])
+
+    far.tell(Said.ABORT, pack_bytes("t", b"why"))
+
+    heard = [there.receive(DEADLINE_S) for _ in range(2)]
+    assert [(one.kind, one.payload) for one in heard] == [
+        (Said.ADDRESSES, b"10.0.0.1\n10.0.0.2"), (Said.ABORT, pack_bytes("t", b"why")),
+    ]  # fmt: skip
+    far.close()
+    there.close()
+
+
+def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
+    ours, theirs = socket.socketpair()
+    far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
+
+    with pytest.raises(
+        Unavailable, match="the link to decode-0 starts at rank 1 of 2, in a process that measures none"
+    ):
+        far.sender(None).measure("decode-0", 7, (), 1, 1.0)  # type: ignore[arg-type]
+    far.close()
+    theirs.close()
+
+
+def test_what_is_said_comes_out_as_it_went_in() -> None:
+    ticket = Ticket("ab" * 16, 77, "decode-0", 150, 16, 10.0, (ENDPOINT,))
+    stats = SendStats("tcp", 1 << 40, 0.5, 1, 7)
+    status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
+    figures = Figures(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
+
+    assert unpack_ticket(pack_ticket(ticket)) == ticket
+    assert unpack_stats(pack_stats(stats)) == stats
+    assert unpack_endpoints(pack_endpoints([ENDPOINT])) == (ENDPOINT,)
+    assert Figures.from_json(figures.to_json()) == figures
+    assert HalfSettings.from_json(SETTINGS.to_json()) == SETTINGS
+    assert "ab" * 32 not in repr(SETTINGS)
+    assert unpack_numbers(pack_numbers("ab", 1, -2, blocks=(1 << 40, 3)), 4) == ("ab", [1, -2, 1 << 40, 3])
+    assert unpack_bytes(pack_bytes("ab", b"rest")) == ("ab", b"rest")
+    error = unpack_error(pack_error(HandoffFailed("why")))
+    assert (type(error), str(error)) == (HandoffFailed, "why")
+    assert unpack_error(pack_error(None)) is None
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x05\x00abc", pack_numbers("ab", 1), pack_bytes("ab", b"1234567")])
+def test_what_no_rank_says_of_a_ticket_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"bytes|integers"):
+        unpack_numbers(payload, 2)
+    with pytest.raises(ValueError, match="not a Ticket"):
+        unpack_ticket(b'{"ticket_id": "x"}')
