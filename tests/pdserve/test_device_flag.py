@@ -213,10 +213,8 @@ if "import torch" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "looks"), [(["--version"], False), (["status"], False), (["import torch"], True)]
-)
-def test_a_command_looks_for_cann_once_it_imports_torch(arguments: list[str], looks: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("argument", "looks"), [("--version", False), ("status", False), ("import torch", True)])
+def test_a_command_looks_for_cann_once_it_imports_torch(argument: str, looks: bool, tmp_path: Path) -> None:
     environ = {**broken_torch_npu(tmp_path / "site"), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
 
     ran = child(environ, "-c", LOOKS, argument)
