@@ -2,7 +2,8 @@
 
     step of n sequences, one token each
       -> padded to one of SIZES rows, block tables to a width that the attention backend chooses
-      -> inputs copied to the fixed tensors of that (rows, width); captured on first use, replayed from then on
+      -> inputs copied to the fixed tensors of that (rows, width), tables where a graph reads them
+      -> captured on first use, replayed from then on
       -> logits of the first n rows
 
 Padding rows write to a block of the pool that nobody owns. Steps with prompts in them are not for graphs; nor is
@@ -84,18 +85,20 @@ class DecodeGraphs:
         if self._failed or len(packed.slots) != num_rows or not 0 < num_rows <= self._sizes[-1]:
             return None
         host = self._padded(metadata)
-        captured = self._captured.get(host.tables.shape)
-        if captured is None and host.tables.shape[0] > self._most_rows:
+        needed, size = int(host.used.max()), len(host.used)
+        width = self._backend.table_width(needed, max(needed, self._max_blocks))
+        captured = self._captured.get((size, width))
+        if captured is None and size > self._most_rows:
             return None
         try:
             if captured is None:
-                captured = self._make(*host.tables.shape)
+                captured = self._make(size, width)
             self._fill(captured, metadata, host)
             host_lengths = captured.attention.prepare(host)
             if captured.graph is None:
                 self._capture(captured)
         except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
-            self._go_without(host, error)
+            self._go_without(size, width, error)
             return None
         assert captured.graph is not None
         assert self._logits is not None
@@ -105,14 +108,7 @@ class DecodeGraphs:
     def _padded(self, metadata: StepMetadata) -> HostTables:
         """Return the step's tables in a size that has a graph; rows of padding hold one token in the spare block."""
         host = read_tables(metadata.packed, self._block_size)
-        num_rows, needed = host.tables.shape
-        size = next(size for size in self._sizes if size >= num_rows)
-        width = self._backend.table_width(needed, max(needed, self._max_blocks))
-        tables = np.full((size, width), self._spare_block, np.int64)
-        tables[:num_rows, :needed] = host.tables
-        kv_lengths = np.ones(size, np.int64)
-        kv_lengths[:num_rows] = host.kv_lengths
-        return HostTables(tables, kv_lengths)
+        return host.padded(next(size for size in self._sizes if size >= len(host.used)), self._spare_block)
 
     def _make(self, size: int, width: int) -> _Captured:
         packed = torch.zeros(size * (4 + width), dtype=torch.int64, device=self._device.torch_device)
@@ -122,7 +118,7 @@ class DecodeGraphs:
         return _Captured(inputs, packed, self._backend.plan_decode(inputs))
 
     def _fill(self, captured: _Captured, metadata: StepMetadata, host: HostTables) -> None:
-        """Copy the step to the fixed tensors, all of it at once; the token ids follow on the device."""
+        """Copy what is read of the step to the fixed tensors, all at once; the token ids follow on the device."""
         packed, size = metadata.packed, len(host.kv_lengths)
         num_rows = len(packed.slots)
         heads = np.zeros((4, size), np.int64)
@@ -130,8 +126,11 @@ class DecodeGraphs:
         heads[2] = self._spare_block * self._block_size
         heads[2, :num_rows] = packed.slots
         heads[3] = host.kv_lengths
-        staged = torch.from_numpy(np.concatenate([heads.ravel(), host.tables.ravel()]))
-        captured.packed.copy_(upload(staged, captured.packed.device))
+        staged = [heads.ravel()]
+        if captured.graph is None or captured.attention.reads_tables:
+            staged.append(host.rectangle(captured.inputs.tables.shape[1]).ravel())
+        values = upload(torch.from_numpy(np.concatenate(staged)), captured.packed.device)
+        captured.packed[: len(values)].copy_(values)
         captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
 
     def _capture(self, captured: _Captured) -> None:
@@ -148,9 +147,8 @@ class DecodeGraphs:
         self._captured[size, width] = captured
         _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
 
-    def _go_without(self, host: HostTables, error: Exception) -> None:
+    def _go_without(self, size: int, width: int, error: Exception) -> None:
         """Leave this step, and those that would fail as it did, to the host from now on; say so once."""
-        size, width = host.tables.shape
         if is_out_of_memory(error):
             self._stay_below(size, width, error)
             return

@@ -5,23 +5,21 @@ CudaAttention  --each layer--> the library where it takes it, else torch_paged.p
 """
 
 import importlib
-import importlib.util
 from typing import Protocol
 
 import torch
 
 from devices.interface import Device
-from devices.versions import package_version
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.attention.varlen import VarlenAttention
+from engine.cuda.flashinfer_package import find_flashinfer
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
-_FLASHINFER = "flashinfer"
 
 
 class PagedLibrary(AttentionBackend, Protocol):
@@ -46,15 +44,13 @@ def make_cuda_attention(device: Device) -> "CudaAttention":
 
 def choose_library(device: Device) -> tuple[PagedLibrary | None, str]:
     """Return the library, None where plain operations do it all, and a line for people."""
-    if importlib.util.find_spec(_FLASHINFER) is None:
-        return _of_torch("flashinfer is not installed")
+    module, said = find_flashinfer()
+    if module is None:
+        return _of_torch(said)
     try:
-        module = importlib.import_module(_FLASHINFER)
-        library = FlashInferAttention(module, device)
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return _of_torch(f"flashinfer cannot be used: {error}")
-    version = package_version("flashinfer-python") or getattr(module, "__version__", "of unknown version")
-    return library, f"attention by flashinfer {version}"
+        return FlashInferAttention(module, device), f"attention by {said}"
+    except AttributeError as error:
+        return _of_torch(f"{said} cannot be used: {error}")
 
 
 def _of_torch(why: str) -> tuple[PagedLibrary | None, str]:
@@ -104,11 +100,11 @@ class CudaStep:
 
     def __init__(
         self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None,
-        library: PagedLibrary | None,
+        library: PagedLibrary | None, decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """`library` planned `by_library`; the backend may have left it since."""
+        """`library` planned `by_library`; the backend may have left it since. `decode` hears who reads its tables."""
         self._backend, self._torch, self._library = backend, by_torch, by_library
-        self._planned_by = library
+        self._planned_by, self._decode = library, decode
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write: one launch for keys and one for values."""
@@ -128,6 +124,8 @@ class CudaStep:
                 except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
                     backend.give_up(error)
             backend.needs_narrow = True
+        if self._decode is not None:
+            self._decode.reads_tables = True
         return self._torch.attend(query, keys, values, options)
 
 
@@ -139,6 +137,7 @@ class CudaDecode:
     ) -> None:  # fmt: skip
         self._backend, self._torch, self._library = backend, by_torch, by_library
         self._planned_by = backend.library
+        self.reads_tables = False
 
     def prepare(self, host: HostTables) -> None:
         """See DecodeAttention. Raises what the library does: what was captured needs its plan."""
@@ -148,4 +147,5 @@ class CudaDecode:
     def step(self) -> CudaStep:
         """See DecodeAttention."""
         library = None if self._library is None else self._library.step()
-        return CudaStep(self._backend, self._torch.step(), library, self._planned_by)
+        self.reads_tables = False
+        return CudaStep(self._backend, self._torch.step(), library, self._planned_by, self)

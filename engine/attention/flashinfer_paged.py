@@ -17,7 +17,7 @@ import torch
 
 from devices.interface import Device, Event
 from engine.attention.interface import AttentionOptions
-from engine.attention.reference import write_rows
+from engine.attention.reference import SlotWriter, write_rows
 from engine.attention.tables import DecodeInputs, HostTables, counts, read_tables
 from engine.step_metadata import StepMetadata
 from engine.transfers import upload
@@ -115,7 +115,7 @@ class FlashInferAttention:
         return FlashInferDecode(self, inputs)
 
     def table_width(self, needed: int, most: int) -> int:
-        """Return `most`: its kernels read what each row needs."""
+        """Return `most`: its kernels read no tables, and each row's pages from where a plan has put them."""
         return most
 
     def wrapper_for(self, kind: LayerKind, *, is_decode: bool) -> _Planned:
@@ -153,34 +153,35 @@ class FlashInferAttention:
         return self._workspace
 
 
-class FlashInferStep:
+class FlashInferStep(SlotWriter):
     """One step."""
 
     def __init__(self, backend: FlashInferAttention, metadata: StepMetadata) -> None:
-        self._backend, self._metadata = backend, metadata
+        super().__init__(metadata)
+        self._backend = backend
         self._pages: Pages | None = None
         self._ready: dict[LayerKind, _Planned] = {}
-
-    def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write."""
-        write_rows(keys, new_keys, self._metadata.slots)
-        write_rows(values, new_values, self._metadata.slots)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        kind = _kind_of(query, keys, options, self._metadata.block_size)
+        kind = _kind_of(query, keys, options, self.metadata.block_size)
         planned = self._ready.get(kind)
         if planned is None:
-            pages = self._pages = self._pages or _step_pages(self._metadata, keys.device)
+            pages = self._pages = self._pages or _step_pages(self.metadata, keys.device)
             planned = self._ready[kind] = self._backend.wrapper_for(kind, is_decode=pages.is_decode)
             planned.replan(pages)
         return _run(planned.wrapper, query, keys, values, kind)
 
 
 class FlashInferDecode:
-    """Implements DecodeAttention. Wrappers are made in the first run, which is no capture."""
+    """Implements DecodeAttention. Wrappers are made in the first run, which is no capture.
+
+    The pages of a plan go to a wrapper's own buffers, so the host's work is that of the blocks in use.
+    """
+
+    reads_tables = False
 
     def __init__(self, backend: FlashInferAttention, inputs: DecodeInputs) -> None:
         self._backend, self.inputs = backend, inputs
@@ -238,14 +239,12 @@ def _step_pages(metadata: StepMetadata, device: torch.device) -> Pages:
 
 def _pages(host: HostTables, block_size: int, device: torch.device, query_ends: Any) -> Pages:
     """Return the pages; `query_ends` [num_sequences] are None where every sequence has one query."""
-    used, num_sequences = host.num_used(block_size), len(host.kv_lengths)
-    indices = host.tables[np.arange(host.tables.shape[1]) < used[:, None]]  # row after row
-    ends = np.arange(1, num_sequences + 1) if query_ends is None else query_ends
+    ends = np.arange(1, len(host.used) + 1) if query_ends is None else query_ends
     return Pages(
         query_ends=_from_zero(ends),
-        indptr=_from_zero(np.cumsum(used)),
-        indices=upload(torch.from_numpy(indices.astype(np.int32)), device),
-        last_lengths=torch.from_numpy((host.kv_lengths - (used - 1) * block_size).astype(np.int32)),
+        indptr=_from_zero(np.cumsum(host.used)),
+        indices=upload(torch.from_numpy(host.blocks.astype(np.int32)), device),
+        last_lengths=torch.from_numpy((host.kv_lengths - (host.used - 1) * block_size).astype(np.int32)),
         is_decode=query_ends is None,
     )
 

@@ -55,6 +55,11 @@ class AttentionBackend(Protocol):
 class DecodeAttention(Protocol):
     """Attention of steps that decode over one set of DecodeInputs; what a step launches, a graph may replay."""
 
+    @property
+    def reads_tables(self) -> bool:
+        """Whether a replay of what the last run launched reads the inputs' tables; the run itself may in any case."""
+        ...
+
     def prepare(self, host: HostTables) -> dict[str, list[int]] | None:
         """Hear, before each run and each replay, what the inputs hold from now on.
 

@@ -132,6 +132,8 @@ class NpuStep:
 class NpuDecode:
     """Implements DecodeAttention. Owner of the lengths that the next run has on the host."""
 
+    reads_tables = True
+
     def __init__(self, backend: NpuAttention, inputs: DecodeInputs) -> None:
         self._backend, self._inputs = backend, inputs
         self._torch = backend.torch.plan_decode(inputs)

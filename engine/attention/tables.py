@@ -1,9 +1,10 @@
-"""Block tables of a step as rectangles: on the host for libraries that plan there, on the device for what reads them.
+"""Block tables of a step: one behind the other on the host, for libraries that plan there, or as rectangles.
 
-A row is one sequence. Rows that are shorter than the widest repeat their last block, which is theirs.
+A row is one sequence. In a rectangle, rows that are shorter than the widest repeat their last block, which is theirs.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,33 @@ from engine.step_metadata import PackedStep
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostTables:
-    """Blocks that hold KV after the step, [num_rows, width], and the tokens in them, [num_rows]."""
+    """Blocks that hold KV after the step, row after row, how many are each row's, and the tokens in them."""
 
-    tables: Ints
-    kv_lengths: Ints
+    blocks: Ints  # [used.sum()]
+    used: Ints  # [num_rows]
+    kv_lengths: Ints  # [num_rows]
 
-    def num_used(self, block_size: int) -> Ints:
-        """Return how many blocks of each row hold KV: [num_rows]."""
-        return -(-self.kv_lengths // block_size)
+    @cached_property
+    def tables(self) -> Ints:
+        """Return them as a rectangle no wider than needed, [num_rows, width]."""
+        return self.rectangle(int(self.used.max(initial=0)))
+
+    def rectangle(self, width: int) -> Ints:
+        """Return them as [num_rows, width]."""
+        starts = np.cumsum(self.used) - self.used
+        places = starts[:, None] + np.minimum(np.arange(width), self.used[:, None] - 1)
+        return np.asarray(self.blocks[places], np.int64)
+
+    def padded(self, num_rows: int, block: int) -> "HostTables":
+        """Return `num_rows` of them, those that are not there with one token in `block` each."""
+        more = num_rows - len(self.used)
+        return HostTables(
+            np.concatenate([self.blocks, np.full(more, block, np.int64)]),
+            np.concatenate([self.used, np.ones(more, np.int64)]),
+            np.concatenate([self.kv_lengths, np.ones(more, np.int64)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +64,10 @@ def read_tables(packed: PackedStep, block_size: int, chosen: Ints | None = None)
     if chosen is not None:
         starts, kv_lengths = starts[chosen], kv_lengths[chosen]
     used = -(-kv_lengths // block_size)
-    places = np.minimum(np.arange(used.max(initial=0)), used[:, None] - 1)
-    return HostTables(_ints(packed.blocks, np.int32)[starts[:, None] + places], kv_lengths)
+    blocks = _ints(packed.blocks, np.int32)
+    if chosen is not None or len(blocks) > used.sum():  # blocks that hold nothing yet, rows that were not chosen
+        blocks = blocks[np.repeat(starts - (np.cumsum(used) - used), used) + np.arange(used.sum())]
+    return HostTables(blocks, used, kv_lengths)
 
 
 def counts(packed: PackedStep) -> Ints:

@@ -70,6 +70,8 @@ class FixedDecode:
     def __init__(self, inputs: DecodeInputs) -> None:
         self._inputs = inputs
 
+    reads_tables = True
+
     def prepare(self, host: HostTables) -> None:
         """Nothing is planned on the host."""
 
@@ -223,7 +225,7 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
         return
     host, device = read_tables(packed, size, alone), metadata.slots.device
     rows = np.frombuffer(packed.query_ends, np.int32).astype(np.int64)[alone] - 1
-    used = host.num_used(size)
+    used = host.used
     fits = len(alone) * int(used.max()) * size <= MOST_KEYS
     order = np.arange(len(alone)) if fits else np.argsort(-used, kind="stable")
     begin = 0

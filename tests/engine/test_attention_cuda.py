@@ -1,8 +1,9 @@
 """Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and what FlashInfer is asked for."""
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
+from engine import decode_graphs
 from engine.attention import flashinfer_paged, torch_paged, varlen
 from engine.attention.cuda import CudaAttention, choose_library
 from engine.attention.flashinfer_paged import FlashInferAttention
@@ -17,6 +19,7 @@ from engine.attention.interface import AttentionBackend, AttentionOptions, Graph
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.attention.varlen import VarlenAttention
+from engine.decode_graphs import DecodeGraphs
 from tests.devices.fake_device import FakeDevice
 from tests.engine import flashinfer_stand_in
 from tests.engine.attention_case import Case, Shape, make_case
@@ -53,15 +56,15 @@ def with_flashinfer() -> CudaAttention:
 def fixed_inputs(case: Case, *, padded: int, width: int) -> tuple[DecodeInputs, HostTables]:
     """Return the case's step in tables of `width` blocks, with `padded` rows more that have a block of their own."""
     packed, size = case.metadata.packed, case.metadata.block_size
-    host = read_tables(packed, size)
     spare = max(block for one in case.metadata.sequences for block in one.block_ids) + 1
-    tables = np.full((len(host.kv_lengths) + padded, width), spare, np.int64)
-    tables[: len(host.kv_lengths), : host.tables.shape[1]] = host.tables
-    lengths = np.concatenate([host.kv_lengths, np.ones(padded, np.int64)])
+    short = read_tables(packed, size)
+    host = short.padded(len(short.used) + padded, spare)
+    tables = np.full((len(host.used), width), spare, np.int64)
+    tables[:, : host.tables.shape[1]] = host.tables
     slots = torch.tensor([*packed.slots, *[spare * size] * padded])
     zeros = torch.zeros(len(tables), dtype=torch.int64)
-    inputs = DecodeInputs(size, zeros, zeros, slots, torch.from_numpy(lengths), torch.from_numpy(tables))
-    return inputs, HostTables(tables, lengths)
+    inputs = DecodeInputs(size, zeros, zeros, slots, torch.from_numpy(host.kv_lengths), torch.from_numpy(tables))
+    return inputs, host
 
 
 class Fixed:
@@ -195,6 +198,66 @@ def test_flashinfer_plans_fixed_decode_steps_into_fixed_places(window: int | Non
     agree(fixed.run(later, options), later, options)
     assert [buffer.data_ptr() for buffer in wrapper._buffers] == places
     assert len(made()) == 1
+
+
+@dataclass
+class RunningAgain(FakeDevice):
+    """A device whose graphs run again what was captured."""
+
+    captures_graphs: bool = True
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        run()
+        return SimpleNamespace(replay=lambda host_lengths: run())
+
+
+@pytest.mark.parametrize("takes_all", [True, False], ids=["its layers", "a layer of torch's"])
+def test_a_replay_is_sent_no_more_than_the_blocks_in_use(takes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long sequences may become: here 4,096 blocks each."""
+    case, most, sent = make_case(_DECODES, _HALF), 4096, list[int]()
+    pool, rows, out = case.pool_with_past(), len(_DECODES), list[torch.Tensor]()
+    spare, more = len(pool.keys) // 16, torch.zeros(16, *pool.keys.shape[1:], dtype=pool.keys.dtype)
+    held = torch.cat([pool.keys, more]), torch.cat([pool.values, more])
+    query, keys, values = (case._new(name) for name in ("query", "keys", "values"))
+    backend = with_flashinfer()
+    kinds = [AttentionOptions(0.1), *([] if takes_all else [AttentionOptions(0.1, sinks=torch.zeros(8))])]
+
+    def forward(inputs: DecodeInputs, attention: StepAttention) -> torch.Tensor:
+        pad = len(inputs.token_ids) - rows
+        new = [torch.nn.functional.pad(one, (0, 0, 0, pad)) for one in (query, keys, values)]
+        attention.write(*held, new[1], new[2])
+        out[:] = [attention.attend(new[0], *held, options)[:rows] for options in kinds]
+        return torch.zeros(len(inputs.token_ids), 4)
+
+    def counted(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append(tensor.numel())
+        return tensor
+
+    for module in (decode_graphs, flashinfer_paged):
+        monkeypatch.setattr(module, "upload", counted)
+    graphs = DecodeGraphs(
+        RunningAgain(), backend, forward, block_size=16, spare_block=spare, max_rows=8, max_blocks=most
+    )  # fmt: skip
+    for _ in range(2):  # the first finds out that a layer is torch's, and wants narrow tables from then on
+        graphs.run(case.metadata)
+    sent.clear()
+
+    graphs.run(case.metadata)
+
+    used = sum(start // 16 + 1 for start, _ in _DECODES) + 2
+    assert sent == [4 * 8 + (0 if takes_all else 8 * 8), used]
+    for made_of, options in zip(out, kinds, strict=True):
+        agree(made_of, case, options)
+
+
+def test_tables_are_rectangles_or_lie_one_behind_the_other() -> None:
+    tables = HostTables(np.array([5, 6, 7, 9]), np.array([3, 1]), np.array([33, 2]))
+
+    assert tables.tables.tolist() == [[5, 6, 7], [9, 9, 9]]
+    assert tables.rectangle(4).tolist() == [[5, 6, 7, 7], [9, 9, 9, 9]]
+    padded = tables.padded(4, 20)
+    assert (padded.blocks.tolist(), padded.used.tolist()) == ([5, 6, 7, 9, 20, 20], [3, 1, 1, 1])
+    assert padded.kv_lengths.tolist() == [33, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
