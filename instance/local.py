@@ -26,9 +26,13 @@ class LocalInstance:
         """Load the model off the loop and start the engine thread. `on_lost`: see build_engine."""
         engine, notes = await asyncio.to_thread(build_engine, config, on_lost)
         identity = Identity.new(config, config.options.port)
-        grammars = make_grammars(config, engine.info)
-        host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars)
-        connect_handoff(config, engine, identity, host)
+        try:
+            grammars = make_grammars(config, engine.info)
+            host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars)
+            connect_handoff(config, engine, identity, host)
+        except BaseException:
+            await asyncio.to_thread(engine.close)  # its ranks are processes
+            raise
         return cls(host, notes)
 
     def connection(self) -> InProcessConnection:

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from wire.connection import Session
+from wire.errors import PdserveError
 from wire.messages import Event, OpenSession
 from wire.options import EngineOptions
 from wire.types import Role
@@ -41,9 +42,11 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def running(config: InstanceConfig) -> AsyncIterator[tuple[LocalInstance, Client]]:
-    """Start an instance and open a session to it."""
-    instance = await LocalInstance.start(config)
+async def running(
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None
+) -> AsyncIterator[tuple[LocalInstance, Client]]:
+    """Start an instance and open a session to it. `on_lost` is told of a rank that is gone."""
+    instance = await LocalInstance.start(config, on_lost)
     try:
         session = await instance.connection().open(OpenSession("test", 1, 10.0), DEADLINE_S)
         yield instance, Client(session)

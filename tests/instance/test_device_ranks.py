@@ -1,19 +1,30 @@
 """Several ranks on devices, each a process with its own pool and links: the tokens are those of transformers."""
 
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 
-from devices import table
+from devices import cpu, cuda, npu, table
+from devices.interface import Traits
 from engine.oracle import generate_greedy
 from instance import ranks
-from tests.devices.fake_device import CardKind
+from instance.local import LocalInstance
+from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
 from tests.engine.tiny_models import make_tiny_model
-from tests.instance.device_pair import NUM_TOKENS, PROMPTS, config, serve_alone, serve_pair
-from wire.types import Role
+from tests.instance.device_pair import NUM_TOKENS, PROMPTS, config, cross, prompt, serve_alone, serve_pair
+from tests.instance.pair import running
+from tests.instance.test_handoff import wait_empty
+from wire.errors import ConfigError, PdserveError
+from wire.messages import Failed, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
+from wire.types import LinkStatus, Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
 START_S = 100.0  # ranks are processes which import torch
+THE_END = "without it this instance cannot go on"
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +53,10 @@ def test_two_ranks_on_devices_give_the_tokens_of_transformers(model: Path, refer
 @pytest.mark.parametrize(
     ("p_side", "d_side"),
     [
-        (("fake", 2, 32), ("cpu", 1, 16)), (("cpu", 2, 16), ("fake", 2, 32)), (("fake", 2, 32), ("fake", 2, 16)),
-        (("fake", 1, 16), ("fake", 2, 32)),
+        (("cpu", 2, 16), ("fake", 2, 32)), (("fake", 2, 32), ("fake", 2, 16)),
+        pytest.param(("fake", 1, 16), ("fake", 2, 32), marks=pytest.mark.long),
     ],
-    ids=["ranks-to-cpu", "cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks"],
+    ids=["cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks"],
 )  # fmt: skip
 def test_a_prompt_crosses_from_ranks_and_to_ranks_on_devices(
     p_side: tuple[str, int, int], d_side: tuple[str, int, int], model: Path, reference: list[list[int]]
@@ -58,3 +69,116 @@ def test_a_prompt_crosses_from_ranks_and_to_ranks_on_devices(
 
     assert outputs == reference
     assert transports == {"tcp"}
+
+
+def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_twice(
+    model: Path, reference: list[list[int]]
+) -> None:
+    one = config(model, Role.COMBINED, "fake", 16, "tcp", ranks=2, port=4)
+    other = config(model, Role.COMBINED, "cpu", 16, "tcp", port=6)
+
+    async def run() -> tuple[list[tuple[list[int | None], StageTimes]], LinkStatus | None]:
+        async with asyncio.timeout(START_S), running(one) as (_, ranks), running(other) as (cpu_instance, cpu):
+            served = [await cross(ranks, cpu, 2), await cross(cpu, ranks, 1), await cross(cpu, ranks, 1)]
+            await wait_empty(ranks, cpu)
+            it = cpu_instance._host.describe()
+            await ranks.session.send(MeasureLink(it.instance_id, it.epoch, it.endpoints, 1 << 20))
+            measured = await ranks.next(LinkMeasured)
+            assert isinstance(measured, LinkMeasured), measured
+            return served, measured.link
+
+    served, link = asyncio.run(run())
+
+    assert [tokens for tokens, _ in served] == [reference[2], reference[1], reference[1]]
+    assert {times.transport for _, times in served} == {"tcp"}
+    assert 0 < served[2][1].kv_bytes < served[1][1].kv_bytes
+    assert link is not None
+    assert (link.state, link.bytes_per_s > 0) == ("up", True)
+
+
+@pytest.mark.parametrize("lost_side", ["prefill", "decode"])
+def test_a_rank_killed_in_the_middle_of_a_hand_off_ends_its_instance_in_words_and_frees_the_peers_blocks(
+    lost_side: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = {"prefill": ("fake", 2), "decode": ("cpu", 1)}
+    if lost_side == "decode":
+        sides = {"prefill": ("cpu", 1), "decode": ("fake", 2)}
+    prefill, decode = (
+        config(model, role, sides[role][0], 16, "tcp", ranks=sides[role][1], port=port)
+        for role, port in ((Role.PREFILL, 4), (Role.DECODE, 6))
+    )
+    told: Future[PdserveError] = Future()
+
+    async def run() -> None:
+        async with (
+            asyncio.timeout(START_S),
+            running(prefill, told.set_result) as (p_instance, p),
+            running(decode, told.set_result) as (d_instance, d),
+        ):
+            process = rank_1(p_instance if lost_side == "prefill" else d_instance)
+            kill_at_the_first_put(p_instance, process, monkeypatch)
+            await d.session.send(Reserve(prompt(2)))
+            reserved = await d.next(Reserved)
+            assert isinstance(reserved, Reserved)
+            await p.session.send(Prefill(prompt(2), reserved.ticket))
+            failed = await p.next(Failed)
+            assert isinstance(failed, Failed)
+            error = await asyncio.to_thread(told.result, START_S)
+            assert str(error) == f"rank 1 of 2 (pid {process.pid}) was killed by SIGKILL; {THE_END}"
+            await wait_empty(d if lost_side == "prefill" else p)
+
+    asyncio.run(run())
+
+
+def rank_1(instance: LocalInstance) -> psutil.Process:
+    return psutil.Process(instance._host.engine._model.rank_pids[0])  # type: ignore[attr-defined]
+
+
+def kill_at_the_first_put(instance: LocalInstance, process: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = instance._host.workers.prefill.sender
+    put = sender.put
+
+    def kill(ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
+        put(ticket_id, layer, start, end, block_ids)
+        if process.is_running():
+            process.kill()
+
+    monkeypatch.setattr(sender, "put", kill)
+
+
+@pytest.mark.parametrize(("traits", "collective"), [(npu.TRAITS, "hccl"), (cuda.TRAITS, "nccl")])
+def test_links_by_the_collective_that_ranks_add_up_by_are_refused_before_weights_are_read(
+    traits: Traits, collective: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(table.KINDS, traits.kind, FakeKind(traits))
+    named = config(model, Role.PREFILL, traits.kind, None, "process_group", "tcp", ranks=2)
+
+    words = f"--kv-transport process_group: ranks on {traits.kind} add up by {collective}, beside which links cannot go"
+
+    with pytest.raises(ConfigError, match=words):
+        ranks.ranks_model(named, lambda error: None)
+
+
+def test_a_transport_that_a_ranks_pool_lacks_is_refused_in_words_and_no_rank_is_left(model: Path) -> None:
+    async def start() -> None:
+        async with running(config(model, Role.DECODE, "fake", None, "shm", "tcp", ranks=2)):
+            pass
+
+    with pytest.raises(ConfigError, match=r"--kv-transport shm: the KV pool lies on fake:0: only host memory"):
+        asyncio.run(start())
+    assert not [child for child in psutil.Process().children() if "tests.devices.fake_rank" in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+    ("shown", "cards"), [(None, ("0", "1")), ("4,5", ("4", "5")), ("GPU-a, GPU-b,GPU-c", ("GPU-a", "GPU-b"))]
+)
+def test_each_rank_is_shown_one_card_of_those_its_instance_has(shown: str | None, cards: tuple[str, ...]) -> None:
+    environ = {} if shown is None else {VISIBLE: shown}
+
+    assert ranks.deal_cards(CardKind().traits, 2, environ) == cards
+    assert ranks.deal_cards(cpu.TRAITS, 2, environ) == ()
+
+
+def test_fewer_cards_than_ranks_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='6' shows 1 cards to 2 ranks: each needs its own"):
+        ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "6"})
