@@ -55,13 +55,18 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
     try:
         prepared = prepare(words, parser, os.environ, serves=True)
         if prepared.notice:
-            print(_as_keywords(prepared.notice), file=sys.stderr, flush=True)
+            print(as_keywords(prepared.notice), file=sys.stderr, flush=True)
         namespace = parser.parse_args(prepared.argv)
         return Told(
             prepared.argv, from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace)
         )
     except ConfigError as error:
-        raise ConfigError(_as_keywords(str(error))) from error
+        raise ConfigError(as_keywords(str(error))) from error
+
+
+def as_keywords(words: str) -> str:
+    """Return words about flags as words about keywords; the flags of a command to type stay."""
+    return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, words.removeprefix("argument "))
 
 
 def fill_model(told: Told) -> SchedulerConfig:
@@ -118,6 +123,8 @@ def _words(name: str, value: Any) -> Sequence[str]:
         if row is not None and row.takes is Takes.MAYBE:
             return (f"{flag}={str(value).lower()}",)
         return (flag,) if value else (f"--no-{flag[2:]}",) if _is_switch(name) else ()
+    if _is_switch(name) or (row is not None and row.takes is Takes.NOTHING):
+        raise ConfigError(f"{name} is {value!r}, must be True or False")
     if isinstance(value, Mapping):
         return (f"{flag}={json.dumps(value)}",)
     if isinstance(value, list | tuple):
@@ -134,6 +141,5 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _as_keywords(words: str) -> str:
-    """Return words about flags as words about keywords."""
-    return re.sub(r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), words)
+def _keyword(flag: re.Match[str]) -> str:
+    return flag[1].replace("-", "_")

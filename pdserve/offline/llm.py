@@ -127,6 +127,8 @@ class LLM:
         refuse("beam_search", others)
         given = read_prompts(prompts)
         wanted = one_each(params, len(given), None, "sets of parameters")
+        for one in wanted:
+            _check_kind(one, BeamSearchParams, "params")
         with Progress(len(given), use_tqdm) as progress:
             return self._run(
                 lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
@@ -240,6 +242,10 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _check_params(params: Any) -> None:
     """Before anything is computed: they may have been changed since they were made."""
-    if not isinstance(params, SamplingParams):
-        raise TypeError(f"sampling_params holds a {type(params).__name__}, must be SamplingParams")
+    _check_kind(params, SamplingParams, "sampling_params")
     params.check()
+
+
+def _check_kind(params: Any, kind: type[Any], name: str) -> None:
+    if not isinstance(params, kind):
+        raise TypeError(f"{name} holds a {type(params).__name__}, must be {kind.__name__}")

@@ -10,6 +10,7 @@ from typing import Any
 from pdserve.client import own_key
 from pdserve.offline.sources import Opened, open_cluster, open_local, open_pair
 from telemetry import logs
+from wire.errors import ConfigError
 
 _CLUSTER_IN_FLIGHT = 256
 _LEAST_IN_FLIGHT = 64
@@ -61,7 +62,7 @@ def _of_own(
     model: str, keywords: Mapping[str, Any], pair: tuple[int, int] | None, max_in_flight: int | None
 ) -> Opening:
     from engine.torch_start import name_backends
-    from pdserve.offline.keywords import fill_model, read_keywords
+    from pdserve.offline.keywords import as_keywords, fill_model, read_keywords
 
     name_backends()
     told = read_keywords(model, keywords)
@@ -74,6 +75,9 @@ def _of_own(
             open_pair, told.words, *pair, connections=in_flight, startup_timeout_s=wait_s
         )
     else:
-        open_ = functools.partial(open_local, fill_model(told))
+        try:
+            open_ = functools.partial(open_local, fill_model(told))
+        except ConfigError as error:
+            raise ConfigError(as_keywords(str(error))) from error
     options = told.scheduler
     return Opening(open_, in_flight, options.generation_config, options.override_generation_config)

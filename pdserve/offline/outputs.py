@@ -5,7 +5,7 @@ BeamSearchOutput -> BeamSearchSequence
 PoolingRequestOutput -> PoolingOutput; EmbeddingRequestOutput -> EmbeddingOutput; ScoringRequestOutput -> ScoringOutput
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,15 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PoolingOutput:
     """What a model read out of one prompt."""
 
-    data: list[float] = field(repr=False)
+    data: list[float]
+
+    def __repr__(self) -> str:
+        """Return how long the vector is, which is long."""
+        return f"PoolingOutput(data=[{len(self.data)} numbers])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,15 @@ class PoolingRequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EmbeddingOutput:
     """A vector."""
 
-    embedding: list[float] = field(repr=False)
+    embedding: list[float]
+
+    def __repr__(self) -> str:
+        """Return how long the vector is, which is long."""
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
     @property
     def hidden_size(self) -> int:

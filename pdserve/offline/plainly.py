@@ -39,7 +39,9 @@ class _Border:
 
 
 def _is_answer(error: BaseException, at: TracebackType | None) -> bool:
-    """Whether it tells the caller something: an error of ours, or one that was raised here about what was given."""
+    """Whether it tells the caller something: an error of ours, one raised here about what was given, or his Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
     if isinstance(error, PdserveError):
         return not isinstance(error, InternalError | InstanceLost)
     if not isinstance(error, _OF_INPUT):

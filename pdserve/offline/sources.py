@@ -46,8 +46,13 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
     """Load the model into this process. Raises ConfigError."""
     from batch.app_answerer import AppAnswerer
     from pdserve.inner_app import inner_app
+    from pdserve.offline.keywords import as_keywords
 
-    async with inner_app(config.engine, config.options) as app:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            app = await stack.enter_async_context(inner_app(config.engine, config.options))
+        except ConfigError as error:
+            raise ConfigError(as_keywords(str(error))) from error
         yield await _surface(AppAnswerer(app), "", _LOCAL_RETRY_S)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdserve import LLM
-from pdserve.offline.keywords import fill_model, read_keywords, without_effect_on_cluster
+from pdserve.offline.keywords import as_keywords, fill_model, read_keywords, without_effect_on_cluster
 from wire.errors import ConfigError
 
 
@@ -78,6 +78,12 @@ def test_wrong_ones_are_refused_as_keywords(keywords: dict[str, Any], error: typ
 
     assert words in str(refused.value)
     assert "--" not in str(refused.value)
+
+
+def test_a_command_to_type_keeps_its_flags() -> None:
+    assert as_keywords("argument --device: --device-ids 3: make an environment by scripts/install --device cuda") == (
+        "device: device_ids 3: make an environment by scripts/install --device cuda"
+    )
 
 
 def test_a_step_holds_the_models_length_as_everywhere(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

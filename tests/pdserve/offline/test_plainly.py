@@ -37,6 +37,9 @@ def raised(wrong: Callable[[], object]) -> BaseException:
         (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "give either"),
         (lambda: LLM(cluster="127.0.0.1:9000"), "does not begin with http://"),
         (lambda: LLM(max_in_flight=0), "max_in_flight is 0"),
+        (lambda: LLM(enforce_eager="maybe"), "enforce_eager is 'maybe', must be True or False"),
+        (lambda: LLM(enable_prefix_caching=1), "enable_prefix_caching is 1, must be True or False"),
+        (lambda: LLM("/no/such/model", kv_cache_memory="lots"), "kv_cache_memory: 'lots' is not a size"),
     ],
 )
 def test_a_wrong_argument_is_told_at_the_callers_line_alone(wrong: Callable[[], object], words: str) -> None:
@@ -58,6 +61,29 @@ def test_wrong_parameters_are_told_at_the_callers_line_and_the_constructors(wron
     assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
 
 
+def test_what_the_engine_refuses_at_its_start_is_told_as_keywords(model: Path) -> None:
+    wanted = {
+        "max_model_len": (10**6, "max_model_len 1000000: must be from 1 to the model's "),
+        "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
+    }
+    for name, (value, words) in wanted.items():
+        error = raised(lambda name=name, value=value: LLM(str(model), **{name: value}))  # type: ignore[misc]
+        assert str(error).startswith(words)
+
+
+def test_parameters_of_another_kind_are_refused_by_their_type(local: LLM) -> None:
+    error = raised(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
+
+    assert str(error) == "params holds a SamplingParams, must be BeamSearchParams"
+
+
+def test_a_vector_shows_how_long_it_is(local: LLM) -> None:
+    size = local.embed("hello")[0].outputs.hidden_size
+
+    assert repr(local.embed("hello")[0].outputs) == f"EmbeddingOutput(hidden_size={size})"
+    assert repr(local.encode("hello")[0].outputs) == f"PoolingOutput(data=[{size} numbers])"
+
+
 def test_a_wrong_prompt_is_told_at_the_callers_line_alone(local: LLM) -> None:
     for wrong in (
         lambda: local.generate([[1, 2], []]),
@@ -65,6 +91,7 @@ def test_a_wrong_prompt_is_told_at_the_callers_line_alone(local: LLM) -> None:
         lambda: local.chat([{"role": "nobody", "content": 3}]),
         lambda: local.embed(["x " * 5000]),
         lambda: local.generate("hello", lora_request="a"),  # type: ignore[arg-type]
+        lambda: local.beam_search("hello", SamplingParams()),  # type: ignore[arg-type]
     ):
         assert frames(raised(wrong))[2:] == []
 
@@ -82,6 +109,13 @@ def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
 
     assert found is error
     assert frames(error) == ["raised", "<lambda>"]
+
+
+def test_ctrl_c_shows_the_callers_line_alone() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        plainly(_raise)(KeyboardInterrupt())  # type: ignore[arg-type]
+
+    assert frames(caught.value) == ["test_ctrl_c_shows_the_callers_line_alone"]
 
 
 @pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
