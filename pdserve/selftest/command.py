@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devices.interface import Device
-from devices.table import AUTO_ORDER, choose, find_kind
+from devices.table import AUTO, AUTO_ORDER, choose, find_kind
 from engine.torch_start import prepare_torch
 from pdserve.flags.parser import CommandParser
 from pdserve.selftest.check import Check, Result, Verdict, run_all
+from pdserve.selftest.far_process import FarProcesses
+from pdserve.selftest.printed import stderr_into
 from pdserve.selftest.report import Report, Tested, default_path, row, summary
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
@@ -39,7 +41,7 @@ examples:
 class SelftestOptions:
     """Flags of `selftest`."""
 
-    device: str = flag("auto", f"what is tested: auto, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
+    device: str = flag(AUTO, f"what is tested: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
     index: int = flag(0, "which of the devices that this process is shown", parse=int)
     only: tuple[str, ...] = flag((), "rows whose group or name has one of these in it (default: all)", many=True)
     report: str = flag("", "file for the bug report (default: pdserve-selftest-DEVICE-TIME.md, here)")
@@ -61,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
     tested = Tested(device.name, choice.reason, device.describe(), command, began)
     print(f"{tested.choice}\n{tested.described}", flush=True)
     path = Path(options.report) if options.report else default_path(device.name, time.strftime("%Y%m%d-%H%M%S"))
-    report = Report(path, tested, Machine(os.environ, kind=kind_named(choice.kind.traits.kind)))
     with work_folder("selftest") as work:
+        report = Report(path, tested, Machine(os.environ, kind=kind_named(choice.kind.traits.kind)), work)
         results, notes = _run(device, options, work, report)
     for note in notes:
         if "reference" in note or "instead of" in note:
@@ -100,13 +102,17 @@ def _run(
     results: list[Result] = []
     model = TinyModel(work / "model", device.traits.kind)
     with contextlib.ExitStack() as stack:
-        checks = [check for check in _checks(device, model, results, stack) if _is_asked(check, options.only)]
+        far = FarProcesses(work)
+        stack.callback(far.close)
+        known = _checks(device, model, results, far, stack)
+        checks = [check for check in known if _is_asked(check, options.only)]
         if not checks:
-            groups = ", ".join(dict.fromkeys(check.group for check in _checks(device, model, results, stack)))
+            groups = ", ".join(dict.fromkeys(check.group for check in known))
             raise ConfigError(f"--only {' '.join(options.only)} is in no row's name; the groups are {groups}")
         for check in checks:
             report.write(results, running=f"{check.group}: {check.name}")
-            results += run_all([check])
+            with stderr_into(work / "self-test.log"):
+                results += run_all([check])
             print(row(len(results), len(checks), results[-1]), flush=True)
     report.tested = replace(report.tested, notes=model.notes)
     report.write(results)
@@ -117,8 +123,10 @@ def _is_asked(check: Check, only: Sequence[str]) -> bool:
     return not only or any(part in f"{check.group}: {check.name}" for part in only)
 
 
-def _checks(device: Device, model: object, results: Sequence[Result], stack: contextlib.ExitStack) -> list[Check]:
-    from engine.attention.table import AUTO, make_backend
+def _checks(
+    device: Device, model: object, results: Sequence[Result], far: FarProcesses, stack: contextlib.ExitStack
+) -> list[Check]:
+    from engine.attention.table import make_backend
     from engine.kernels import NO_KERNELS, find_kernels
     from pdserve.selftest.attention import attention_checks
     from pdserve.selftest.linears import linear_checks
@@ -133,28 +141,42 @@ def _checks(device: Device, model: object, results: Sequence[Result], stack: con
     if kernels.threads is not None:
         stack.callback(kernels.threads.close)
     host = device if on_host else find_kind(AUTO_ORDER[-1]).open()
-    links = list(link_checks(device, host))
+    links = list(link_checks(device, twin := _twin(device), host, far))
     return [
         *attention_checks(device, lambda: make_backend(AUTO, device, kernels.threads)),
         *op_checks(device),
         *part_checks(device),
         *linear_checks(device),
         *links,
-        *model_checks(model, _usable_links(device, links, results)),
+        *model_checks(model, _usable_links(device, twin, links, results)),
     ]
 
 
-def _usable_links(device: Device, links: Sequence[Check], results: Sequence[Result]) -> Callable[[], list[str]]:
-    """Return what tells the transports that carry KV from the device to itself; links not asked for are tried then."""
-    end = f", {device.name} to {device.name}"
+def _twin(device: Device) -> Device:
+    """Return the next card that this process is shown, or the same one where there is one."""
+    import torch
+
+    kind, _, index = device.name.partition(":")
+    count = torch.get_device_module(device.torch_device).device_count()
+    return device if count < 2 else find_kind(kind).open((int(index) + 1) % count)
+
+
+def _usable_links(
+    device: Device, twin: Device, links: Sequence[Check], results: Sequence[Result]
+) -> Callable[[], list[str]]:
+    """Return what tells the transports that carry KV from the device to itself within a process.
+
+    Links that were not asked for are tried then.
+    """
+    from pdserve.selftest.links import works_within
+
+    end = f", {device.name} to {twin.name}"
 
     def names() -> list[str]:
         ran = {(result.group, result.name) for result in results}
         left = [check for check in links if check.name.endswith(end) and (check.group, check.name) not in ran]
-        return [
-            result.name.removesuffix(end)
-            for result in (*results, *run_all(left))
-            if result.group == "links" and result.verdict is Verdict.OK and result.name.endswith(end)
-        ]
+        ended = [one for one in (*results, *run_all(left)) if one.group == "links" and one.name.endswith(end)]
+        usable = [one.name.removesuffix(end) for one in ended if one.verdict is Verdict.OK]
+        return [name for name in usable if works_within(name, device)]
 
     return names

@@ -1,121 +1,112 @@
-"""A few MB of KV over each transport, from the device to itself, to the CPU and back: byte for byte, with the rate.
+"""A few MB of KV over each transport, from the device to its twin, to the CPU and back: byte for byte, with the rate.
 
-Both ends are in this process, each with a pool of its own and blocks of its own size, dealt at random.
+The sender is in this process and the receiver in a child (far_end.py), as prefill and decode instances are. The twin
+is the next card that is shown here, or the same one where there is one.
 """
 
 import functools
-import secrets
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from devices.interface import Device, Memory, Traits
-from kvtransfer.device_memory import device_memory
+from devices.collectives import collective_of
+from devices.interface import Device, Memory
 from kvtransfer.interface import SendStats
-from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
-from kvtransfer.transports import NAMES, make_transports
+from kvtransfer.transports import NAMES
+from pdserve.selftest import link_pools
 from pdserve.selftest.check import Check, NotHere, Wrong
-from wire.errors import ConfigError, PdserveError
-from wire.kv_layout import KvTensor, PoolLayout
+from pdserve.selftest.far_process import FarProcess, FarProcesses
+from wire.errors import PdserveError
+from wire.types import KvEndpoint, Ticket
 
-_TENSORS = tuple(KvTensor(layer, name, 8, 64, "float16") for layer in range(4) for name in ("k", "v"))
-_TOKENS = 700  # 5.7 MB, and no whole number of blocks
 _DEADLINE_S = 60.0
-_TWO_PROCESSES = ("cuda_ipc",)
-"""A process cannot open the handle of its own memory."""
 _GROUPS = "process_group"
-"""One thread issues a card's operations, and both ends of a group have to be made at once."""
-Bytes = npt.NDArray[np.uint8]
+_BETWEEN_PROCESSES = ("cuda_ipc", _GROUPS)
+"""A process cannot open the handle of its own memory, and one thread issues what a group does on a card."""
 
 
-def link_checks(device: Device, host: Device) -> Iterator[Check]:
+def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[Check]:
     """Yield a check for each transport and pair; `host` is the CPU."""
-    pairs = [(device, device)]
+    pairs = [(device, twin)]
     if not device.traits.pools_on_host:
         pairs += [(device, host), (host, device)]
     for source, target in pairs:
         for name in NAMES:
             row = f"{name}, {source.name} to {target.name}"
-            yield Check("links", row, functools.partial(_send, name, source, target))
+            yield Check("links", row, functools.partial(_send, name, source, target, far))
 
 
-def _send(name: str, source: Device, target: Device) -> str:
-    ours, theirs = _make_pool(source), _make_pool(target)
+def works_within(name: str, device: Device) -> bool:
+    """Whether both ends of this transport may be one process's, on one device."""
+    return device.traits.pools_on_host or name not in _BETWEEN_PROCESSES
+
+
+def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
+    pool = link_pools.make_pool(source)
     try:
-        for device, pool in ((source, ours), (target, theirs)):
-            _check_usable(name, device, pool)
-        _check_common(name, source.traits, target.traits)
-        if name in _TWO_PROCESSES or (name == _GROUPS and source is target and not source.traits.pools_on_host):
-            raise NotHere(f"it needs two processes: `pdserve verify --transport {name}` has them")
-        return _hand_over(name, ours, theirs)
+        why = link_pools.lacking(name, source, pool) or _in_common(name, source, target)
+        if why is not None:
+            raise NotHere(why)
+        end = far.of(target.name)
+        why = end.ask({"open": name}).get("lacking")
+        if why is not None:
+            raise NotHere(why)
+        try:
+            words = _hand_over(name, pool, end)
+        except BaseException:
+            end.close()  # nobody knows what it is at: the next row has a new one
+            raise
+        end.ask({"shut": True})
+        return words
     finally:
-        ours.close()
-        theirs.close()
+        pool.close()
 
 
-def _check_usable(name: str, device: Device, pool: Memory) -> None:
-    try:
-        make_transports((name,), pool)
-    except ConfigError as error:
-        raise NotHere(f"{device.name}: {str(error).removeprefix(f'--kv-transport {name}: ')}") from error
-
-
-def _check_common(name: str, one: Traits, other: Traits) -> None:
-    """Raise NotHere where two kinds of devices do not speak the same over this transport."""
+def _in_common(name: str, source: Device, target: Device) -> str | None:
+    """Say why two devices do not speak the same over this transport, or None."""
+    one, other = source.traits, target.traits
     for transport, ours, theirs in (
         (_GROUPS, one.collective, other.collective), ("mooncake", one.one_sided, other.one_sided)
     ):  # fmt: skip
         if name == transport and ours != theirs:
-            raise NotHere(f"{one.kind} speaks {ours} there and {other.kind} {theirs}")
+            return f"{one.kind} speaks {ours} there and {other.kind} {theirs}"
+    collective = collective_of(source.name)
+    if name == _GROUPS and source.name == target.name and collective is not None and not collective.on_host:
+        return f"{collective.name} takes one rank a card, and one card is shown here"
+    return None
 
 
-def _make_pool(device: Device) -> Memory:
-    size = device.traits.block_size
-    return device.make_pool(PoolLayout(_TENSORS, num_blocks=-(-_TOKENS // size) + 5, block_size=size))
-
-
-def _hand_over(name: str, ours: Memory, theirs: Memory) -> str:
+def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
     """Send the tokens twice, the second time into other blocks: the first one dialled and took scratch memory."""
-    events = _Events()
-    sent, sent_blocks = _fill(ours), _blocks(ours.layout, 1)
-    receiver = KvReceiver(
-        theirs, instance_id="selftest-to", epoch=2, host="127.0.0.1", transports=(name,), events=events
-    )  # fmt: skip
+    events, blocks = _Events(), link_pools.deal_blocks(pool.layout, 1)
+    sent = link_pools.digests(link_pools.fill(pool), pool.layout, blocks)
+    sender = KvSender(
+        pool, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
+    )
     try:
-        sender = KvSender(
-            ours, instance_id="selftest-from", epoch=1, transports=(name,), events=events, progress_age=lambda: 0.0
-        )
-        try:
-            for seed in (2, 3):
-                blocks = _blocks(theirs.layout, seed)
-                ticket = receiver.open(secrets.token_hex(16), num_tokens=_TOKENS, first_token=0, block_ids=blocks)
-                sender.begin(ticket)
-                for layer in range(ours.layout.num_layers):
-                    sender.put(ticket.ticket_id, layer, 0, _TOKENS, sent_blocks)
-                sender.commit(ticket.ticket_id, b"selftest")
-                stats = events.wait()
-                _compare(sent, ours.layout, sent_blocks, _bytes(theirs), theirs.layout, blocks)
-        finally:
-            sender.close()
+        for seed in (2, 3):
+            ticket = _ticket(end.ask({"expect": seed})["ticket"])
+            sender.begin(ticket)
+            for layer in range(pool.layout.num_layers):
+                sender.put(ticket.ticket_id, layer, 0, link_pools.NUM_TOKENS, blocks)
+            sender.commit(ticket.ticket_id, b"selftest")
+            stats = events.wait()
+            arrived = end.ask({"digests": seed})["digests"]
+            wrong = [tensor for tensor, digest in enumerate(sent) if arrived[tensor] != digest]
+            if wrong:
+                raise Wrong(f"the bytes of tensor {wrong[0]} are others than were sent, and no digest showed it")
     finally:
-        receiver.close()
+        sender.close()
     return f"{stats.kv_bytes / 1e6:.1f} MB, {stats.kv_bytes / max(stats.seconds, 1e-9) / 1e9:.2f} GB/s"
 
 
-def _compare(
-    sent: Bytes, ours: PoolLayout, sent_blocks: list[int], got: Bytes, theirs: PoolLayout, blocks: list[int]
-) -> None:
-    for tensor in range(len(_TENSORS)):
-        if not np.array_equal(_rows(got, theirs, tensor, blocks), _rows(sent, ours, tensor, sent_blocks)):
-            raise Wrong(f"the bytes of tensor {tensor} are others than were sent, and no digest showed it")
+def _ticket(fields: dict[str, Any]) -> Ticket:
+    return Ticket(**{**fields, "endpoints": tuple(KvEndpoint(**endpoint) for endpoint in fields["endpoints"])})
 
 
 class _Events:
-    """Hears of one ticket after another: implements SenderEvents and ReceiverEvents."""
+    """Hears of one ticket after another: implements SenderEvents."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -141,45 +132,3 @@ class _Events:
         """It went wrong."""
         self._error = str(error)
         self._done.set()
-
-    def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
-        """The sender is told, and tells."""
-
-    def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
-        """It ended before its commit."""
-        self._error = self._error or reason
-        self._done.set()
-
-
-def _blocks(layout: PoolLayout, seed: int) -> list[int]:
-    dealt = np.random.default_rng(seed).permutation(layout.num_blocks)
-    return [int(block) for block in dealt[: layout.num_blocks_for(_TOKENS)]]
-
-
-def _fill(pool: Memory) -> Bytes:
-    """Write random bytes into the whole pool and return them."""
-    data = np.frombuffer(np.random.default_rng(7).bytes(pool.layout.total_bytes), dtype=np.uint8)
-    device = device_memory(pool)
-    if device is None:
-        pool.buffer[:] = data.data
-    else:
-        device.tensor.copy_(torch.from_numpy(data.copy()))
-        written = getattr(pool, "written", None)
-        if written is not None:
-            written()
-    return data
-
-
-def _bytes(pool: Memory) -> Bytes:
-    device = device_memory(pool)
-    if device is None:
-        return np.frombuffer(bytes(pool.buffer), dtype=np.uint8)
-    return device.tensor.to("cpu", copy=True).numpy()
-
-
-def _rows(data: Bytes, layout: PoolLayout, tensor: int, blocks: list[int]) -> Bytes:
-    """Return one tensor's bytes of all tokens, in their order: [_TOKENS * token_bytes]."""
-    size = layout.block_size * layout.tensors[tensor].token_bytes
-    start = layout.offsets[tensor]
-    whole = data[start : start + layout.num_blocks * size].reshape(layout.num_blocks, size)
-    return whole[blocks].reshape(-1)[: _TOKENS * layout.tensors[tensor].token_bytes]

@@ -13,6 +13,7 @@ from pathlib import Path
 from pdserve.env_facts import Section, machine_facts
 from pdserve.redaction import redacted, secret_values
 from pdserve.selftest.check import Result, Verdict
+from pdserve.selftest.printed import tail
 from pdserve.text_table import printable, text_table
 from ranktable_tools.doctor.machine import Machine
 
@@ -54,10 +55,13 @@ def summary(results: Sequence[Result]) -> str:
 
 
 class Report:
-    """The file, written anew after each row: whole or as it was. The machine is asked once."""
+    """The file, written anew after each row: whole or as it was. The machine is asked once.
 
-    def __init__(self, path: Path, tested: Tested, machine: Machine) -> None:
-        self._path, self.tested = path, tested
+    `logs` is the folder where what libraries print goes to files of its own.
+    """
+
+    def __init__(self, path: Path, tested: Tested, machine: Machine, logs: Path) -> None:
+        self._path, self.tested, self._logs = path, tested, logs
         self._secrets = secret_values(machine.environ, _secret_files(machine.environ))
         self._facts: dict[str, Section] = dict(machine_facts(machine))
         more = {name: machine.environ[name] for name in _MORE_VARIABLES if name in machine.environ}
@@ -65,13 +69,17 @@ class Report:
 
     def write(self, results: Sequence[Result], running: str | None = None) -> None:
         """Write what is known; `running` is the row that has begun and has not ended. Raises OSError."""
-        text = redacted(_text(self.tested, results, self._facts, running), self._secrets)
+        printed = {log.name: tail(log) for log in sorted(self._logs.glob("*.log"))}
+        text = redacted(_text(self.tested, results, self._facts, running, printed), self._secrets)
         part = self._path.with_name(f"{self._path.name}.part")
         part.write_text(text, encoding="utf-8")
         part.replace(self._path)
 
 
-def _text(tested: Tested, results: Sequence[Result], facts: Mapping[str, Section], running: str | None) -> str:
+def _text(
+    tested: Tested, results: Sequence[Result], facts: Mapping[str, Section], running: str | None,
+    printed: Mapping[str, Sequence[str]],
+) -> str:  # fmt: skip
     table = text_table(
         ("result", "check", "", "seconds", "words"),
         [(one.verdict.value, one.group, one.name, f"{one.seconds:.2f}", one.words) for one in results],
@@ -80,6 +88,12 @@ def _text(tested: Tested, results: Sequence[Result], facts: Mapping[str, Section
         line
         for title, section in facts.items()
         for line in (f"[{title}]", *(f"{name}: {printable(value)}" for name, value in section.items()), "")
+    ]
+    said = [
+        line
+        for name, lines in printed.items()
+        for line in ("", f"[printed by libraries, the end of {name}]", *map(printable, lines))
+        if lines
     ]
     document = {
         "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
@@ -90,7 +104,7 @@ def _text(tested: Tested, results: Sequence[Result], facts: Mapping[str, Section
     lines = [
         f"# pdserve selftest on {tested.device}: {summary(results)}", "", f"{tested.choice}; {tested.described}",
         f"({tested.began}: `{tested.command}`)", *stopped, *(f"- {note}" for note in tested.notes), "",
-        "```text", *table, "", *sections[:-1], "```", "",
+        "```text", *table, "", *sections[:-1], *said, "```", "",
         "```json", json.dumps(document, indent=2), "```", "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from devices.table import KINDS
 from pdserve.cli import main
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import NpuOps
+from tests.pdserve.fake_far_end import take_fake_far_ends
 
 
 @dataclass
@@ -35,6 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[i
     """Return the exit status, the verdicts and the words by row."""
     monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
     monkeypatch.setitem(KINDS, "npu", OnCpuKind())
+    take_fake_far_ends(monkeypatch)
     status = main(["selftest", "--device", "npu", "--report", str(tmp_path / "report.md"), *flags])
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     rows = json.loads(text.partition("```json\n")[2].partition("\n```")[0])["results"]

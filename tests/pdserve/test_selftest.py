@@ -1,6 +1,7 @@
 """`pdserve selftest`: a real run on the CPU, a device with one broken op, and the report that tells of it."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pdserve.cli import main
 from pdserve.selftest import command
 from pdserve.selftest.check import Check, NotHere, Verdict, Wrong, run_all
 from tests.devices.fake_device import FakeKind
+from tests.pdserve.fake_far_end import HELLO, take_fake_far_ends
 from wire.errors import ConfigError
 
 SECRET = "hf_6jUDvXo0pZkqgkQ"
@@ -77,6 +79,7 @@ def on_fake(
     monkeypatch: pytest.MonkeyPatch, report: Path, backend: AttentionBackend | None, *flags: str
 ) -> tuple[int, dict[str, Any], str]:
     monkeypatch.setitem(KINDS, "fake", FakeKind())
+    take_fake_far_ends(monkeypatch)
     if backend is not None:
         monkeypatch.setitem(table.MAKERS, "fake", lambda device, threads: backend)
     return run(report, "--device", "fake", *flags)
@@ -102,6 +105,7 @@ def test_the_cpu_passes_every_row_that_it_has(
     assert found["sampler: seeded draws"] == "ok"
     assert found["links: shm, cpu to cpu"] == "ok"
     assert found["links: tcp, cpu to cpu"] == "ok"
+    assert found["links: process_group, cpu to cpu"] == "ok"
     assert found["links: cuda_ipc, cpu to cpu"] == "not here"
     assert found["model: combined = transformers"] == "ok"
     assert found["model: P/D = transformers"] == "ok"
@@ -123,6 +127,7 @@ def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
     assert "window 20: off by" in text
     assert "FAILED" in capsys.readouterr().out
     assert text.startswith("# pdserve selftest on fake:0: ")
+    assert verdicts(document)["links: process_group, fake:0 to fake:0"] == "ok"
     assert verdicts(document)["links: tcp, fake:0 to cpu"] == "ok"
     assert verdicts(document)["links: tcp, cpu to fake:0"] == "ok"
     assert verdicts(document)["links: shm, fake:0 to fake:0"] == "not here"
@@ -171,18 +176,6 @@ def test_a_part_that_its_op_does_not_compute_fails_its_row(
         "linear layers: quantised": "not here",
     }
     assert document["results"][0]["words"] == line
-
-
-def test_a_link_that_loses_a_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdserve.selftest import links
-
-    before = links._bytes
-    monkeypatch.setattr(links, "_bytes", lambda pool: before(pool) ^ 1)
-
-    status, document, _ = run(tmp_path / "report.md", "--device", "cpu", "--only", "links: shm")
-
-    assert (status, document["failed"]) == (1, ["links: shm, cpu to cpu"])
-    assert "tensor 0 are others than were sent" in document["results"][0]["words"]
 
 
 def test_each_check_ends_alone_and_in_one_line() -> None:
@@ -237,6 +230,28 @@ def test_one_row_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
     assert "shm" in document["results"][0]["words"]
 
 
+def test_what_libraries_print_is_in_the_report_and_not_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    best = TorchChooser.best
+
+    def loud(self: TorchChooser, scores: torch.Tensor) -> tuple[list[int], list[float]]:
+        os.write(2, f"a kernel of {SECRET} complains\n".encode())
+        return best(self, scores)
+
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr(TorchChooser, "best", loud)
+
+    status, _, text = on_fake(monkeypatch, tmp_path / "r.md", None, "--only", "sampler", "links: tcp, cpu to fake:0")
+
+    shown = capfd.readouterr()
+    assert (status, shown.err) == (0, "")
+    assert HELLO not in shown.out
+    assert "[printed by libraries, the end of self-test.log]\na kernel of" in text
+    assert f"[printed by libraries, the end of far-end-fake0.log]\n{HELLO}\n" in text
+    assert SECRET not in text
+
+
 def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: object, *_: object) -> None:
         raise SystemExit(139)
@@ -263,3 +278,19 @@ def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monk
 def test_what_names_no_row_or_device_is_refused_with_what_there_is(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         command.main(flags)
+
+
+def test_rows_are_made_once_also_where_none_of_them_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    checks = command._checks
+
+    def counted(*given: Any) -> list[Check]:
+        made.append(len(given))
+        return checks(*given)
+
+    monkeypatch.setattr(command, "_checks", counted)
+
+    with pytest.raises(ConfigError, match="--only nosuch"):
+        command.main(("--device", "cpu", "--only", "nosuch"))
+
+    assert len(made) == 1

@@ -1,0 +1,120 @@
+"""The self-test's child processes: one for each device that is the far end of links, made when the first one needs it.
+
+A child that dies, or says nothing in time, fails the row that asked it; the next row gets a new one. None outlives the
+self-test: they are ended when it ends, and end by themselves when it is killed.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from pdserve.selftest.check import Wrong
+from pdserve.selftest.printed import tail
+
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "pdserve.selftest.far_end")
+_START_S, _ANSWER_S = 120.0, 60.0  # the first answer comes behind the import of torch and the opening of a card
+_LEAVE_S = 5.0
+_CHUNK = 65_536
+
+
+class FarProcess:
+    """Owner of one child; `log` takes what it and its libraries print."""
+
+    def __init__(self, device: str, log: Path) -> None:
+        self._log, self._answered, self._rest = log, False, b""
+        with log.open("ab") as told:
+            self._process = subprocess.Popen(
+                [*COMMAND, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, bufsize=0,
+                process_group=0,  # Ctrl-C is for the self-test, which ends it
+            )  # fmt: skip
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return its answer. Raises Wrong where it has none in time or is gone, and then it is ended."""
+        try:
+            with contextlib.suppress(BrokenPipeError):  # its end is read below
+                self._pipe(self._process.stdin).write(json.dumps(question).encode() + b"\n")
+            line = self._read(_ANSWER_S if self._answered else _START_S)
+        except BaseException:
+            self.close()
+            raise
+        self._answered = True
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Wrong(f"at the far end: {answer['error']}")
+        return answer
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, in the hardest way if need be. Idempotent."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            self._pipe(pipe).close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S)
+                return
+
+    def _read(self, within_s: float) -> bytes:
+        pipe, deadline = self._pipe(self._process.stdout), time.monotonic() + within_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise Wrong(f"the far end said nothing within {within_s:g} s{self._last_words()}")
+                chunk = os.read(pipe.fileno(), _CHUNK)
+                if not chunk:
+                    raise Wrong(f"the far end ended{self._status()}{self._last_words()}")
+                self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _status(self) -> str:
+        try:
+            status = self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" by {signal.Signals(-status).name}" if status < 0 else f" with status {status}"
+
+    def _last_words(self) -> str:
+        """What it printed last, in one line."""
+        return "".join(f": {line}" for line in tail(self._log)[-1:])
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None, "Popen was told to make both"
+        return pipe
+
+
+class FarProcesses:
+    """Owner of the children by device. `folder` takes their logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._by_device: dict[str, FarProcess] = {}
+
+    def of(self, device: str) -> FarProcess:
+        """Return the one of this device, as "cuda:1", started anew where it is gone."""
+        found = self._by_device.get(device)
+        if found is None or not found.is_alive:
+            if found is not None:
+                found.close()
+            found = FarProcess(device, self._folder / f"far-end-{device.replace(':', '')}.log")
+            self._by_device[device] = found
+        return found
+
+    def close(self) -> None:
+        """End them all. Idempotent."""
+        while self._by_device:
+            self._by_device.popitem()[1].close()

@@ -1,0 +1,35 @@
+"""What libraries print by themselves while rows run: kept out of the table, its end in the report."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_TAIL_BYTES = 4_096
+
+
+@contextlib.contextmanager
+def stderr_into(log: Path) -> Iterator[None]:
+    """Have file descriptor 2 of this process lead to the end of `log` meanwhile."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def tail(log: Path) -> list[str]:
+    """Return its last lines that are not empty, none where there is no such file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.strip() for line in text.split("\n") if line.strip()]

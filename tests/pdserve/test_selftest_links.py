@@ -1,0 +1,183 @@
+"""The links of `pdserve selftest`: a child at their far end, which is gone whatever happens."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.cuda import TRAITS as CUDA
+from pdserve.cli import main
+from pdserve.selftest import far_process, link_pools, links
+from pdserve.selftest.far_process import FarProcess
+from tests.devices.fake_device import FakeDevice
+from tests.kvtransfer.rig import until
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+ROOT = Path(__file__).parents[2]
+LINKS = ("--device", "cpu", "--only", "links: shm", "links: tcp")
+DIES = "import os, sys; os.write(2, b'driver: dead\\n'); sys.stdin.readline(); os.kill(os.getpid(), 9)"
+STOPS = "import sys; sys.stdin.readline(); sys.exit(3)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+FAILS = 'import sys; [print(\'{"error": "OSError: no card"}\', flush=True) for line in sys.stdin]'
+
+
+@pytest.fixture
+def quiet_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes of far ends that `pid` started and that are still there."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, words = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == pid and b"far_end" in words:
+            found.append(int(folder.name))
+    return found
+
+
+def run(report: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    status = main(["selftest", "--report", str(report), *flags])
+    text = report.read_text(encoding="utf-8")
+    results: list[dict[str, Any]] = json.loads(text.partition("```json\n")[2].partition("\n```")[0])["results"]
+    return status, results
+
+
+def far_end_is(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(far_process, "COMMAND", (sys.executable, "-c", f"{program}  # far_end"))
+
+
+def test_the_ends_of_a_link_are_two_processes_and_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[list[int]] = []
+    hand_over = links._hand_over
+
+    def watched(name: str, *ends: Any) -> str:
+        alive.append(children_of(os.getpid()))
+        return hand_over(name, *ends)
+
+    monkeypatch.setattr(links, "_hand_over", watched)
+
+    status, results = run(tmp_path / "r.md", *LINKS)
+
+    assert (status, [one["verdict"] for one in results]) == (0, ["ok", "ok"])
+    assert len(alive[0]) == 1
+    assert alive == [alive[0]] * 2, "a child serves all links to its device"
+    assert children_of(os.getpid()) == []
+
+
+def test_a_byte_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = link_pools.fill
+    monkeypatch.setattr(link_pools, "fill", lambda pool: fill(pool) ^ 1)
+
+    status, results = run(tmp_path / "r.md", *LINKS)
+
+    assert (status, [one["verdict"] for one in results]) == (1, ["FAILED", "FAILED"])
+    assert "tensor 0 are others than were sent" in results[0]["words"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (DIES, "the far end ended by SIGKILL: driver: dead"),
+        (STOPS, "the far end ended with status 3"),
+        (FAILS, "at the far end: OSError: no card"),
+    ],
+)
+def test_a_far_end_that_fails_fails_its_rows_alone(
+    program: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_end_is(monkeypatch, program)
+
+    status, results = run(tmp_path / "r.md", *LINKS, "network")
+
+    assert status == 1
+    assert [(one["verdict"], one["words"]) for one in results if one["group"] == "links"] == [("FAILED", words)] * 2
+    assert children_of(os.getpid()) == []
+
+
+def test_a_far_end_that_says_nothing_is_ended_the_hard_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far_end_is(monkeypatch, DEAF)
+    monkeypatch.setattr(far_process, "_START_S", 0.5)
+    monkeypatch.setattr(far_process, "_LEAVE_S", 0.1)
+
+    status, results = run(tmp_path / "r.md", "--device", "cpu", "--only", "links: tcp")
+
+    assert (status, results[0]["words"]) == (1, "the far end said nothing within 0.5 s")
+    assert children_of(os.getpid()) == []
+
+
+def test_ctrl_c_within_a_row_ends_the_far_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(links, "_hand_over", interrupted)
+
+    assert main(["selftest", "--report", str(tmp_path / "r.md"), *LINKS]) == 130
+    assert children_of(os.getpid()) == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "pdserve", "selftest", "--report", str(tmp_path / "r.md"), *LINKS, "model"],
+        cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as tested:  # fmt: skip
+        guard = threading.Timer(100, tested.kill)
+        guard.start()
+        try:
+            assert tested.stdout is not None
+            assert any(line.startswith("[1/") for line in tested.stdout)  # the first row's child serves on
+            (child,) = children_of(tested.pid)
+            os.killpg(tested.pid, number)  # as a terminal does
+            _, err = tested.communicate(timeout=60)
+        finally:
+            guard.cancel()
+            tested.kill()
+
+    assert tested.returncode == status
+    assert "Traceback" not in err
+    until(lambda: not Path(f"/proc/{child}").exists())
+    assert number is signal.SIGKILL or list(scratch.iterdir()) == []
+
+
+def test_a_device_of_groups_with_one_rank_a_card_says_so_before_a_child_is_asked() -> None:
+    card = FakeDevice(0, CUDA)
+
+    assert links._in_common("process_group", card, card) == "nccl takes one rank a card, and one card is shown here"
+    assert links._in_common("process_group", card, FakeDevice(1, CUDA)) is None
+    assert links._in_common("tcp", card, card) is None
+
+
+def test_what_a_process_can_only_do_with_another_is_kept_from_a_model_of_one() -> None:
+    card = FakeDevice(0, CUDA)
+
+    assert [name for name in ("cuda_ipc", "process_group", "mooncake", "tcp") if links.works_within(name, card)] == [
+        "mooncake", "tcp",
+    ]  # fmt: skip
+
+
+def test_a_far_process_is_closed_twice_in_peace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far_end_is(monkeypatch, STOPS)
+    far = FarProcess("cpu", tmp_path / "far.log")
+
+    far.close()
+    far.close()
+
+    assert not far.is_alive
