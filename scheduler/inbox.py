@@ -10,7 +10,7 @@ from wire.messages import Cancel, Command, Failed, HandedOff, Pooled, Refused, R
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class PromptStep:
     """One prompt's part of a Step."""
 
@@ -35,7 +35,7 @@ class Stopped:
 PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | Lost | Stopped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Arrival:
     """One event and the work it belongs to (None: it is from this side)."""
 

@@ -222,6 +222,9 @@ def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
 
 def _split(step: Step) -> Iterator[PromptStep]:
     """Cut a Step into one part a prompt, token order kept."""
+    if len(step.tokens) == 1 and not step.times and not step.prompt_logprobs:
+        yield PromptStep(step.tokens[0].prompt_id, step.tokens)
+        return
     times = dict(step.times)
     by_prompt: dict[str, list[TokenOutput]] = {prompt_id: [] for prompt_id in times}
     scored: dict[str, list[PromptLogprobs]] = {}

@@ -43,7 +43,7 @@ class GenerationRequest:
         return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class NewToken:
     """The next token of sequence `sequence` of prompt `prompt`; indices ascend without gap or repeat.
 

@@ -1,6 +1,7 @@
 """Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest, never anything else."""
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -179,6 +180,7 @@ _LOAD_FIELDS = (
     "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
     "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed",
 )  # fmt: skip
+_load_values = attrgetter(*_LOAD_FIELDS)  # in the order of LoadSnapshot, one comes with each step
 _LINK_FIELDS = (
     "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",
 )  # fmt: skip
@@ -194,9 +196,8 @@ def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:
 
 def load_from_pb(message: pb.LoadSnapshot) -> LoadSnapshot:
     """Convert a load snapshot."""
-    links = tuple(link_from_pb(link) for link in message.links)
-    told = {name: getattr(message, name) for name in _LOAD_FIELDS}
-    return LoadSnapshot(**told, step_tokens=tuple(message.step_tokens), links=links)
+    values = [*_load_values(message), tuple(message.step_tokens), tuple(map(link_from_pb, message.links))]
+    return LoadSnapshot(*values)
 
 
 def link_to_pb(link: LinkStatus) -> pb.LinkStatus:

@@ -144,10 +144,10 @@ def event_from_pb(message: pb.EventMessage) -> Event:
         case "step":
             step = message.step
             return Step(
-                tuple(token_from_pb(token) for token in step.tokens),
+                tuple(map(token_from_pb, step.tokens)),
                 load_from_pb(step.load),
                 tuple((entry.prompt_id, times_from_pb(entry.times)) for entry in step.times),
-                tuple(prompt_logprobs_from_pb(part) for part in step.prompt_logprobs),
+                tuple(map(prompt_logprobs_from_pb, step.prompt_logprobs)),
             )
         case "handed_off":
             return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))

@@ -123,7 +123,7 @@ class Refused:
     load: LoadSnapshot | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Step:
     """All new tokens of one step, over all prompts, and the load after it; what no message holds comes in several."""
 

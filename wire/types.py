@@ -289,7 +289,7 @@ class InstanceDescription:
     kv_transports: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class LoadSnapshot:
     """What an instance says about itself, with every step and heartbeat.
 

@@ -24,7 +24,7 @@ class TextOptions:
     prompt_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Piece:
     """New text of choice `index` (prompt * n + place among its choices); `finish_reason` is set on its last piece.
 

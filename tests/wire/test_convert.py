@@ -1,6 +1,6 @@
 """What goes over the wire comes back equal, and what is wrong is refused by name."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from wire.convert import (
     describe_prompt,
     description_from_pb,
     description_to_pb,
+    load_from_pb,
+    load_to_pb,
     prompt_from_pb,
     prompt_to_pb,
     read_prompt,
@@ -116,6 +118,13 @@ EVENTS: list[Event] = [
     Heartbeat(LOAD),
     Heartbeat(),
 ]
+
+
+def test_each_figure_of_a_load_comes_back_as_itself() -> None:
+    values: list[Any] = [*range(len(fields(LoadSnapshot)) - 2), (77,), (LINK,)]
+    load = LoadSnapshot(*values)
+
+    assert load_from_pb(load_to_pb(load)) == load
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
