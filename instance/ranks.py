@@ -7,7 +7,7 @@ from pathlib import Path
 from devices.collectives import COLLECTIVES
 from devices.cpu import TRAITS as CPU
 from devices.interface import Traits
-from devices.table import AUTO, choose, traits_of
+from devices.table import AUTO, AUTO_ORDER, choose, find_kind, traits_of
 from engine.ranks.team import PROGRAM, OnLost
 from engine.step import Model
 from engine.torch_start import loading, prepare_torch
@@ -81,4 +81,12 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             quantization=options.quantization,
         )  # fmt: skip
     shown = "; ".join(",".join(map(str, own)) for own in cores)
-    return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *loaded.notes)
+    return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *_passed_over(options.device), *loaded.notes)
+
+
+def _passed_over(asked: str) -> tuple[str, ...]:
+    """Say which cards several ranks leave alone where no device was named."""
+    cards = [name for name in AUTO_ORDER if name != CPU.kind and find_kind(name).sees_card()] if asked == AUTO else []
+    return tuple(
+        f"ranks on the CPU: --device auto leaves {name} to one rank, --device {name} asks for it" for name in cards
+    )

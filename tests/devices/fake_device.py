@@ -110,10 +110,10 @@ class FakeEvent:
 
 
 class CardKind(FakeKind):
-    """The same, whose devices say which card their process is shown: as one of several ranks sees it."""
+    """The same, whose steps are collected later, and whose devices say which card their process is shown."""
 
     def __init__(self) -> None:
-        super().__init__(replace(TRAITS, visible_variable=VISIBLE))
+        super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True))
 
     def open(self, index: int = 0) -> "FakeDevice":
         return CardDevice(index, self.traits, self.total_bytes)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -182,3 +183,14 @@ def test_each_rank_is_shown_one_card_of_those_its_instance_has(shown: str | None
 def test_fewer_cards_than_ranks_are_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='6' shows 1 cards to 2 ranks: each needs its own"):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "6"})
+
+
+def test_ranks_under_auto_stay_on_the_cpu_and_say_which_cards_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cuda", "npu"):
+        monkeypatch.setitem(table.KINDS, name, replace(FakeKind(), why="never asked"))
+    monkeypatch.setattr(FakeKind, "sees_card", lambda kind: kind is table.KINDS["npu"])
+
+    assert ranks._passed_over("cpu") == ()
+    assert ranks._passed_over("auto") == (
+        "ranks on the CPU: --device auto leaves npu to one rank, --device npu asks for it",
+    )
