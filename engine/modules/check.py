@@ -40,7 +40,7 @@ class PartCheck:
     """
 
     def __init__(self, network: Any) -> None:
-        self._attention = _SumAttention()
+        self._attention = SumAttention()
         attach(network, self._attention)
         self._network = network
         self.shared = shared_tensors(network)
@@ -145,7 +145,7 @@ class PartCheck:
         return {"hidden_states": rows, **self._given.get(module, {})}
 
 
-class _SumAttention:
+class SumAttention:
     """Implements LayerHandler: mixes query, key and value of each token alone; notes what was asked.
 
     Each number of a query and a key counts in its own way: their product would be the same for any angle of both.

@@ -1,4 +1,4 @@
-"""Norms, gated MLPs and rotations by the device's own ops: a random network takes them, each beside the original."""
+"""Norms, gated MLPs, rotations and experts by the device's own ops: random networks take them, beside the original."""
 
 import functools
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ from pdserve.selftest.check import Check, NotHere, Wrong
 
 
 def part_checks(device: Device) -> Iterator[Check]:
-    """Yield one check; it says so where the device has no ops of its own."""
+    """Yield the checks; each says so where the device has no ops of its own."""
     yield Check("network", "norms, gated MLPs and rotations", functools.partial(_replace, device))
+    yield Check("experts", "in groups", functools.partial(_group, device))
 
 
 def _replace(device: Device) -> str:
@@ -24,15 +25,24 @@ def _replace(device: Device) -> str:
     return "; ".join(lines)
 
 
-def _network(device: Device) -> torch.nn.Module:
-    """Return a random Llama of two layers in bfloat16, heads of 64, that runs our attention."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+def _group(device: Device) -> str:
+    if device.traits.attention not in REPLACERS:
+        raise NotHere(f"{device.traits.kind} runs them as transformers does")
+    lines = [line for line in replace_modules(_network(device, "mixtral"), device) if "experts" in line]
+    if not any(line.startswith("by ") for line in lines):
+        raise Wrong("; ".join(lines) or "none were found")
+    return "; ".join(lines)
+
+
+def _network(device: Device, family: str = "llama") -> torch.nn.Module:
+    """Return a random network of two layers in bfloat16, heads of 64, that runs our attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from engine.attention.registered import NAME, register
 
     register()
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+    config = AutoConfig.for_model(
+        family, vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=512,
     )  # fmt: skip
     network: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)

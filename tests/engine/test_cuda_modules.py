@@ -25,7 +25,7 @@ from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
 from engine.loader import LoadedModel, load_model
 from engine.modules import parts
-from engine.modules.check import PartCheck, _SumAttention
+from engine.modules.check import PartCheck, SumAttention
 from engine.modules.interface import ModuleOps, NormWeight
 from engine.modules.joined import JoinedLinear
 from engine.modules.replace import replace_modules
@@ -79,7 +79,7 @@ def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.inference_mode()
 def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
-    attach(made, _SumAttention())
+    attach(made, SumAttention())
     ids = torch.arange(num_tokens)[None] % 64
     result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
     return result.float()

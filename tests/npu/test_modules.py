@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Qwen3Config
 
 from engine.attention.registered import NAME, attach, register
-from engine.modules.check import PartCheck, _SumAttention
+from engine.modules.check import PartCheck, SumAttention
 from engine.npu.modules import replace_modules
 from tests.npu.ops import NpuOps
 
@@ -30,7 +30,7 @@ def network(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.inference_mode()
 def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
-    attach(made, _SumAttention())
+    attach(made, SumAttention())
     ids = torch.arange(num_tokens)[None] % 64
     result: torch.Tensor = made(input_ids=ids, position_ids=torch.arange(num_tokens)[None], use_cache=False).logits
     return result.float()

@@ -56,6 +56,7 @@ def test_every_row_of_an_npu_is_tried_and_ok(npu_ops: NpuOps, tmp_path: Path, mo
         assert verdicts[name] == "ok"
     for name in ("network: norms, gated MLPs and rotations", "linear layers: npu-int8", "linear layers: npu-antiquant"):
         assert verdicts[name] == "ok", words[name]
+    assert words["experts: in groups"] == "by NPU ops: the experts of 2 layers"
     called = {call.name for call in npu_ops.calls}
     assert {"npu_scatter_pa_kv_cache", "npu_rms_norm", "npu_swiglu"} <= called
 
