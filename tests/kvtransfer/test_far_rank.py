@@ -40,6 +40,7 @@ NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0
 SETTINGS = HalfSettings(
     "decode-0", 77, "127.0.0.1", None, ("tcp",), 10.0, (20000, 20100), True, 2, "ab" * 32, ("10.0.0.1",)
 )  # fmt: skip
+OTHERS = ("shm", "process_group")
 ENDPOINT = KvEndpoint("tcp", "127.0.0.1:1", "", 1)
 
 
@@ -51,7 +52,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[RankRig]:
 
 
 @pytest.mark.parametrize(("p_ranks", "d_ranks", "heads"), [(2, 2, 3), (2, 1, 3), (1, 2, 4), (4, 2, 1), (2, 4, 3)])
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("transport", ["tcp", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_every_head_of_every_token_lands_in_its_slot(transport: str, p_ranks: int, d_ranks: int, heads: int) -> None:
     with make_rank_rig(transport, p_ranks=p_ranks, d_ranks=d_ranks, heads=heads, d_block=128, far=True) as rig:
         kv = random_kv(rig.tensors, NUM_TOKENS, seed=heads)
