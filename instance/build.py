@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvtransfer.rank_ends import RankReceiver, RankSender
-
 from devices.table import choose
 from engine.core import EngineCore
 from engine.interface import Engine
@@ -25,6 +23,7 @@ from kvtransfer.all_ranks import make_receiver, make_sender
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.mover import process_mover
 from kvtransfer.quorum import Quorum
+from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
