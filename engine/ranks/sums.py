@@ -96,9 +96,11 @@ class GroupSum:
         options = AllreduceOptions()
         options.timeout = timedelta(seconds=timeout_s)
         work = self._group.allreduce([tensor], options)
-        if self._collective.polls:
-            self._poll(work, timeout_s)
-        work.wait()
+        if not self._collective.polls:
+            work.wait()
+            return
+        self._poll(work, timeout_s)
+        work.wait(options.timeout)  # without a time, NCCL's says of no failure
 
     def _give_up(self) -> None:
         """End what the device would wait for: else whoever waits for the device has no end either."""

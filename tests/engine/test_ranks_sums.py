@@ -28,7 +28,10 @@ _SIZES = (1, 7, 4096, 300_000)  # the last is more than one slot of shared memor
 
 
 class DeviceGroup:
-    """A group as nccl and hccl are: a sum goes on by itself, and a wait for one whose peer is gone has no end."""
+    """A group as nccl and hccl are: a sum goes on by itself, and a wait for one whose peer is gone has no end.
+
+    A wait without a time returns at once, as NCCL's does, and says of no failure.
+    """
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -52,8 +55,9 @@ class DeviceWork:
     def is_completed(self) -> bool:
         return self._done.done()
 
-    def wait(self) -> None:
-        self._done.result(_WAIT_S)
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if timeout is not None:
+            self._done.result(timeout.total_seconds())
 
     def _run(self, work: Any) -> None:
         try:
@@ -193,6 +197,28 @@ def test_the_loss_of_a_rank_ends_a_wait_that_has_no_end_of_its_own(make_ways: Ca
             add_up(torch.ones(8))
 
     _on_all(ways, work)
+
+
+def test_a_sum_that_broke_counts_as_none(make_ways: Callable[[str, int], Ways]) -> None:
+    class BrokenGroup:
+        """Its sums are over at once, as NCCL's are where a peer is gone."""
+
+        def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "BrokenGroup":
+            return self
+
+        def is_completed(self) -> bool:
+            return True
+
+        def wait(self, timeout: timedelta | None = None) -> None:
+            if timeout is not None:
+                raise RuntimeError("remote error")
+
+    def work(number: int, add_up: Sum) -> None:
+        add_up._group = BrokenGroup()  # type: ignore[attr-defined]
+        with pytest.raises(ReduceFailed, match="remote error"):
+            add_up(torch.ones(8))
+
+    _on_all(make_ways("device", 2), work)
 
 
 def test_a_group_that_connects_at_its_first_sum_does_so_when_the_ranks_meet(
