@@ -1,6 +1,6 @@
 """The output of a run that ended: its good answers are taken over, so that only what failed is asked again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,8 +12,11 @@ from batch.output_line import Outcome, good_outcome
 from wire.errors import ConfigError
 
 
-def take_over(output: Path, source: InputFile, journal: Journal) -> frozenset[str]:
+def take_over(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> frozenset[str]:
     """Put the good answers of `output` into `journal`, for lines without one there; they may be in any order.
+
+    `check` is called before, where there are any; it raises ConfigError for answers that are not to be mixed with
+    others.
 
     Returns the models that its good answers to lines without a `model` name: nothing but what is served chose them.
     Raises ConfigError where there is no such file though the journal is empty, or it is not the output of this input;
@@ -28,8 +31,8 @@ def take_over(output: Path, source: InputFile, journal: Journal) -> frozenset[st
             nameless.add(position)
     try:
         with output.open("rb") as file:
-            for _ in _good(file, positions, output):
-                pass  # all of it is read before anything is kept
+            if sum(1 for _ in _good(file, positions, output)):  # all of it is read before anything is kept
+                check()
             file.seek(0)
             for position, outcome, model in _good(file, positions, output):
                 if model is not None and position in nameless:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,9 +72,9 @@ def prepare(job: BatchJob) -> Prepared:
         raise
     if job.retry_failed:
         try:
-            check_note(job.note_path, job.binding, job.output_path)
             prepared.journal.forget_failed()
-            prepared.models = take_over(job.output_path, source, prepared.journal)
+            check = partial(check_note, job.note_path, job.binding, job.output_path)
+            prepared.models = take_over(job.output_path, source, prepared.journal, check)
         except BaseException:
             prepared.close()
             raise

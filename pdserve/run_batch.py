@@ -68,7 +68,8 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             send(request, files, interruption)
         print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
         if ended[0].first_error:
-            print(f"the first error is that of {ended[0].first_error}{_again(files)}", file=sys.stderr, flush=True)
+            said = f"the first error is that of {ended[0].first_error}"
+            print(f"{said}{_named(request, said)}{_again(files)}", file=sys.stderr, flush=True)
 
 
 async def _answer(
@@ -125,6 +126,13 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
         InputLimits(options.max_input_bytes, options.max_input_lines, options.max_line_bytes),
         retry_failed=options.retry_failed,
     )
+
+
+def _named(request: BatchRequest, said: str) -> str:
+    """Return what to do where the lines name another model than the one that was loaded here."""
+    if request.options.base_url is not None or "does not exist here" not in said:
+        return ""
+    return "\n--served-model-name NAME gives the model here the name that the lines have"
 
 
 def _again(files: BatchFiles) -> str:

@@ -162,6 +162,14 @@ async def test_whoever_wants_both_in_one_file_removes_the_note(job: BatchJob) ->
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
+async def test_an_output_without_a_good_answer_parts_nobody(job: BatchJob) -> None:
+    await run_job(replace(job, binding={"--model": "a"}), Scripted(lambda n, times: says({"error": {}}, 404)))
+
+    progress = await run_job(replace(job, binding={"--model": "b"}, retry_failed=True), Scripted())
+
+    assert (progress.done, progress.errors) == (NUM_LINES, 0)
+
+
 async def test_a_note_that_is_none_of_ours_is_refused(ended: BatchJob) -> None:
     ended.note_path.write_text("my notes\n")
 

@@ -331,6 +331,20 @@ def test_a_model_that_is_lost_on_the_way_leaves_a_batch_that_goes_on(
     assert texts(output.read_bytes()) == SAID
 
 
+def test_lines_that_name_another_model_have_the_flag_that_names_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
+    monkeypatch.setattr(run_batch, "model_here", lambda request: Elsewhere(0))
+    monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
+
+    assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
+    first, second, third = capsys.readouterr().err.splitlines()[-3:]
+    assert first == "the first error is that of 'id-one': the model 'tiny' does not exist here; served: a"
+    assert second == "--served-model-name NAME gives the model here the name that the lines have"
+    assert third.startswith("the same command with --retry-failed asks")
+
+
 def test_a_signal_while_the_model_ends_after_all_answers_asks_nobody_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,6 +386,15 @@ class Dying:
         self._left -= 1
         choice = {"text": f"said {json.loads(body)['prompt']}"}
         return Answer(200, {}, json.dumps({"choices": [choice]}).encode())
+
+
+class Elsewhere(Dying):
+    """A model of another name than the lines have."""
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        return Answer(404, {}, b'{"error": {"message": "the model \'tiny\' does not exist here; served: a"}}')
 
 
 class SlowToEnd(Dying):
