@@ -3,17 +3,20 @@
 largest step   a chunk at the end of the longest sequence, and all other sequences decoding; every row is sampled
 decode step    all sequences decode: what graphs keep for themselves, where there are any
 
-They run on a pool of one block, which all block tables name: what they compute means nothing, what they take is what
-steps of these sizes take. Likelihoods of a prompt's tokens are worked on in slices (engine/logprobs.py) and not in it.
+They run on a pool that has no more than the blocks they write: all that lies before is block 0, for every sequence. So
+what they compute means nothing, and what they take is what steps of these sizes take. Likelihoods of a prompt's tokens
+are worked on in slices (engine/logprobs.py) and not in it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from devices.interface import Device
 from devices.out_of_memory import is_out_of_memory
 from devices.touch import in_a_line
 from engine.decode_graphs import graph_sizes
+from engine.interface import EngineInfo
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from telemetry.logs import EventLogger
@@ -58,16 +61,17 @@ class Headroom:
 
 
 def measure_headroom(
-    model: TorchModel, device: Device, largest: LargestStep, *, graph_rows: int, table_width: Callable[[int, int], int]
+    make_model: Callable[[], TorchModel], device: Device, largest: LargestStep, *, graph_rows: int,
+    table_width: Callable[[int, int], int],
 ) -> Headroom:  # fmt: skip
-    """Run the largest steps of `model`, whose pool has one block, and return what they took at most.
+    """Run the largest steps, each on a model with a pool of `num_blocks` of its own, and return what they took at most.
 
     `table_width` is the attention backend's where there are graphs. Raises ConfigError, with the numbers, where a step
     does not fit beside the weights; whatever else fails is told in the log, and nothing is kept free for it.
     """
     try:
-        step_bytes = device.peak_bytes(lambda: _run(model, largest_batch(model, largest)))
-        graph_bytes = _graph_bytes(model, device, graph_rows, table_width) if graph_rows else 0
+        step_bytes = _peak(make_model, device, lambda model: _run(model, largest_batch(model.info, largest)))
+        graph_bytes = _graph_bytes(make_model, device, graph_rows, table_width) if graph_rows else 0
     except Exception as error:
         if not is_out_of_memory(error):  # a driver's or the network's: a prompt's own step will say it
             _log.warning("headroom_not_measured", device=device.name, error=in_a_line(error))
@@ -80,54 +84,79 @@ def measure_headroom(
     return Headroom(step_bytes, graph_bytes)
 
 
-def largest_batch(model: TorchModel, largest: LargestStep) -> StepBatch:
+def num_blocks(info: EngineInfo, largest: LargestStep, graph_rows: int) -> int:
+    """Return the blocks of the smallest pool that the dummy steps can run on."""
+    batches = largest_batch(info, largest), decode_batch(info, max(1, graph_rows))
+    return 1 + max(max(part.block_ids) for batch in batches for part in batch.sequences)
+
+
+def largest_batch(info: EngineInfo, largest: LargestStep) -> StepBatch:
     """Return the dummy step with the most tokens."""
-    longest = model.info.max_model_len
-    chunk = min(largest.prompt_tokens, longest)
-    return _batch(model, [(longest - chunk, chunk), *_decoding(model, largest.sequences - 1)])
+    longest, size = info.max_model_len, info.layout.block_size
+    count = min(largest.prompt_tokens, longest)
+    start = longest - count
+    written = range(1, 1 + -(-longest // size) - start // size)
+    chunk = BatchSequence(start, count, (*(0,) * (start // size), *written))
+    return _batch(info, [chunk, *_decoding(info, largest.sequences - 1, written.stop)])
 
 
-def decode_batch(model: TorchModel, sequences: int) -> StepBatch:
+def decode_batch(info: EngineInfo, sequences: int) -> StepBatch:
     """Return the dummy step in which all sequences decode."""
-    return _batch(model, _decoding(model, sequences))
+    return _batch(info, _decoding(info, sequences, 1))
 
 
-def _decoding(model: TorchModel, sequences: int) -> list[tuple[int, int]]:
-    length = max(1, min(model.info.max_model_len, _DECODED_KEYS // max(1, sequences)))
-    return [(length - 1, 1)] * sequences
+def _decoding(info: EngineInfo, sequences: int, first: int) -> list[BatchSequence]:
+    """Return sequences of one token each, which fill blocks from `first` on: no two write the same slot."""
+    longest, size = info.max_model_len, info.layout.block_size
+    before = (max(1, min(longest, _DECODED_KEYS // max(1, sequences))) - 1) // size
+    room = min(size, longest - before * size)
+    return [
+        BatchSequence(before * size + i % room, 1, (*(0,) * before, first + i // room)) for i in range(sequences)
+    ]  # fmt: skip
 
 
-def _batch(model: TorchModel, parts: list[tuple[int, int]]) -> StepBatch:
-    """Return a step of (start, count) for each sequence, all in block 0; the last row of each is sampled and scored."""
-    info = model.info
-    num_tokens = sum(count for _, count in parts)
+def _batch(info: EngineInfo, parts: list[BatchSequence]) -> StepBatch:
+    """Return a step of these sequences; the last row of each is sampled, and its likelihood told."""
+    num_tokens = sum(part.count for part in parts)
     token_ids = tuple(place * _STRIDE % info.vocab_size for place in range(num_tokens))
     params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, max_tokens=1, seed=0)
-    samples, sequences, row = [], [], 0
-    for start, count in parts:
-        row += count
-        samples.append(SampleRow(row - 1, params, 0, 0))
-        sequences.append(BatchSequence(start, count, (0,) * info.layout.num_blocks_for(start + count)))
-    return StepBatch(token_ids, tuple(sequences), tuple(samples))
+    ends = accumulate(part.count for part in parts)
+    return StepBatch(token_ids, tuple(parts), tuple(SampleRow(end - 1, params, 0, 0) for end in ends))
 
 
 def _run(model: TorchModel, batch: StepBatch) -> None:
     model.launch(batch).collect()
 
 
-def _graph_bytes(
-    model: TorchModel, device: Device, rows: int, table_width: Callable[[int, int], int]
-) -> int:  # fmt: skip
-    """Return what graphs of steps up to `rows` sequences keep: the largest's tensors, shared, and inputs and logits."""
-    logits_bytes = 0
+def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable[[TorchModel], None]) -> int:
+    """Return what a run takes at most beside weights and pool; the model and its pool are gone on return."""
+    pool_bytes = 0
 
     def run() -> None:
-        nonlocal logits_bytes
-        logits = model.logits(decode_batch(model, rows))
-        logits_bytes = logits.numel() * logits.element_size()
+        nonlocal pool_bytes
+        model = make_model()
+        pool_bytes = model.memory.layout.total_bytes
+        try:
+            model.memory.tensor.zero_()  # type: ignore[attr-defined]  # a device's: no step may compute with NaN
+            run_on(model)
+        finally:
+            model.close()
 
-    info = model.info
-    most = info.layout.num_blocks_for(info.max_model_len)
-    widths = {table_width(min(most, 1 << power), most) for power in range(most.bit_length() + 1)}
-    inputs = sum(size * (4 + width) * _INT64 for size in graph_sizes(rows) for width in widths)
-    return device.peak_bytes(run) + logits_bytes + inputs
+    return max(0, device.peak_bytes(run) - pool_bytes)
+
+
+def _graph_bytes(
+    make_model: Callable[[], TorchModel], device: Device, rows: int, table_width: Callable[[int, int], int]
+) -> int:  # fmt: skip
+    """Return what graphs of steps up to `rows` sequences keep: the largest's tensors, shared, and inputs and logits."""
+    kept = 0
+
+    def run(model: TorchModel) -> None:
+        nonlocal kept
+        info, logits = model.info, model.logits(decode_batch(model.info, rows))
+        most = info.layout.num_blocks_for(info.max_model_len)
+        widths = {table_width(min(most, 1 << power), most) for power in range(most.bit_length() + 1)}
+        inputs = sum(size * (4 + width) * _INT64 for size in graph_sizes(rows) for width in widths)
+        kept = inputs + logits.numel() * logits.element_size()
+
+    return _peak(make_model, device, run) + kept

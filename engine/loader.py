@@ -8,7 +8,7 @@ import torch
 
 from devices.cpu import CpuDevice
 from devices.interface import Device
-from engine.attention.interface import AttentionBackend, GraphBackend
+from engine.attention.interface import GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
@@ -18,7 +18,7 @@ from engine.device_modules import replace_modules
 from engine.dtypes import choose_dtype, read_cpu_flags
 from engine.fuse import fuse, will_fuse
 from engine.fused_decoder import FusedWeights
-from engine.headroom import Headroom, LargestStep, measure_headroom
+from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
 from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
@@ -79,24 +79,28 @@ def load_model(
     rows = graph_rows(max_graph_rows, device, backend, rope)
     spare = 1 if rows else 0  # a block of the pool that only rows of padding write to
 
-    def layout_of(num_blocks: int) -> PoolLayout:
-        return PoolLayout(weights.kv_tensors, num_blocks=num_blocks, block_size=block_size)
+    def layout_of(blocks: int) -> PoolLayout:
+        return PoolLayout(weights.kv_tensors, num_blocks=blocks, block_size=block_size)
 
     info = describe(
         folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout_of(1),
         device=device.name,
     )  # fmt: skip
 
-    def model_on(num_blocks: int, spare: int, rows: int) -> TorchModel:
+    def model_on(blocks: int, spare: int, rows: int) -> TorchModel:
         return TorchModel(
-            weights.network, info=replace(info, layout=layout_of(num_blocks)), backend=backend, rope=rope,
-            memory=device.make_pool(layout_of(num_blocks + spare)), keeps_logits=folder.checkpoint.keeps_logits,
+            weights.network, info=replace(info, layout=layout_of(blocks)), backend=backend, rope=rope,
+            memory=device.make_pool(layout_of(blocks + spare)), keeps_logits=folder.checkpoint.keeps_logits,
             fused=weights.fused, device=device, graph_rows=rows,
         )  # fmt: skip
 
     headroom = Headroom()
     if largest_step is not None and kv_cache_memory is None and not device.traits.pools_on_host:
-        headroom = _measured(model_on(1, 0, 0), device, largest_step, rows, backend)
+        smallest = num_blocks(info, largest_step, rows)
+        width = backend.table_width if isinstance(backend, GraphBackend) else max
+        headroom = measure_headroom(
+            lambda: model_on(smallest, 0, 0), device, largest_step, graph_rows=rows, table_width=width
+        )  # fmt: skip
     budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom)
     budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)
     plan = plan_pool(
@@ -116,18 +120,6 @@ class _ReadWeights:
     fused: FusedWeights | None
     kv_tensors: tuple[KvTensor, ...]
     notes: tuple[str, ...]
-
-
-def _measured(
-    model: TorchModel, device: Device, largest: LargestStep, graph_rows: int, backend: AttentionBackend
-) -> Headroom:  # fmt: skip
-    """Return what steps take; the model, which has a pool of one block, is closed."""
-    model.memory.tensor.zero_()  # type: ignore[attr-defined]  # a device's pool: no step may compute with NaN
-    try:
-        width = backend.table_width if isinstance(backend, GraphBackend) else max
-        return measure_headroom(model, device, largest, graph_rows=graph_rows, table_width=width)
-    finally:
-        model.close()
 
 
 def _budget(device: Device, asked: int | None, utilization: float, headroom: Headroom) -> int:

@@ -108,6 +108,8 @@ class TorchModel:
 
     def close(self) -> None:
         """Give the pool back; no step may follow. Idempotent."""
+        self._attention.close()
+        self._pools = []
         self._memory.close()
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:

@@ -43,6 +43,10 @@ class PagedAttention:
         """Forget the step."""
         self._step = None
 
+    def close(self) -> None:
+        """Let go of the pool, which no layer may reach any more; the network's layers keep this object."""
+        self._pools = ()
+
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:

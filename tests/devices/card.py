@@ -131,18 +131,16 @@ def used_bytes() -> int:
 def watch_peak() -> None:
     """Count from now on what tensors of the card take that are made from now on; see peak_bytes."""
     global _peak, _before
-    _before = {one.held.untyped_storage().data_ptr() for one in gc.get_objects() if type(one) is CardTensor}
+    storages = [one.held.untyped_storage() for one in gc.get_objects() if type(one) is CardTensor]
+    _before = {one.data_ptr(): one for one in storages}  # kept: what is made meanwhile lies elsewhere
     _peak = HeldBytes()
 
 
 def peak_bytes() -> int:
-    """Return the most bytes of the card that tensors took at one time since watch_peak was called."""
-    return used_bytes() if _peak is None else used_bytes() - _peak.now + _peak.peak
-
-
-def _end_watch() -> None:
-    global _peak
-    _peak = None
+    """Return the most bytes of the card that tensors took at one time since watch_peak was called, and end that."""
+    global _peak, _before
+    seen, _peak, _before = _peak, None, {}
+    return used_bytes() if seen is None else used_bytes() - seen.now + seen.peak
 
 
 def _check(func: Any, tensors: list[torch.Tensor]) -> None:
@@ -304,7 +302,7 @@ def _module() -> types.ModuleType:
     module.memory_reserved = lambda device=None: used_bytes()
     module.reset_peak_memory_stats = lambda device=None: watch_peak()
     module.max_memory_reserved = lambda device=None: peak_bytes()
-    module.empty_cache = _end_watch
+    module.empty_cache = lambda: None
     module._is_in_bad_fork, module.manual_seed_all = (lambda: False), (lambda seed: None)
     module.get_device_name = lambda index: "a card of the tests"
     return module  # type: ignore[no-any-return]
@@ -322,7 +320,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 
 _peak: HeldBytes | None = None
-_before: set[int] = set()
+_before: dict[int, torch.UntypedStorage] = {}
 _seen = Crossings()
 _under_way = _UnderWay()
 _lock = threading.Lock()

@@ -1,20 +1,24 @@
 """A pool on a device leaves what steps take: as much as the largest one does, and no less than a step takes later."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.headroom import LargestStep, decode_batch, largest_batch
+from devices.device_pool import DevicePool
+from engine.fake import fake_info
+from engine.headroom import LargestStep, decode_batch, largest_batch, num_blocks
 from engine.loader import LoadedModel, load_model
 from engine.torch_model import TorchModel
 from tests.devices.capturing_device import CapturingDevice
-from tests.devices.card_device import CardDevice
 from tests.devices.fake_device import FakeDevice
+from tests.engine.fake_engines import CONFIG
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout
 
 TOTAL = 96 << 20
 STEP = LargestStep(prompt_tokens=48, sequences=6)
@@ -42,21 +46,31 @@ def llama(tmp_path: Path) -> Path:
 
 
 class Measuring(FakeDevice):
-    """Remembers what it measured."""
+    """Remembers what it measured, and the pools that it made."""
 
     def __init__(self) -> None:
         super().__init__(total_bytes=TOTAL)
         self.measured: list[int] = []
+        self.pools: list[int] = []
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
         self.measured.append(super().peak_bytes(run))
         return self.measured[-1]
 
+    def make_pool(self, layout: PoolLayout) -> DevicePool:
+        self.pools.append(layout.total_bytes)
+        return super().make_pool(layout)
+
+    def left(self) -> int:
+        """What the one step that was measured took beside its pool."""
+        (took,) = self.measured
+        return took - self.pools[0]
+
 
 def test_the_pool_leaves_what_the_largest_step_takes_and_the_line_says_it(llama: Path) -> None:
     device = Measuring()
     without, loaded = load(llama, FakeDevice(total_bytes=TOTAL), None), load(llama, device)
-    (headroom,) = device.measured
+    headroom = device.left()
 
     assert headroom > STEP.sequences * VOCAB_SIZE * 4, "the logits alone are that many"
     assert pool_bytes(loaded) + headroom <= 0.9 * TOTAL
@@ -71,9 +85,13 @@ def test_the_pool_leaves_what_the_largest_step_takes_and_the_line_says_it(llama:
 def test_no_step_within_the_bounds_takes_more_later(llama: Path) -> None:
     device = Measuring()
     model = load(llama, device).model
-    (headroom,) = device.measured
+    headroom = device.left()
 
-    for batch in (largest_batch(model, STEP), largest_batch(model, LargestStep(20, 2)), decode_batch(model, 6)):
+    for batch in (
+        largest_batch(model.info, STEP),
+        largest_batch(model.info, LargestStep(20, 2)),
+        decode_batch(model.info, 6),
+    ):
         assert FakeDevice().peak_bytes(lambda batch=batch: _launch(model, batch)) <= headroom  # type: ignore[misc]
 
     model.close()
@@ -88,7 +106,7 @@ def test_more_tokens_and_more_sequences_take_more(llama: Path) -> None:
     for step in (STEP, LargestStep(16, 6), LargestStep(48, 2)):
         device = Measuring()
         load(llama, device, step).model.close()
-        took += device.measured
+        took.append(device.left())
 
     assert took[0] > took[1]
     assert took[0] > took[2]
@@ -98,15 +116,37 @@ def test_the_largest_step_has_all_tokens_and_ends_the_longest_sequence(llama: Pa
     model = load(llama, FakeDevice(total_bytes=TOTAL)).model
     longest = model.info.max_model_len
 
-    batch = largest_batch(model, STEP)
+    batch = largest_batch(model.info, STEP)
 
     assert len(batch.token_ids) == 48 + 5
     assert len(batch.samples) == len(batch.sequences) == 6
     assert (batch.sequences[0].start, batch.sequences[0].kv_length) == (longest - 48, longest)
-    assert all(set(part.block_ids) == {0} for part in batch.sequences)
     assert all(part.count == 1 for part in batch.sequences[1:])
-    assert largest_batch(model, LargestStep(10 * longest, 1)).sequences[0].count == longest
+    assert largest_batch(model.info, LargestStep(10 * longest, 1)).sequences[0].count == longest
     model.close()
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("longest", [5, 100, 4096])
+@pytest.mark.parametrize("step", [STEP, LargestStep(1, 1), LargestStep(3000, 300)])
+def test_dummy_steps_write_each_slot_once_in_the_smallest_pool(
+    step: LargestStep, longest: int, block_size: int
+) -> None:
+    layout = PoolLayout([KvTensor(0, "k", 1, 8, "float32")], num_blocks=1, block_size=block_size)
+    info = replace(fake_info(CONFIG), max_model_len=longest, layout=layout)
+    most = num_blocks(info, step, step.sequences)
+
+    for batch in (largest_batch(info, step), decode_batch(info, step.sequences)):
+        slots = []
+        for part in batch.sequences:
+            assert part.kv_length <= longest
+            assert len(part.block_ids) == -(-part.kv_length // block_size)
+            places = range(part.start, part.kv_length)
+            slots += [part.block_ids[place // block_size] * block_size + place % block_size for place in places]
+        assert len(set(slots)) == len(slots) == len(batch.token_ids)
+        assert min(slots) >= block_size, "what lies before is block 0, which nobody writes"
+        assert max(slots) < most * block_size
+    assert most * block_size <= step.prompt_tokens + step.sequences + 4 * block_size or longest < block_size
 
 
 def test_graphs_have_their_part(llama: Path) -> None:
@@ -149,7 +189,7 @@ def test_a_pool_that_has_no_room_beside_the_steps_says_so(llama: Path) -> None:
     device = Measuring()
     load(llama, device).model.close()
 
-    device.total_bytes = device.measured[0]
+    device.total_bytes = device.left()
     with pytest.raises(ConfigError, match=r"0 bytes of KV memory \(\d+ MiB left to steps\) are 0 blocks"):
         load(llama, device)
 
@@ -163,12 +203,4 @@ def test_what_else_fails_is_told_and_nothing_is_left(llama: Path, caplog: pytest
 
     assert 'headroom_not_measured device=fake:0 error="RuntimeError: this driver counts nothing"' in caplog.text
     assert "left to steps" not in note_of(loaded)
-    loaded.model.close()
-
-
-def test_it_is_measured_on_a_card_whose_tensors_are_not_the_cpus(llama: Path) -> None:
-    loaded = load(llama, CardDevice(TOTAL), LargestStep(24, 3))
-
-    assert note_of(loaded).endswith(" MiB left to steps")
-    assert pool_bytes(loaded) < 0.9 * TOTAL
     loaded.model.close()

@@ -1,0 +1,49 @@
+"""What is left to steps on every device is what its steps then take; attention is the device's own."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from devices.interface import Device
+from engine.headroom import LargestStep, decode_batch, largest_batch
+from engine.loader import load_model
+from tests.engine.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+STEP = LargestStep(prompt_tokens=40, sequences=4)
+MIB = 1 << 20
+
+
+def test_the_largest_steps_take_no_more_than_was_left_to_them(accelerator: Device, tmp_path: Path) -> None:
+    gc.collect()  # pools of other tests
+    loaded = load_model(
+        make_tiny_model("qwen3", tmp_path), dtype="float32", block_size=accelerator.traits.block_size,
+        kv_cache_memory=None, num_threads=1, device=accelerator, gpu_memory_utilization=0.2, largest_step=STEP,
+    )  # fmt: skip
+    (note,) = [note for note in loaded.notes if note.startswith("KV pool: ")]
+    left = int(note.rpartition(", ")[2].removesuffix(" MiB left to steps"))
+    model, info = loaded.model, loaded.model.info
+
+    for batch in (largest_batch(info, STEP), decode_batch(info, 4)):
+        took = accelerator.peak_bytes(lambda batch=batch: model.launch(batch).collect())  # type: ignore[misc, arg-type]
+        assert 0 < took <= (left + 0.5) * MIB
+    model.close()
+
+
+def test_the_memory_of_a_closed_model_s_pool_is_free_again(accelerator: Device, tmp_path: Path) -> None:
+    path = make_tiny_model("llama", tmp_path)
+
+    def run() -> None:
+        model = load_model(
+            path, dtype="float32", block_size=128, kv_cache_memory=64 * MIB, num_threads=1, device=accelerator
+        ).model  # fmt: skip
+        network.append(model._network)  # whose layers know the model's attention
+        model.close()
+
+    def twice() -> None:
+        run()
+        run()
+
+    network: list[object] = []
+    assert 64 * MIB <= accelerator.peak_bytes(twice) < 100 * MIB
