@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from engine.headroom import Headroom, LargestStep, measure_headroom
+from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
 from engine.memory_plan import device_budget
 from engine.ranks.part import Part, part_info
 from wire.kv_layout import PoolLayout
@@ -29,13 +29,14 @@ def with_budget(part: Part) -> Part:
 
 
 def _measured(part: Part, largest: LargestStep) -> Headroom:
-    """Run this rank's part of the largest step on a pool of one block, which is given back."""
-    setup = part.setup
-    layout = PoolLayout(part.loaded.tensors, num_blocks=1, block_size=setup.block_size)
-    pool = part.device.make_pool(layout)
-    pool.tensor.zero_()  # type: ignore[attr-defined]  # a device's pool: no step may compute with NaN
-    model = part.make_model(part_info(part, layout), pool)
-    try:
-        return measure_headroom(model, part.device, largest, graph_rows=0, table_width=max)
-    finally:
-        model.close()
+    """Run this rank's part of the largest step on the smallest pool that it fits, which is given back."""
+    info = part_info(part, _layout(part, 1))
+    layout = _layout(part, num_blocks(info, largest, 0))
+    return measure_headroom(
+        lambda: part.make_model(part_info(part, layout), part.device.make_pool(layout)), part.device, largest,
+        graph_rows=0, table_width=max,
+    )  # fmt: skip
+
+
+def _layout(part: Part, blocks: int) -> PoolLayout:
+    return PoolLayout(part.loaded.tensors, num_blocks=blocks, block_size=part.setup.block_size)

@@ -21,6 +21,8 @@ from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from wire.errors import ConfigError, PdserveError
 from wire.messages import Failed, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
+from wire.secret import Secret
+from wire.trust import Trust
 from wire.types import LinkStatus, Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +77,10 @@ def test_a_prompt_crosses_from_ranks_and_to_ranks_on_devices(
 def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_twice(
     model: Path, reference: list[list[int]]
 ) -> None:
-    one = config(model, Role.COMBINED, "fake", 16, "tcp", ranks=2, port=4)
-    other = config(model, Role.COMBINED, "cpu", 16, "tcp", port=6)
+    """Both prove the cluster's secret on every link, which the rank's process was told."""
+    trust = Trust(Secret(b"of this cluster, and of no other"))
+    one = replace(config(model, Role.COMBINED, "fake", 16, "tcp", ranks=2, port=4), trust=trust)
+    other = replace(config(model, Role.COMBINED, "cpu", 16, "tcp", port=6), trust=trust)
 
     async def run() -> tuple[list[tuple[list[int | None], StageTimes]], LinkStatus | None]:
         async with asyncio.timeout(START_S), running(one) as (_, ranks), running(other) as (cpu_instance, cpu):
