@@ -107,7 +107,8 @@ class Client:
             response = self._send(connection, method, path, body)
             return Reply(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self.base_url} does not answer: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise Unavailable(f"{self.base_url} does not answer: {why}") from error
         finally:
             connection.close()
 

@@ -25,7 +25,7 @@ def talk_parser(name: str, description: str) -> CommandParser:
         prog=f"pdserve {name}", description=description, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--url", default=_URL, help=f"the OpenAI server (default: {_URL})")
+    parser.add_argument("--url", "--base-url", default=_URL, help=f"the OpenAI server (default: {_URL})")
     parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
     parser.add_argument("--api-key", metavar="KEY", help="key to show there")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone")

@@ -2,16 +2,15 @@
 
 import io
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from pdserve import chat, complete
 from pdserve.cli import main
+from tests.pdserve.quiet_server import QuietHandler, serving
 from wire.errors import ConfigError, Unavailable
 
 
@@ -31,10 +30,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
         monkeypatch.delenv(name, raising=False)
     heard = Heard()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             may = self.headers.get("Authorization") == "Bearer sk" and self.path == "/proxy/v1/models"
-            self._answer(200 if may else 401, b'{"data": [{"id": "m"}]}')
+            self.answer(200 if may else 401, b'{"data": [{"id": "m"}]}')
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -42,30 +41,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
             heard.headers.append(dict(self.headers))
             asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
             if asked == "fail":
-                return self._answer(400, b'{"error": {"message": "it is too long"}}')
+                return self.answer(400, b'{"error": {"message": "it is too long"}}')
             texts = ("you said ", asked)
             choices = [{"delta": {"content": text}} if "messages" in body else {"text": text} for text in texts]
             events = [{"choices": [choice]} for choice in choices]
             lines = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (*events, {"choices": []}))
-            return self._answer(200, lines + b"data: [DONE]\n\n")
+            return self.answer(200, lines + b"data: [DONE]\n\n")
 
-        def _answer(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    heard.url = f"http://127.0.0.1:{httpd.server_port}/proxy/v1"
-    yield heard
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join(10)
+    with serving(Handler) as url:
+        heard.url = f"{url}/proxy/v1"
+        yield heard
 
 
 def _flags(server: Heard, *more: str) -> list[str]:
@@ -138,7 +123,8 @@ def test_a_terminal_is_prompted_and_gets_no_commands_of_a_model(
     ("argv", "error", "words"),
     [
         (["--url", "localhost:9000"], ConfigError, "--url localhost:9000: use http://HOST:PORT"),
-        (["--url", "http://127.0.0.1:1"], Unavailable, "http://127.0.0.1:1 does not answer"),
+        (["--url", "http://127.0.0.1:1"], Unavailable, "http://127.0.0.1:1 does not answer: Connection refused"),
+        (["--base-url", "http://127.0.0.1:1"], Unavailable, "http://127.0.0.1:1 does not answer: Connection refused"),
         (["--max-tokens", "0"], ConfigError, "--max-tokens 0: at least 1"),
     ],
 )
