@@ -1,11 +1,13 @@
 """Our engine on one GPU, in absolute figures and as fractions of what the device can do.
 
     python -P benchmarks/gpu.py                                everything, one table: shapes of 1B and 8B in bfloat16
-    python -P benchmarks/gpu.py --shapes 1b --parts steps hand-off --json rows.json
+    python -P benchmarks/gpu.py --shapes 1b --parts layers steps --json rows.json
     python -P benchmarks/gpu.py --device cpu --tiny            every part on a tiny model: a smoke run, never judged
 
 part      | what                                                       | limit                     | goal
 limits    | a copy within the device, a product of matrices            |                           |
+layers    | a decode step but for its attention, as transformers       | bytes read                |
+          | writes it and by the device's own ops                      |                           |
 steps     | decode behind 2,048 tokens, in batches; prefill 4 x 2,048  | bytes read; products      | 70% at batch 1; 60%
 peers     | vLLM where it imports, else transformers, eager and SDPA   | the same                  |
 hand-off  | KV between two processes by cuda_ipc                       | a copy within the device  | 80%
@@ -27,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.torch_start import name_backends
 
-PARTS = ("limits", "steps", "peers", "hand-off", "pd")
+PARTS = ("limits", "layers", "steps", "peers", "hand-off", "pd")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

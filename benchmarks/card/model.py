@@ -8,6 +8,7 @@ from devices.interface import Device
 from engine.attention.registered import NAME, register
 from engine.attention.table import make_backend
 from engine.decode_graphs import graph_rows
+from engine.device_modules import replace_modules
 from engine.interface import EngineInfo
 from engine.torch_model import TorchModel
 from wire.kv_layout import KvTensor, PoolLayout
@@ -42,12 +43,14 @@ def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchMo
         PoolLayout(tensors, num_blocks=num_blocks, block_size=block_size), (),
     )  # fmt: skip
     memory = device.make_pool(PoolLayout(tensors, num_blocks=num_blocks + bool(rows), block_size=block_size))
+    network = make_network(shape, device, NAME)
+    lines = replace_modules(network, device)
     model = TorchModel(
-        make_network(shape, device, NAME), info=info, memory=memory, backend=backend, keeps_logits=True,
+        network, info=info, memory=memory, backend=backend, keeps_logits=True,
         device=device, graph_rows=rows,
     )  # fmt: skip
     for pool in model._pools:  # what a new pool holds may be no number
         pool.keys.zero_()
         pool.values.zero_()
     note = str(getattr(backend, "note", type(backend).__name__))
-    return model, f"{note}; {'graphs' if rows else 'no graphs'}"
+    return model, "; ".join((note, *lines, "graphs" if rows else "no graphs"))

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 
 from benchmarks.card.hand_off import measure_hand_off
+from benchmarks.card.layers import measure_layers
 from benchmarks.card.limits import h200, measure_limits
 from benchmarks.card.pd import measure_pd
 from benchmarks.card.peers import measure_peers
@@ -26,12 +27,17 @@ def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
         for shape in shapes:
             yield from measure_steps(shape, device, limits, rounds=rounds, judged=judged)
 
+    def layers() -> Iterator[Row]:
+        for shape in shapes:
+            yield from measure_layers(shape, device, limits, rounds=rounds)
+
     def peers() -> Iterator[Row]:
         for shape in shapes:
             yield from measure_peers(shape, device, limits, rounds=rounds)
 
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "limits": lambda: iter(rows),
+        "layers": layers,
         "steps": steps,
         "peers": peers,
         "hand-off": lambda: measure_hand_off(

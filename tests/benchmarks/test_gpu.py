@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.card import steps
+from benchmarks.card.layers import measure_layers
 from benchmarks.card.limits import H200_BYTES_S, H200_OPERATIONS_S, Limits
 from benchmarks.card.rows import Row, markdown
 from benchmarks.card.shapes import EIGHT_B, ONE_B, TINY
@@ -63,6 +64,19 @@ def test_where_graphs_are_captured_steps_run_with_and_without(monkeypatch: pytes
     assert [row.goal for row in rows] == [0.7, None, 0.6, None, None]
     assert device.captured == len(TINY.batches)
     assert device.replays == 3 * 2 * len(TINY.batches)  # two warm-ups and a round, of two steps each
+
+
+def test_layers_are_timed_as_transformers_writes_them_and_by_the_devices_ops() -> None:
+    device = CapturingDevice()
+
+    rows = list(measure_layers(TINY, device, _H200, rounds=1))
+
+    batches = [f"tiny layers without attention, batch {batch}" for batch in TINY.batches]
+    assert [row.measure for row in rows] == batches * 2
+    assert [row.who for row in rows] == ["transformers' layers"] * 2 + ["pdserve"] * 2
+    said = "by torch: 5 norms, 2 gated MLPs, 2 attentions, 2 layers"
+    assert [row.note.rpartition("ms")[2] for row in rows] == ["", "", f"; {said}", f"; {said}"]
+    assert (device.captured, device.replays) == (4, 4 * 3)
 
 
 def test_the_least_that_a_step_does_is_that_of_the_shapes() -> None:

@@ -178,6 +178,28 @@ def test_a_part_that_its_op_does_not_compute_fails_its_row(
     assert document["results"][0]["words"] == line
 
 
+def test_a_gpus_modules_and_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REPLACERS, "fake", REPLACERS["cuda"])
+
+    _, document, _ = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "network", "experts")
+
+    assert {one["name"]: (one["verdict"], one["words"]) for one in document["results"]} == {
+        "norms, gated MLPs and rotations": ("ok", "by torch: 5 norms, 2 gated MLPs, 2 attentions, 2 layers"),
+        "in groups": ("ok", "by torch: the experts of 2 layers"),
+    }
+
+
+def test_experts_that_are_not_computed_in_groups_fail_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPLACERS, "fake", REPLACERS["cuda"])
+    monkeypatch.setattr("engine.cuda.experts.DTYPES", ())
+
+    _, document, _ = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "experts")
+
+    assert document["failed"] == ["experts: in groups"]
+
+
 def test_each_check_ends_alone_and_in_one_line() -> None:
     def wrong() -> str:
         raise Wrong("off by 3")
