@@ -33,6 +33,17 @@ def fresh_log() -> None:
     log.setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """For small matrices: several threads would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def native_libraries() -> None:
     """Build what is not there yet, as an installation does: a start would not wait for it."""

@@ -1,9 +1,6 @@
 """The device of a test that takes one: every one in turn."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from devices.interface import Device
 from tests.devices.every_device import ACCELERATORS, DEVICES, EVERY, open_device
@@ -25,12 +22,3 @@ def any_device(request: pytest.FixtureRequest) -> Device:
 def accelerator(request: pytest.FixtureRequest) -> Device:
     """Each device but the CPU itself."""
     return open_device(request.param)
-
-
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    """The models are tiny: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from tests.devices.every_device import ACCELERATORS, attention_of
 from tests.engine.attention_case import Shape, make_case
 from tests.native.built import threads_with
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 # (start, count) of each sequence in one step
 _BATCHES = {
     "prefill": [(0, 37)],
@@ -26,15 +27,6 @@ _BATCHES = {
     "mixed": [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)],
     "long": [(300, 1), (129, 140), (127, 1), (0, 131)],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The oracle's matrices are small: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 _MAKERS: dict[str, Callable[[], AttentionBackend]] = {

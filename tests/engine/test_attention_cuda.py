@@ -1,7 +1,7 @@
 """Attention on GPUs as far as it runs on a CPU: fixed decode steps, groups, and what FlashInfer is asked for."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from tests.devices.fake_device import FakeDevice
 from tests.engine import flashinfer_stand_in
 from tests.engine.attention_case import Case, Shape, make_case
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _DECODES = [(3, 1), (16, 1), (15, 1), (70, 1), (0, 1), (64, 1)]
 _MIXED = [(9, 1), (0, 18), (33, 1), (20, 30), (1, 1)]
 _HALF = Shape(num_heads=8, num_kv_heads=2, key_dim=64, value_dim=64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16)
@@ -34,15 +35,6 @@ _SINKS = torch.tensor([0.1, 2.0, -1.0, 0.5])
 def no_wrapper_is_made_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     flashinfer_stand_in._Wrapper.made.clear()
     monkeypatch.setattr(flashinfer_paged, "WORKSPACE_BYTES", flashinfer_stand_in.LEAST_WORKSPACE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The oracle's matrices are small: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made() -> list[Any]:

@@ -14,6 +14,7 @@ from native.engine_library import EngineLibrary
 from tests.engine.attention_case import Case, Sequence, Shape, case_of, make_case, random_sequence
 from tests.native.built import built_engine
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _SHAPES = {
     "fp32": Shape(num_heads=9, num_kv_heads=3, key_dim=64, value_dim=64),
     "bf16": Shape(9, 3, 64, 64, dtype=torch.bfloat16, pool_dtype=torch.bfloat16),
@@ -24,15 +25,6 @@ _OPTIONS = {
     "window": AttentionOptions(0.2, sliding_window=150),
     "all": AttentionOptions(0.2, sliding_window=70, softcap=20.0, sinks=torch.linspace(-1, 1, 9)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The oracle's matrices are small: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

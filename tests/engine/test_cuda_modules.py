@@ -1,6 +1,6 @@
 """Parts of networks by FlashInfer's stand-in and by torch, as on a GPU: tokens are transformers', the rest stays."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tests.engine import flashinfer_ops_stand_in
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import NAMED, make_family
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _GQA: dict[str, Any] = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
 _PROMPTS = [[5, 9, 200, 31, 7], list(range(40, 75))]
@@ -45,15 +46,6 @@ _GEMMAS = {"gemma_rmsnorm", "gemma_fused_add_rmsnorm", "gelu_tanh_and_mul"}
 @pytest.fixture(autouse=True)
 def no_call_is_noted_yet() -> None:
     flashinfer_ops_stand_in.calls.clear()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The matrices are small: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The ops of torch_npu for all tests of this folder."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,13 +9,9 @@ from tests.npu.ops import NpuOps, require_npu_ops
 from tests.npu.wheel import Wheel
 
 
-@pytest.fixture(scope="package", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The references' matrices are small: several threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="module", autouse=True)
+def small_references(one_torch_thread: None) -> None:
+    """Have their matrices computed by one thread."""
 
 
 @pytest.fixture
