@@ -14,14 +14,13 @@ from instance.encoders import load_encoder_engine
 from tests.devices.card_device import CardDevice
 from tests.devices.dying_device import FAULT, DyingDevice
 from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
-from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
+from tests.engine.tiny_encoders import TEXTS, make_bert, make_cross_encoder
 from wire.errors import ConfigError, InstanceLost, PdserveError
 from wire.model_identity import identify
 from wire.options import EngineOptions
 from wire.types import Pooling, PromptState, Role, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
 
 
 @pytest.fixture(scope="module")

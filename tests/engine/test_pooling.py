@@ -13,12 +13,10 @@ from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import is_encoder, load_encoder
 from engine.pooling.settings import PoolingSettings, read_settings
 from engine.pooling.vectors import finish_vector
-from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder, say_pooling
+from tests.engine.tiny_encoders import TEXTS, VOCABULARY, make_bert, make_cross_encoder, say_pooling
 from wire.errors import ConfigError, InternalError, InvalidRequest, PromptTooLong
 from wire.model_identity import identify
 from wire.types import Pooling, PromptState, SamplingParams
-
-TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaForSequenceClassification
 
 VOCABULARY = 120
+TEXTS = [tuple((17 * i + 5 * j * j) % VOCABULARY for j in range(3 + 7 * i)) for i in range(6)]
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 40,

@@ -1,10 +1,10 @@
 """A scheduler's metrics page, and a server that shows it."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.pdserve.quiet_server import QuietHandler, serving
 
 PAGE = """\
 # HELP pdserve_instance_info Instances of the table
@@ -26,24 +26,11 @@ READY = '{"ready": true, "instances": [{"address": "10.0.0.20:8089", "state": "l
 def served_page(page: str) -> Iterator[str]:
     """Serve a ready scheduler with this page; yield its base URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             bodies = {"/metrics": page, "/ready": READY, "/v1/models": json.dumps({"data": [{"id": "m"}]})}
             content = bodies.get(self.path, "").encode()
-            self.send_response(200 if content else 404)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.answer(200 if content else 404, content)
 
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with serving(Handler) as url:
+        yield url

@@ -1,15 +1,14 @@
 """The small HTTP client against a real server of the standard library."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from pdserve.client import Client, Sample, parse_metrics
 from pdserve.question import AnswerTimes, ask, served_model
+from tests.pdserve.quiet_server import QuietHandler, serving
 from wire.errors import Unavailable
 
 _EVENTS: list[dict[str, Any]] = [
@@ -24,41 +23,27 @@ _EVENTS: list[dict[str, Any]] = [
 ]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     def do_GET(self) -> None:
         bodies = {"/v1/models": {"data": [{"id": "m"}]}, "/none": {"data": []}}
-        self._answer(200, json.dumps(bodies.get(self.path, {})).encode())
+        self.answer(200, json.dumps(bodies.get(self.path, {})).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if body["model"] == "unknown":
-            self._answer(404, b'{"error": {"message": "no such model"}}')
+            self.answer(404, b'{"error": {"message": "no such model"}}')
         elif body["model"] == "breaks":
-            self._answer(200, b'data: {"error": {"message": "the instance is gone"}}\n\n')
+            self.answer(200, b'data: {"error": {"message": "the instance is gone"}}\n\n')
         elif body["model"] == "silent":
-            self._answer(200, b"data: [DONE]\n\n")
+            self.answer(200, b"data: [DONE]\n\n")
         else:
-            self._answer(200, b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in _EVENTS) + b"data: [DONE]\n\n")
-
-    def _answer(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+            self.answer(200, b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in _EVENTS) + b"data: [DONE]\n\n")
 
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield Client(f"http://127.0.0.1:{server.server_port}")
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    with serving(_Handler) as url:
+        yield Client(url)
 
 
 def test_a_question_is_answered_piece_by_piece_with_its_figures(client: Client) -> None:
@@ -119,18 +104,12 @@ def test_the_environments_key_is_shown(
         monkeypatch.setenv(name, value)
     seen: list[str | None] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             seen.append(self.headers["Authorization"])
-            self.send_response(200)
-            self.end_headers()
+            self.answer(200, b"")
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        Client(f"http://127.0.0.1:{server.server_address[1]}").get("/v1/models")
-        server.shutdown()
+    with serving(Handler) as url:
+        Client(url).get("/v1/models")
 
     assert seen == [None if key is None else f"Bearer {key}"]
