@@ -98,34 +98,36 @@ def test_a_prompt_crosses_between_kinds_and_block_sizes(
     assert all(device.recorded > 0 for name in {p_device} - {"cpu"} for device in kinds[name].opened[:1])
 
 
+def assert_groups_carry_prompts(
+    kind: SeveralKind, blocks: tuple[int, int], model: Path, reference: list[list[int]]
+) -> None:
+    """Assert that a pair on two devices of the kind gives the reference's tokens over process groups."""
+    name = kind.traits.kind
+    prefill, decode = (
+        config(model, role, name, block, "process_group", port=port)
+        for role, block, port in zip((Role.PREFILL, Role.DECODE), blocks, (4, 6), strict=True)
+    )
+
+    assert serve_pair(prefill, decode) == (reference, {"process_group"})
+    assert [device.name for device in kind.opened] == [f"{name}:0", f"{name}:1"]
+
+
 @pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
 def test_a10_136_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
-    prefill = config(model, Role.PREFILL, "npu", blocks[0], "process_group", port=4)
-    decode = config(model, Role.DECODE, "npu", blocks[1], "process_group", port=6)
+    assert_groups_carry_prompts(kinds["npu"], blocks, model, reference)
 
-    outputs, transports = serve_pair(prefill, decode)
-
-    assert outputs == reference
-    assert transports == {"process_group"}
     assert rules.made == 2
-    assert [device.name for device in kinds["npu"].opened] == ["npu:0", "npu:1"]
 
 
 @pytest.mark.parametrize("blocks", [(16, 16), (16, 128), (128, 32)])
 def test_a10_137_a_hand_off_between_gpus_goes_over_nccls_groups_and_keeps_its_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], nccl: NcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
-    prefill = config(model, Role.PREFILL, "cuda", blocks[0], "process_group", port=4)
-    decode = config(model, Role.DECODE, "cuda", blocks[1], "process_group", port=6)
+    assert_groups_carry_prompts(kinds["cuda"], blocks, model, reference)
 
-    outputs, transports = serve_pair(prefill, decode)
-
-    assert outputs == reference
-    assert transports == {"process_group"}
     assert nccl.made == 2
-    assert [device.name for device in kinds["cuda"].opened] == ["cuda:0", "cuda:1"]
 
 
 def test_kinds_without_a_common_collective_fall_back_to_tcp(

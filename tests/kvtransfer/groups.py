@@ -1,5 +1,6 @@
 """Links over process_group without the rest of the hand-off: both ends in this process, over loopback TCP."""
 
+import itertools
 import socket
 import threading
 import time
@@ -23,7 +24,7 @@ from kvtransfer.process_group.store import LinkStore
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
-from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool
+from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, fill, make_rig, read
 from wire.kv_layout import PoolLayout
 from wire.types import PROTOCOL_VERSION
 
@@ -38,6 +39,31 @@ class DevicePool(Pool):
     def __init__(self, device: str) -> None:
         super().__init__(LAYOUT)
         self.device = device
+
+
+def pools_on(kind: str) -> type[Pool]:
+    """Return who makes the rig's pools, each of which says that it lies on a device of its own."""
+    numbers = itertools.count()
+
+    class OneADevice(Pool):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            self.device = f"{kind}:{next(numbers)}"
+
+    return OneADevice
+
+
+def hand_over_many() -> None:
+    """Hand 32 prompts over one link, all at once; each has its own bytes."""
+    with make_rig("process_group", num_blocks=256) as rig:
+        tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
+        tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
+        for i, ticket in enumerate(tickets):
+            rig.hand_over(ticket, range(4 * i, 4 * i + 4))
+        for ticket in tickets:
+            rig.events.wait("acked", ticket.ticket_id)
+
+        assert all(read(rig.d_pool, range(252 - 4 * i, 256 - 4 * i), 15) == tokens[i] for i in range(32))
 
 
 @dataclass

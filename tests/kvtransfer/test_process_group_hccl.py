@@ -1,6 +1,5 @@
 """The same links under HCCL's rules: one issuing thread a device, creation in turn, nothing to abort with."""
 
-import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,9 @@ from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Node, group_threads, link, linked, make_node, stopping
+from tests.kvtransfer.groups import Node, group_threads, hand_over_many, link, linked, make_node, pools_on, stopping
 from tests.kvtransfer.hccl_rules import HcclRules, RuleBroken
-from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read, until
+from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
 from wire.errors import Unavailable
 
 P_BLOCKS, D_BLOCKS = (3, 9, 4, 5, 20, 1), (7, 8, 30, 2, 11, 50)
@@ -33,14 +32,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
 @pytest.fixture
 def npu_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pool of the rig lies on an NPU of its own."""
-    numbers = itertools.count()
-
-    class NpuPool(Pool):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            self.device = f"npu:{next(numbers)}"
-
-    monkeypatch.setattr(rigs, "Pool", NpuPool)
+    monkeypatch.setattr(rigs, "Pool", pools_on("npu"))
 
 
 def _nodes(names: str) -> list[Node]:
@@ -49,16 +41,9 @@ def _nodes(names: str) -> list[Node]:
 
 @pytest.mark.usefixtures("npu_pools")
 def test_whole_hand_offs_keep_the_rules(rules: HcclRules) -> None:
-    with make_rig("process_group", num_blocks=256) as rig:
-        tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
-        tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
-        for i, ticket in enumerate(tickets):
-            rig.hand_over(ticket, range(4 * i, 4 * i + 4))
-        for ticket in tickets:
-            rig.events.wait("acked", ticket.ticket_id)
+    hand_over_many()
 
-        assert all(read(rig.d_pool, range(252 - 4 * i, 256 - 4 * i), 15) == tokens[i] for i in range(32))
-        assert rules.made == 2
+    assert rules.made == 2
 
 
 @pytest.mark.usefixtures("npu_pools")

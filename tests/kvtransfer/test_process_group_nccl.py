@@ -11,10 +11,10 @@ import torch
 from devices.collectives import COLLECTIVES
 from kvtransfer.stream import LinkLost
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import group_threads, link, make_node
+from tests.kvtransfer.groups import group_threads, hand_over_many, link, make_node, pools_on
 from tests.kvtransfer.hccl_rules import RuleBroken
 from tests.kvtransfer.nccl_rules import NcclRules
-from tests.kvtransfer.rig import DEADLINE_S, Pool, fill, make_rig, read, until
+from tests.kvtransfer.rig import DEADLINE_S, until
 
 
 @pytest.fixture
@@ -28,24 +28,10 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclRules]:
 
 
 def test_whole_hand_offs_keep_the_rules(rules: NcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = itertools.count()
+    monkeypatch.setattr(rigs, "Pool", pools_on("cuda"))
+    hand_over_many()
 
-    class CardPool(Pool):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            self.device = f"cuda:{next(numbers)}"
-
-    monkeypatch.setattr(rigs, "Pool", CardPool)
-    with make_rig("process_group", num_blocks=256) as rig:
-        tokens = [fill(rig.p_pool, range(4 * i, 4 * i + 4), 15, seed=i) for i in range(32)]
-        tickets = [rig.open(15, range(252 - 4 * i, 256 - 4 * i)) for i in range(32)]
-        for i, ticket in enumerate(tickets):
-            rig.hand_over(ticket, range(4 * i, 4 * i + 4))
-        for ticket in tickets:
-            rig.events.wait("acked", ticket.ticket_id)
-
-        assert all(read(rig.d_pool, range(252 - 4 * i, 256 - 4 * i), 15) == tokens[i] for i in range(32))
-        assert rules.made == 2
+    assert rules.made == 2
 
 
 def test_links_in_a_circle_are_joined_in_turn_on_every_card(rules: NcclRules) -> None:
