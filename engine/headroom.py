@@ -129,7 +129,10 @@ def _run(model: TorchModel, batch: StepBatch) -> None:
 
 
 def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable[[TorchModel], None]) -> int:
-    """Return what a run takes at most beside weights and pool; the model and its pool are gone on return."""
+    """Return what a run takes at most beside weights and pool; the model and its pool are gone on return.
+
+    It is run once before: what libraries make at their first call, and keep, counts as in use from then on.
+    """
     pool_bytes = 0
 
     def run() -> None:
@@ -142,6 +145,7 @@ def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable
         finally:
             model.close()
 
+    device.peak_bytes(run)
     return max(0, device.peak_bytes(run) - pool_bytes)
 
 
