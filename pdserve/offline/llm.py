@@ -98,14 +98,14 @@ class LLM:
 
     @plainly
     def chat(
-        self, messages: Sequence[Any], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
-        chat_template: str | None = None, chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True, continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None, tools: None = None,
-        priority: int | Sequence[int] | None = None, **others: None,
+        self, messages: Sequence[Any], sampling_params: Params = None, use_tqdm: UseTqdm = True,
+        lora_request: None = None, priority: int | Sequence[int] | None = None, chat_template: str | None = None,
+        chat_template_content_format: str = "auto", add_generation_prompt: bool = True,
+        continue_final_message: bool = False, tools: None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer a conversation, or each of several, as a server's /v1/chat/completions does."""
-        refuse("chat", others)
+        refuse("chat", {"lora_request": lora_request, **others})
         if chat_template_content_format != "auto":
             raise NotImplementedError("chat_template_content_format is for all chats: give it to LLM(...)")
         if tools:
@@ -120,11 +120,11 @@ class LLM:
 
     @plainly
     def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], *, use_tqdm: UseTqdm = False,
-        **others: None,
+        self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], lora_request: None = None,
+        use_tqdm: UseTqdm = False, **others: None,
     ) -> list[BeamSearchOutput]:  # fmt: skip
         """Return the likeliest outputs of each prompt, the best first. Raises ValueError that names a wrong prompt."""
-        refuse("beam_search", others)
+        refuse("beam_search", {"lora_request": lora_request, **others})
         given = read_prompts(prompts)
         wanted = one_each(params, len(given), None, "sets of parameters")
         for one in wanted:

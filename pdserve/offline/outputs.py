@@ -5,7 +5,7 @@ BeamSearchOutput -> BeamSearchSequence
 PoolingRequestOutput -> PoolingOutput; EmbeddingRequestOutput -> EmbeddingOutput; ScoringRequestOutput -> ScoringOutput
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and its outputs. `prompt` is None where token ids were given; of a chat it is the rendered template."""
+    """A prompt and its outputs. `prompt` is None where token ids were given; of a chat it is the rendered template.
+
+    `metrics` and `lora_request` are None: get_metrics() has the server's figures, and adapters are not supported.
+    """
 
     request_id: str
     prompt: str | None
@@ -51,6 +54,8 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool = True
+    metrics: None = field(default=None, repr=False)
+    lora_request: None = field(default=None, repr=False)
     num_cached_tokens: int | None = None
 
 

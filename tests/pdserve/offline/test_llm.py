@@ -62,6 +62,18 @@ def test_a6_79_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of
         local.generate(PROMPTS[:2], [GREEDY])
 
 
+def test_arguments_by_place_are_vllms(local: LLM) -> None:
+    """As vLLM 0.32 has them: generate takes two, chat and beam_search go on with a bar and an adapter."""
+    (answer,) = local.chat(CHAT, GREEDY, False, None, 3)
+    (named,) = local.chat(CHAT, GREEDY, use_tqdm=False, priority=3)
+    (beams,) = local.beam_search(PROMPTS[0], BeamSearchParams(2, 4), None, False)
+
+    assert (ids(answer), answer.metrics, answer.lora_request) == (ids(named), None, None)
+    assert len(beams.sequences) == 2
+    with pytest.raises(NotImplementedError, match="lora_request is not supported"):
+        local.chat(CHAT, GREEDY, False, "an adapter")  # type: ignore[arg-type]
+
+
 def test_log_probabilities_are_the_log_softmax_by_token_id_with_ranks(local: LLM, oracle: Oracle) -> None:
     (output,) = local.generate(PROMPTS[0], SamplingParams(max_tokens=6, logprobs=3, prompt_logprobs=2, seed=3))
     found, prompt = output.outputs[0], output.prompt_token_ids
