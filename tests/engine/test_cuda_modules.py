@@ -1,5 +1,6 @@
 """Parts of networks by FlashInfer's stand-in and by torch, as on a GPU: tokens are transformers', the rest stays."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import (
 
 from devices.interface import Traits
 from engine.attention.registered import NAME, attach, register
+from engine.checkpoint import open_checkpoint
 from engine.cuda import flashinfer_ops, flashinfer_package
 from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
@@ -29,11 +31,15 @@ from engine.modules.check import PartCheck, SumAttention
 from engine.modules.interface import ModuleOps, NormWeight
 from engine.modules.joined import JoinedLinear
 from engine.modules.replace import replace_modules
+from engine.network import load_network
 from engine.oracle import Oracle
+from engine.sharding import shard_network
+from engine.stored_weights import StoredWeights
 from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine import flashinfer_ops_stand_in
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import NAMED, make_family
+from wire.kv_layout import Rank
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -409,6 +415,31 @@ def test_without_the_library_torch_does_it_all(family: str, tmp_path: Path) -> N
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
     line = next(note for note in loaded.notes if note.startswith("by torch: "))
     assert line.endswith("4 gated MLPs, 4 attentions, 4 layers")
+
+
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
+def test_a_cut_network_sums_as_often_and_stays_what_it_was(family: str, number: int, tmp_path: Path) -> None:
+    register()
+    checkpoint, sums = open_checkpoint(make_family(family, tmp_path / family)), list[int]()
+    rank = functools.partial(
+        shard_network, config=checkpoint.text_config, rank=Rank(number, 2),
+        all_reduce=lambda rows: sums.append(rows.shape[-1]),
+    )  # fmt: skip
+    with StoredWeights(checkpoint.path) as weights:
+        made = load_network(checkpoint, weights, dtype="float32", attention=NAME, shard=rank).network
+    sums.clear()
+    expected, before = logits(made), [*sums]
+
+    (line,) = replace_modules(made, (flashinfer(), TorchOps()))
+    sums.clear()
+    got = logits(made)
+
+    assert "4 attentions, 4 layers" in line
+    assert "differ" not in line
+    assert off(got, expected) < 1e-5
+    assert sums == before != []
 
 
 def test_a_library_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
