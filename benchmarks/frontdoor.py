@@ -6,8 +6,9 @@
 
 The real scheduler process listens on a real port over two fake instances (gRPC, one process); a client of raw sockets
 asks it from a third. CPU is that of all threads of the measured process, by the kernel's scheduler, less what it uses
-while idle; `loop_us` is the part of its first thread, which runs our event loop (the others are gRPC's). Every stream
-carries one event a token, detokenised by the server; every prompt is text.
+while idle; `threads_us` tells them apart, idle use included: `loop` is the first thread, which runs our event loop,
+`python` gRPC's poller, `event_engine` gRPC's own. Every stream carries one event a token, detokenised by the server;
+every prompt is text.
 
     request    64 in / 1 out (prefill ends it) and 64 in / 2 out (crosses to decode), not streamed, at 1 and 256 at once
     token      256 tokens a stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
@@ -31,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.door.cpu import Pings, cpu_s, idle_cpu, main_thread_s
+from benchmarks.door.cpu import Pings, cpu_by_thread, idle_cpu
 from benchmarks.door.servers import Server, start_ours, start_router, start_vllm
 from benchmarks.hop import command_output
 from benchmarks.kv.control import ROOT, Child
@@ -94,24 +95,32 @@ def requests(server: Server, load: Child, at_once: int, idle: float, scale: floa
     server.pace(0.005 if at_once == 1 else 0.02)
     count = int((150 if at_once == 1 else 3000) * scale)
     for out in (1, 2):
-        before, main_before = cpu_s(server.pid), main_thread_s(server.pid)
+        before = cpu_by_thread(server.pid)
         told = ask(server, load, concurrency=at_once, requests=count, max_tokens=out, stream=False)
-        used, main = cpu_s(server.pid) - before - idle * told["seconds"], main_thread_s(server.pid) - main_before
+        used_us, threads = spent(server, before, idle * told["seconds"], count)
         figure = f"request 64 in / {out} out, {at_once} at once"
-        yield row(figure, "request_us", 1e6 * used / count, loop_us=round(1e6 * main / count), per_s=rate(count, told))
+        yield row(figure, "request_us", used_us, threads_us=threads, per_s=rate(count, told))
 
 
 def streams(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
     """Yield the CPU of one streamed token."""
     server.pace(0.005 if at_once == 1 else 0.05)
     count, tokens = at_once * (3 if at_once == 1 else 1), int(256 * scale)
-    before, main_before = cpu_s(server.pid), main_thread_s(server.pid)
+    before = cpu_by_thread(server.pid)
     told = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
-    used, main = cpu_s(server.pid) - before - idle * told["seconds"], main_thread_s(server.pid) - main_before
     num_tokens = count * tokens
+    used_us, threads = spent(server, before, idle * told["seconds"], num_tokens)
     figure = f"streamed token, {at_once} streams"
     more = {"events_a_token": round(told["events"] / num_tokens, 3), "per_s": rate(num_tokens, told)}
-    yield row(figure, "token_us", 1e6 * used / num_tokens, loop_us=round(1e6 * main / num_tokens, 1), **more)
+    yield row(figure, "token_us", used_us, threads_us=threads, **more)
+
+
+def spent(server: Server, before: dict[str, float], idle_s: float, count: int) -> tuple[float, dict[str, float]]:
+    """Return the microseconds of CPU since `before` for each of `count`, and those of each kind of thread."""
+    after = cpu_by_thread(server.pid)
+    used_us = 1e6 * (sum(after.values()) - sum(before.values()) - idle_s) / count
+    each = {name: round(1e6 * (seconds - before.get(name, 0.0)) / count, 1) for name, seconds in after.items()}
+    return used_us, {name: value for name, value in each.items() if value >= 1.0}
 
 
 def first_byte(server: Server, load: Child) -> Iterator[dict[str, Any]]:

@@ -5,20 +5,25 @@ import time
 from pathlib import Path
 
 
-def cpu_s(pid: int) -> float:
-    """Return the seconds that the process's living threads have run, by the kernel's scheduler."""
-    total = 0
+def cpu_by_thread(pid: int) -> dict[str, float]:
+    """Return the seconds that the process's living threads have run, by the kernel's scheduler.
+
+    `loop` is its first thread, the event loop's of ours; the others go by their names, those of one name together.
+    """
+    seconds: dict[str, float] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
-            total += int((task / "schedstat").read_text().split()[0])
+            name = "loop" if task.name == str(pid) else (task / "comm").read_text().strip()
+            run_s = int((task / "schedstat").read_text().split()[0]) / 1e9
         except FileNotFoundError:
             continue  # the thread has ended meanwhile
-    return total / 1e9
+        seconds[name] = seconds.get(name, 0.0) + run_s
+    return seconds
 
 
-def main_thread_s(pid: int) -> float:
-    """Return the seconds that its first thread has run: the event loop's, of ours."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+def cpu_s(pid: int) -> float:
+    """Return the seconds that all of them have run."""
+    return sum(cpu_by_thread(pid).values())
 
 
 def idle_cpu(pid: int, seconds: float) -> float:

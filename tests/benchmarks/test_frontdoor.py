@@ -1,6 +1,7 @@
 """The front door's benchmark: what its client counts, what its table shows, and that it runs."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import frontdoor
+from benchmarks.door.cpu import cpu_by_thread, cpu_s
 from benchmarks.door.load import Call, Run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "frontdoor.py"
@@ -62,6 +64,13 @@ def test_the_table_has_a_column_a_server(capsys: pytest.CaptureFixture[str]) -> 
     assert "| f | 2 | 1.5 | - |\n| g | - | - | 3 |" in capsys.readouterr().out
 
 
+def test_cpu_is_told_apart_by_thread() -> None:
+    told = cpu_by_thread(os.getpid())
+
+    assert told["loop"] > 0
+    assert cpu_s(os.getpid()) >= sum(told.values())
+
+
 @pytest.mark.long
 @pytest.mark.cluster
 def test_the_real_front_answers_the_fake_instances_client(tmp_path: Path) -> None:
@@ -77,3 +86,4 @@ def test_the_real_front_answers_the_fake_instances_client(tmp_path: Path) -> Non
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert all(row["value"] > 0 for row in rows if row.get("kind"))
     assert len(rows) == 5
+    assert all(row["threads_us"]["loop"] > 0 for row in rows if row.get("kind") in ("request_us", "token_us"))
