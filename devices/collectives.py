@@ -178,12 +178,11 @@ def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
 
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
+    """Leave torch_npu its half hour beyond HCCL_EXEC_TIMEOUT: its watchdog ends the process at a time of ours."""
     set_hccl_defaults(os.environ)
     open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")
-    options = c10d.ProcessGroupHCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    return c10d.ProcessGroupHCCL(store, rank, of, options)
+    return c10d.ProcessGroupHCCL(store, rank, of, c10d.ProcessGroupHCCL.Options())
 
 
 def _hccl_link_bytes(environ: Mapping[str, str]) -> int:
