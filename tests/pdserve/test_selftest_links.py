@@ -128,6 +128,7 @@ def test_ctrl_c_within_a_row_ends_the_far_end(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
