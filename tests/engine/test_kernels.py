@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine.attention.cpu import CpuAttention
 from engine.dtypes import read_cpu_flags
 from engine.loader import LoadedModel, load_model
 from engine.ranks.part import load_part
@@ -50,7 +51,11 @@ def held_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:
     setup = RankSetup(str(llama), "bfloat16", 0, 2, 16, "auto", None, (), 1, 10.0, is_native=False)
 
-    assert load_part(setup, Reduce()).threads is None  # though the kernels may be there by now
+    part = load_part(setup, Reduce())
+
+    assert part.fused is None  # though the kernels may be there by now
+    assert isinstance(part.backend, CpuAttention)
+    assert part.backend._native is None
     assert RankSetup.from_json(setup.to_json()) == setup
 
 

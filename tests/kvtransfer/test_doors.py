@@ -13,6 +13,7 @@ from kvtransfer.digest import Place, Region
 from kvtransfer.frame import MAGIC, MAX_FRAME_BYTES, PREFIX, MessageType, Open, Renew
 from kvtransfer.hello import Hello, encode_hello
 from kvtransfer.proof import encode_proof, no_proof
+from kvtransfer.quorum import Quorum
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
@@ -378,7 +379,9 @@ def test_a_ticket_that_ends_while_it_is_made_leaves_no_share_behind(
         assert rig.events.reports == [("ended", ticket_id)]
         assert rig.events.ends[ticket_id][0] == (3,)
         assert not table._tickets
-        assert not rig.receiver._quorum._entries
+        quorum = rig.receiver._quorum
+        assert isinstance(quorum, Quorum)
+        assert not quorum._entries
 
 
 def test_a_defect_before_a_move_does_not_hold_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
