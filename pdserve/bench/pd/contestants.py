@@ -14,7 +14,9 @@ from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import free_ports
 from pdserve.preset_cards import deal_cards
 from pdserve.process_plan import ProcessPlan
-from ranktable_tools.devices.kinds import kind_named
+from ranktable_tools.devices.kinds import find_kind, kind_named
+from ranktable_tools.errors import RanktableError
+from wire.errors import ConfigError
 
 HOST = "127.0.0.1"
 PAIR, COLOCATED, VLLM_PAIR, VLLM_COLOCATED = "P/D", "colocated", "vLLM P/D", "vLLM colocated"
@@ -67,10 +69,16 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
 
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
     """Return what shows each of two instances the card that it would have in a table, as device 0 and device 1."""
-    kind, dealt = kind_named(device), deal_cards(device, 2, 1, os.environ)
+    kind = find_kind() if device == AUTO else kind_named(device)
+    dealt = deal_cards(device, 2, 1, os.environ)
     if any(dealt) or kind == "cpu":
         return dealt
-    maps = [map_devices(kind, [str(i)], os.environ) for i in range(2)]
+    try:
+        maps = [map_devices(kind, [str(i)], os.environ) for i in range(2)]
+    except (ConfigError, RanktableError):
+        if device == AUTO:
+            return dealt  # each takes what it finds
+        raise
     return tuple({} if one is None or one.value is None else {one.variable: one.value} for one in maps)
 
 

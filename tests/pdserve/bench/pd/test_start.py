@@ -56,6 +56,23 @@ def test_colocated_instances_have_halves_of_the_cores_and_one_door() -> None:
     assert all(plan.command[-2:] == ("--model", "m") for plan in found.plans)
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_colocated_instances_have_a_card_each_where_two_are_shown(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nfor i in 0 1 2; do echo "$i, GPU-$i, NVIDIA H200, 570.1, 1, 143771"; done\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("pdserve.bench.pd.contestants.find_kind", lambda: "cuda")
+
+    found = our_colocated(("--model", "m"), [0, 1], device)
+
+    cards = [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in found.plans]
+    assert cards == ["GPU-0", "GPU-1", None]
+
+
 @pytest.mark.parametrize(("binary", "start"), [("/x/python3", ["-m", "vllm.entrypoints.cli.main"]), ("/x/vllm", [])])
 def test_vllms_servers_are_bound_to_halves_and_joined_when_a_pair(binary: str, start: list[str]) -> None:
     pair = vllm(binary, Path("m"), "bfloat16", 2048, [0, 1], pair=True)
