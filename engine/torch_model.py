@@ -10,6 +10,8 @@ import torch
 
 from devices.cpu import CpuDevice
 from devices.interface import Device, Memory
+from devices.polling import wait_until
+from devices.touch import in_a_line
 from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
@@ -29,6 +31,10 @@ from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
 from engine.transfers import upload_ints
 from native import library
+from wire.errors import InternalError
+
+SETTLE_S = 10.0
+"""How long a step that failed may go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +140,24 @@ class TorchModel:
         try:
             logits, pooled = self._run(batch, layer_done)
             step = DeviceStep(logits, batch, self._scored(batch), pooled, self._opened)
-        except BaseException:
-            self._opened.synchronize()  # what was launched of it may write blocks that are given away now
+        except BaseException as error:
+            self._settle(error)
             raise
         self._last_choice = step.token_ids
         return step
+
+    def _settle(self, error: BaseException) -> None:
+        """Wait for what was launched of a step that failed: it may write blocks that are given away now.
+
+        Raises InternalError where that takes more than SETTLE_S: whoever watches the device finds out why.
+        """
+        done = self._opened.event()
+        done.record()
+        if not wait_until(lambda: done.is_done, SETTLE_S):
+            raise InternalError(
+                f"what was launched of a step that failed is not done on {self._opened.name} after {SETTLE_S:g} s "
+                f"({in_a_line(error)})"
+            ) from error
 
     def _run(
         self, batch: StepBatch, layer_done: Callable[[int], None] | None

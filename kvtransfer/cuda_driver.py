@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from devices.polling import wait_until
 from kvtransfer.cuda_handles import HANDLE_BYTES, Lent, LentEvent
-from kvtransfer.polling import wait_until
 
 _cuda: Any = torch.cuda  # what of it has no types
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from devices.interface import Event
+from devices.polling import wait_until
 from kvtransfer.device_memory import DeviceRegion, region_of
 from kvtransfer.digest import Place, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage, encode
@@ -15,7 +16,6 @@ from kvtransfer.interface import SendStats
 from kvtransfer.link_ops import Begin, Drop, Finish, Heard, LinkSettings, Put, TicketOp
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
-from kvtransfer.polling import wait_until
 from kvtransfer.ranks import part_between
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.slots import SlotMap, Window, Windows

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import xxhash
 
+from devices.polling import wait_until
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.digest import Place, Region, Runs, StopFlag
-from kvtransfer.polling import wait_until
 from kvtransfer.row_plan import RowPlan, plan_rows
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts

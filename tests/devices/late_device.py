@@ -19,13 +19,9 @@ class LateDevice(FakeDevice):
 
     traits: Traits = field(default_factory=lambda: replace(TRAITS, block_size=16, is_asynchronous=True))
     activated: int = 0
-    synchronized: int = 0
 
     def activate(self) -> None:
         self.activated += 1
-
-    def synchronize(self) -> None:
-        self.synchronized += 1
 
 
 class LateDownload(Download):

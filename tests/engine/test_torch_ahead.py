@@ -15,11 +15,13 @@ from engine.oracle import Oracle
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from tests.devices.capturing_device import CapturingDevice
+from tests.devices.dying_device import DyingDevice
 from tests.devices.fake_device import FakeDevice
 from tests.devices.late_device import LateDevice, late_downloads
 from tests.engine.fake_engines import Answers, run
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
+from wire.errors import InternalError
 from wire.types import BeamSearch, PromptState, SamplingParams
 
 _NUM_TOKENS = 20
@@ -156,13 +158,29 @@ def test_a_step_reads_its_carried_token_from_the_one_before(tmp_path: Path) -> N
 def test_a_launch_that_fails_leaves_nothing_of_it_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = LateDevice()
     model = load(make_tiny_model("llama", tmp_path), device)
-    activated = device.activated
+    activated, recorded = device.activated, device.recorded
 
     def refuse(layer: int) -> None:
         raise ValueError("no link")
 
     with pytest.raises(ValueError, match="no link"):
         model.launch(one_token(0, 17), refuse)
-    assert (device.synchronized, device.activated) == (1, activated + 1)
+    assert device.recorded > recorded, "what was launched is waited for"
+    assert device.activated == activated + 1
     assert torch.is_inference_mode_enabled() is False
+    model.close()
+
+
+def test_a_failed_launch_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = DyingDevice(traits=LateDevice().traits)
+    model = load(make_tiny_model("llama", tmp_path), device)
+    monkeypatch.setattr("engine.torch_model.SETTLE_S", 0.05)
+
+    def refuse(layer: int) -> None:
+        device.answers.clear()
+        raise ValueError("no link")
+
+    words = r"what was launched of a step that failed is not done on fake:0 after 0.05 s \(ValueError: no link\)"
+    with pytest.raises(InternalError, match=words):
+        model.launch(one_token(0, 17), refuse)
     model.close()
