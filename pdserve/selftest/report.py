@@ -69,8 +69,7 @@ class Report:
 
     def write(self, results: Sequence[Result], running: str | None = None) -> None:
         """Write what is known; `running` is the row that has begun and has not ended. Raises OSError."""
-        printed = {log.name: tail(log) for log in sorted(self._logs.glob("*.log"))}
-        text = redacted(_text(self.tested, results, self._facts, running, printed), self._secrets)
+        text = redacted(_text(self.tested, results, self._facts, running, self._logs), self._secrets)
         part = self._path.with_name(f"{self._path.name}.part")
         part.write_text(text, encoding="utf-8")
         part.replace(self._path)
@@ -78,7 +77,7 @@ class Report:
 
 def _text(
     tested: Tested, results: Sequence[Result], facts: Mapping[str, Section], running: str | None,
-    printed: Mapping[str, Sequence[str]],
+    logs: Path,
 ) -> str:  # fmt: skip
     table = text_table(
         ("result", "check", "", "seconds", "words"),
@@ -91,16 +90,19 @@ def _text(
     ]
     said = [
         line
-        for name, lines in printed.items()
-        for line in ("", f"[printed by libraries, the end of {name}]", *map(printable, lines))
-        if lines
+        for log in sorted(logs.glob("*.log"))
+        if (printed := tail(log))
+        for line in ("", f"[printed by libraries, the end of {log.name}]", *map(printable, printed))
     ]
     document = {
         "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
         "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is Verdict.FAILED],
         "running": running,
     }  # fmt: skip
-    stopped = [] if running is None else ["", f"This row had begun and not ended: **{running}**"]
+    stopped = [] if running is None else [
+        "", f"This row had begun and not ended: **{running}**",
+        f"(what libraries printed meanwhile lies in {logs} if a signal ended the process)",
+    ]  # fmt: skip
     lines = [
         f"# pdserve selftest on {tested.device}: {summary(results)}", "", f"{tested.choice}; {tested.described}",
         f"({tested.began}: `{tested.command}`)", *stopped, *(f"- {note}" for note in tested.notes), "",

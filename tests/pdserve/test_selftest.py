@@ -286,7 +286,7 @@ def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monk
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     document = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
     assert document["running"].startswith("sampler: ")
-    assert f"This row had begun and not ended: **{document['running']}**" in text
+    assert f"This row had begun and not ended: **{document['running']}**\n(what libraries printed" in text
     assert list(tmp_path.iterdir()) == [tmp_path / "r.md"]
 
 
