@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from engine.checkpoints.weights import Part
 from engine.quantization.awq import AwqLayout
 from engine.quantization.compressed import CompressedLayout
 from engine.quantization.fp8 import Fp8Layout
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
 from engine.quantization.weights import DequantisingWeights
-from engine.weights import Part
 
 GROUP = 128
 Tensors = Mapping[str, torch.Tensor]

@@ -46,9 +46,9 @@ def choices(threads: int, counts: list[int]) -> Iterator[str]:
     """Yield the times of both choosers."""
     import torch
 
-    from engine.fused_structs import declare
-    from engine.native_chooser import NativeChooser
-    from engine.sampler import Chooser, TorchChooser, sample
+    from engine.fused.structs import declare
+    from engine.sampling.native_chooser import NativeChooser
+    from engine.sampling.sampler import Chooser, TorchChooser, sample
     from engine.step import SampleRow
     from native.engine_library import build_engine
     from wire.types import SamplingParams

@@ -8,7 +8,7 @@ import random
 import time
 
 from devices.host_pool import HostPool
-from engine.block_store import BlockStore
+from engine.kv.block_store import BlockStore
 from native.library import load
 from wire.kv_layout import KvTensor, PoolLayout
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from engine.blocks import BlockPool
 from engine.ending import ending_at
 from engine.interface import EngineInfo, PooledPrompt, Prefilled
+from engine.kv.blocks import BlockPool
 from engine.outcome import Outcome
 from engine.pooling.collected import Collected
 from engine.prompt import Piece, Prompt

@@ -7,7 +7,7 @@ every live beam computes its last token and is offered candidates --> advance (b
 from dataclasses import dataclass, field
 
 from engine.beam_search import Search, advance, num_candidates, resume, winners
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
 from engine.prefix import PrefixChain
 from engine.sequence import Sequence
 from engine.step import Candidates

@@ -14,9 +14,10 @@ from engine.advance import Advance
 from engine.ahead import lets_follow
 from engine.assembly import Announcer, batch_of, samples_of
 from engine.batcher import BatchLimits
-from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, OnLayer, StepResult
+from engine.kv.blocks import BlockPool
+from engine.kv.swap import SwapArea
 from engine.launched import LaunchedStep, written_blocks
 from engine.masks import fill_masks
 from engine.outcome import Outcome
@@ -27,7 +28,6 @@ from engine.requirements import check_begun, check_runnable
 from engine.roster import Roster, Selection
 from engine.step import Model
 from engine.step_reader import read_output
-from engine.swap import SwapArea
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest
 from wire.types import PromptState, TokenOutput

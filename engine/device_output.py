@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from devices.interface import Device
-from engine.device_choice import choose
-from engine.device_logprobs import LogprobsToRead, queue_logprobs
-from engine.logits import shape
-from engine.sampler import failures_of, no_token
+from engine.sampling.device_choice import choose
+from engine.sampling.device_logprobs import LogprobsToRead, queue_logprobs
+from engine.sampling.logits import shape
+from engine.sampling.sampler import failures_of, no_token
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.transfers import Download, upload_ints
 from wire.errors import InternalError, PdserveError

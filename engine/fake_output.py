@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from engine.counter_hash import hash64, uniform
+from engine.sampling.counter_hash import hash64, uniform
 from engine.step import BatchSequence, Candidates, SampleRow, StepBatch, StepOutput
 from wire.errors import InvalidRequest, PdserveError
 from wire.types import TokenLogprobs

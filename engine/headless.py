@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.checkpoint import Checkpoint
-from engine.weights import Part, Weights
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.weights import Part, Weights
 
 
 def is_headless(checkpoint: Checkpoint) -> bool:

@@ -5,7 +5,7 @@ decode step    all sequences decode: what graphs keep for themselves, where ther
 
 They run on a pool that has no more than the blocks they write: all that lies before is block 0, for every sequence. So
 what they compute means nothing, and what they take is what steps of these sizes take. Likelihoods of a prompt's tokens
-are worked on in slices (engine/logprobs.py) and not in it.
+are worked on in slices (engine/sampling/logprobs.py) and not in it.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from devices.interface import Memory
 from engine.grammar.interface import Grammar
-from engine.pooling.settings import PoolingSettings
+from engine.pooling_settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.kv_layout import PoolLayout
@@ -126,7 +126,7 @@ class EngineLoad:
 
 
 class Blocks(Protocol):
-    """Block accounting; thread-safe. `engine/blocks.py` is the implementation."""
+    """Block accounting; thread-safe. `engine/kv/blocks.py` is the implementation."""
 
     num_total: int
 

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import PROBE, Mask, attach, register
-from engine.checkpoint import Checkpoint
+from engine.checkpoints.checkpoint import Checkpoint
 from engine.network import build_network
 from engine.rope import check_rotaries, ignore_lengths
 from engine.rope_lengths import longest_sequence

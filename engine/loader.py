@@ -12,14 +12,14 @@ from engine.attention.interface import GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
-from engine.checkpoint import model_length
+from engine.checkpoints.checkpoint import model_length
+from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows
 from engine.device_modules import replace_modules
-from engine.dtypes import choose_dtype, read_cpu_flags
-from engine.fuse import fuse, will_fuse
-from engine.fused_decoder import FusedWeights
+from engine.fused.decoder import FusedWeights
+from engine.fused.fuse import fuse, will_fuse
+from engine.fused.kernels import NO_KERNELS, find_kernels
 from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
-from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
 from engine.model_folder import ModelFolder, describe, open_folder, read_network

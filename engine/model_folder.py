@@ -7,17 +7,17 @@ from pathlib import Path
 import torch
 
 from engine.attention.registered import NAME
-from engine.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
+from engine.checkpoints.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.headless import HeadlessWeights, is_headless, lend_head
 from engine.interface import EngineInfo
 from engine.network import LoadedNetwork, Shard, load_network
-from engine.pooling.settings import read_settings
+from engine.pooling_settings import read_settings
 from engine.quantization.detect import find_quantization
 from engine.quantization.interface import Layout
 from engine.quantization.load import kept_note, make_keeper, plain_weights
 from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
-from engine.stored_weights import StoredWeights
 from wire.kv_layout import PoolLayout
 from wire.model_identity import identify, name_of
 

@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from engine.checkpoint import Checkpoint
-from engine.load_progress import LoadProgress
-from engine.materialise import Cut, cut_shape, materialise
-from engine.tensor_sources import Source, find_sources, ignored_missing
-from engine.weights import Weights
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.load_progress import LoadProgress
+from engine.checkpoints.materialise import Cut, cut_shape, materialise
+from engine.checkpoints.tensor_sources import Source, find_sources, ignored_missing
+from engine.checkpoints.weights import Weights
 from wire.errors import ConfigError
 
 Shard = Callable[[Any], Mapping[str, Cut]]

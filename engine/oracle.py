@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from engine.checkpoint import eos_token_ids, open_checkpoint
+from engine.checkpoints.checkpoint import eos_token_ids, open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.network import load_with_transformers
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
 from engine.rope import forget_lengths
-from engine.stored_weights import StoredWeights
 from wire.errors import ConfigError
 
 

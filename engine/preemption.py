@@ -6,11 +6,11 @@ running --put_aside--> copies, or token ids where the area is full --bring_back,
 from array import array
 from collections.abc import Iterable
 
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
+from engine.kv.swap import SavedBlocks, SwapArea
 from engine.prefix import BlockName
 from engine.prompt import Prompt
 from engine.sequence import Sequence
-from engine.swap import SavedBlocks, SwapArea
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")

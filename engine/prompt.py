@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from engine.beam_search import describe
 from engine.beams import Beams
-from engine.blocks import BlockPool
 from engine.ending import finish_of
 from engine.grammar.interface import Grammar
+from engine.kv.blocks import BlockPool
 from engine.pooling.collected import Collected
 from engine.prefix import BlockName, PrefixChain
 from engine.sequence import Sequence

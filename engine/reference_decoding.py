@@ -14,8 +14,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as processors
 
-from engine.counter_hash import uniform
 from engine.ending import finish_of
+from engine.sampling.counter_hash import uniform
 from wire.types import SamplingParams, TokenLogprobs
 
 _MOST_ROWS = 8  # which bounds the logits of a prompt's tokens: rows x length x vocabulary

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from engine.beam_check import check_beams
 from engine.ending import finish_of
 from engine.interface import EngineInfo
-from engine.logits_check import check_token_params
 from engine.pooling.collected import check_decoder_pooling
 from engine.rope_lengths import RopeLengths
+from engine.sampling.logits_check import check_token_params
 from wire.errors import InvalidRequest, NeverFits, PromptTooLong
 from wire.types import PromptState
 

@@ -11,14 +11,14 @@ from operator import attrgetter
 
 from engine.ahead import goes_on
 from engine.batcher import BatchLimits, plan_step
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
+from engine.kv.swap import SwapArea
 from engine.preemption import bring_back, due, put_aside
 from engine.prefix import BlockName
 from engine.prompt import Piece, Prompt
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
 from engine.step import Model
-from engine.swap import SwapArea
 from telemetry.logs import EventLogger
 from wire.errors import NoCapacity
 from wire.failpoints import PREEMPT, process_failpoints

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from engine.logprobs import rows_at_once
+from engine.sampling.logprobs import rows_at_once
 from wire.errors import InternalError
 
 

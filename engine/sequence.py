@@ -5,12 +5,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.blocks import BlockPool
 from engine.grammar.interface import Matcher
+from engine.kv.blocks import BlockPool
+from engine.kv.swap import SavedBlocks
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from engine.step import BatchSequence, Model
-from engine.swap import SavedBlocks
 from engine.token_counts import TokenCounts
 from wire.errors import InternalError
 from wire.types import FinishReason

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.logits import shape
-from engine.logprobs import token_logprobs
-from engine.sampler import Chooser, Sampled, TorchChooser, no_token, sample
+from engine.sampling.logits import shape
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.sampler import Chooser, Sampled, TorchChooser, no_token, sample
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs

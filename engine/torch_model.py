@@ -16,16 +16,16 @@ from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
 from engine.attention.tables import DecodeInputs
-from engine.block_store import BlockStore
 from engine.decode_graphs import DecodeGraphs
-from engine.device_block_store import DeviceBlockStore
 from engine.device_output import DeviceStep
-from engine.fused_decoder import FusedDecoder, FusedWeights
+from engine.fused.decoder import FusedDecoder, FusedWeights
 from engine.interface import EngineInfo
-from engine.logprobs import rows_at_once
+from engine.kv.block_store import BlockStore
+from engine.kv.device_block_store import DeviceBlockStore
 from engine.rope import StepRope
 from engine.row_head import RowHead
-from engine.sampler import TorchChooser
+from engine.sampling.logprobs import rows_at_once
+from engine.sampling.sampler import TorchChooser
 from engine.step import Pending, PoolRows, StepBatch, StepOutput
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output

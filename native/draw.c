@@ -146,7 +146,7 @@ static uint64_t mixed(uint64_t state, uint64_t word) {
     return value ^ value >> 31;
 }
 
-/* As engine/counter_hash.py: 24 bits, exact in a float. */
+/* As engine/sampling/counter_hash.py: 24 bits, exact in a float. */
 static float uniform_of(const struct draw *draw) {
     uint64_t hash = mixed(mixed(mixed(0, draw->seed), draw->sequence), draw->position);
     return (float)(hash >> 40) / (float)(1 << 24);

@@ -4,7 +4,7 @@
  *     top_k, top_p and min_p say from which scaled score on weights count; the others weigh nothing
  *     the first column up to which more than uniform(seed, sequence, position) of all weight lies
  *
- * What engine/sampler.py does with tensors; equal for every instruction set and number of threads.
+ * What engine/sampling/sampler.py does with tensors; equal for every instruction set and number of threads.
  */
 
 #ifndef NATIVE_DRAW_H
@@ -14,7 +14,7 @@
 
 #include "threads.h"
 
-/* One draw. No limit: top_k 0, top_p 2, min_p 0. Packed by engine/native_chooser.py. */
+/* One draw. No limit: top_k 0, top_p 2, min_p 0. Packed by engine/sampling/native_chooser.py. */
 struct draw {
     uint64_t seed, sequence, position;
     float temperature, top_p, min_p;

@@ -5,7 +5,7 @@
  *
  * Values are float32; with `rounded` each one that transformers keeps in bfloat16 is rounded to it. With `partial`
  * OUT and MLP leave their product in `step.partial` (a rank's share, to be summed over the ranks), and ADD adds it.
- * Who calls gives all memory. Structs are mirrored in engine/fused_structs.py.
+ * Who calls gives all memory. Structs are mirrored in engine/fused/structs.py.
  */
 
 #ifndef NATIVE_LAYER_H

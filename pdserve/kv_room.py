@@ -7,7 +7,7 @@ from typing import Any, Final
 from devices.cpu import TRAITS as CPU
 from devices.host_memory import available_bytes
 from devices.table import AUTO, traits_of
-from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.memory_plan import MIN_SEQUENCE_TOKENS, plan_pool
 from ranktable_tools.devices.kinds import find_kind as shown_kind
 from wire.errors import ConfigError

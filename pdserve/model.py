@@ -53,7 +53,7 @@ def find_folder(environ: Mapping[str, str], options: EngineOptions) -> Path:
 def ensure_default(environ: Mapping[str, str]) -> Path:
     """Return the default model's folder. Raises ConfigError where the engine is not installed."""
     try:
-        from engine.default_model import ensure_default_model
+        from engine.checkpoints.default_model import ensure_default_model
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the default model needs the engine ({error.name} is missing): pip install 'pdserve[engine]', or --model"

@@ -20,8 +20,8 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weig
     What the folder is made of is fetched or converted first, once. A scheduler needs no `weights`. Raises ConfigError
     where --quantization and the files differ, naming both, and for a model that cannot be had, saying why.
     """
-    from engine.gguf_folder import ensure_converted, find_gguf
-    from engine.plain_folder import ensure_plain
+    from engine.checkpoints.gguf_folder import ensure_converted, find_gguf
+    from engine.checkpoints.plain_folder import ensure_plain
 
     if not options.model:
         return _without_gguf(options)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.pooling.settings import PoolingSettings
 from engine.pooling.vectors import check_dimensions, check_one_answer, finish_vector
+from engine.pooling_settings import PoolingSettings
 from wire.errors import InvalidRequest
 from wire.types import Pooling, PromptState
 

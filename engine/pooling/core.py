@@ -8,9 +8,9 @@ from contextlib import nullcontext
 
 from devices.host_pool import HostPool
 from devices.interface import Memory
-from engine.blocks import BlockPool
 from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, OnLayer, PooledPrompt, StepResult
+from engine.kv.blocks import BlockPool
 from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_dimensions, check_one_answer
 from engine.watched import Guard

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from engine.pooling.settings import PoolingSettings
+from engine.pooling_settings import PoolingSettings
 from wire.errors import InvalidRequest
 from wire.types import Pooling, SamplingParams
 

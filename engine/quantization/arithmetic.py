@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Part
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule
-from engine.weights import Part
 
 _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import covering
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
 from engine.quantization.parts import packed_shapes
-from engine.weights import Weights
 from wire.errors import ConfigError
 
 BITS = 4

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, unpack
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule, QuantisedTensor, read_region
@@ -25,7 +26,6 @@ from engine.quantization.scaled import (
     read_scales,
     scaled_module,
 )
-from engine.weights import Weights
 from wire.errors import ConfigError
 
 PACKED_BITS = (4, 8)

@@ -6,10 +6,10 @@ weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import QuantisedTensor
 from engine.quantization.scaled import scaled_module
-from engine.weights import Weights
 
 _MARK = "weight_scale_inv"
 

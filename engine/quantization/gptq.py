@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.bits import WORD_BITS, covering, fields_per_period, unpack
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor, read_region
 from engine.quantization.parts import packed_shapes, part_shape, read_groups
-from engine.weights import Weights
 from wire.errors import ConfigError
 
 SUPPORTED_BITS = (2, 3, 4, 8)

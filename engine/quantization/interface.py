@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from engine.weights import Part, Weights
+from engine.checkpoints.weights import Part, Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.load_progress import LoadProgress
+from engine.checkpoints.load_progress import LoadProgress
+from engine.checkpoints.tensor_sources import Source
 from engine.quantization.interface import Grouped, QuantisedModule
 from engine.quantization.kept import KeptFormat, KeptLinear, kept_weight
 from engine.quantization.kept_check import disagreement
 from engine.quantization.weights import DequantisingWeights
-from engine.tensor_sources import Source
 
 
 class Keeper:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.interface import Layout
 from engine.quantization.kept_load import Keeper
 from engine.quantization.kept_table import formats_named
 from engine.quantization.weights import DequantisingWeights
-from engine.weights import Weights
 
 _GIB = 1 << 30
 _MIB = 1 << 20

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Part, Weights
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor
-from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
 _GROUP = 32

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.weights import Part, Weights
+from engine.checkpoints.weights import Part, Weights
 from wire.errors import ConfigError
 
 WORDS = (torch.int32,)

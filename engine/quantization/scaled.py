@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoints.weights import Weights
 from engine.quantization.interface import EvenGroups, Grouped, read_region
 from engine.quantization.parts import matrix_shape
-from engine.weights import Weights
 from wire.errors import ConfigError
 
 CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)

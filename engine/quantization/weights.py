@@ -4,9 +4,9 @@ from collections.abc import Container, Sequence
 
 import torch
 
+from engine.checkpoints.weights import Part, Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import Layout, QuantisedModule
-from engine.weights import Part, Weights
 from wire.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from devices.table import open_device, traits_of
 from engine.attention.table import make_backend
-from engine.checkpoint import Checkpoint, model_length
-from engine.dtypes import choose_dtype, read_cpu_flags
-from engine.fuse import will_fuse
+from engine.checkpoints.checkpoint import Checkpoint, model_length
+from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
+from engine.fused.fuse import will_fuse
+from engine.fused.kernels import NO_KERNELS, find_kernels
 from engine.headroom import LargestStep
-from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import rehearse
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
@@ -29,7 +29,7 @@ from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed, collective_for_ranks
 from engine.ranks.team import PROGRAM, OnLost, Team
-from engine.sharding import check_shards
+from engine.sharding.cut import check_shards
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout

@@ -16,10 +16,10 @@ from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
 from engine.device_modules import replace_modules
-from engine.fuse import fuse
-from engine.fused_decoder import FusedWeights
+from engine.fused.decoder import FusedWeights
+from engine.fused.fuse import fuse
+from engine.fused.kernels import NO_KERNELS, find_kernels
 from engine.interface import EngineInfo
-from engine.kernels import NO_KERNELS, find_kernels
 from engine.kv_probe import find_kv_tensors
 from engine.model_folder import ModelFolder, open_folder, read_network
 from engine.ranks.marks import Marks
@@ -27,8 +27,8 @@ from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import GroupSum, SharedSum
 from engine.rope import rotate_by_sequence
-from engine.shard_hooks import num_reductions
-from engine.sharding import shard_network
+from engine.sharding.cut import shard_network
+from engine.sharding.hooks import num_reductions
 from engine.torch_model import TorchModel
 from native.ranks import RanksLibrary
 from native.ranks import load as load_sum

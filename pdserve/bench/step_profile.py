@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from engine.fused_program import instructions
-from engine.fused_structs import Operation
+from engine.fused.program import instructions
+from engine.fused.structs import Operation
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build
 from engine.step_output import make_output

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from engine.bin_files import BIN_INDEX, BIN_NAME
+from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME
 from wire.errors import ConfigError
 from wire.model_identity import read_json
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.bin_files import BIN_NAME
+from engine.checkpoints.bin_files import BIN_NAME
 from pdserve.hub.asked import Asked, Snapshot
 from pdserve.hub.files import CONFIG, is_whole
 from wire.errors import ConfigError

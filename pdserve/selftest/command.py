@@ -127,7 +127,7 @@ def _checks(
     device: Device, model: object, results: Sequence[Result], far: FarProcesses, stack: contextlib.ExitStack
 ) -> list[Check]:
     from engine.attention.table import make_backend
-    from engine.kernels import NO_KERNELS, find_kernels
+    from engine.fused.kernels import NO_KERNELS, find_kernels
     from pdserve.selftest.attention import attention_checks
     from pdserve.selftest.linears import linear_checks
     from pdserve.selftest.links import link_checks

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from devices.interface import Device
-from engine.counter_hash import uniform
-from engine.sampler import TorchChooser, sample
+from engine.sampling.counter_hash import uniform
+from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow
 from pdserve.selftest.check import Check, NotHere, Wrong
 from wire.kv_layout import KvTensor, PoolLayout

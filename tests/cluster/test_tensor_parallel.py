@@ -11,7 +11,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from engine.default_model import ensure_default_model
+from engine.checkpoints.default_model import ensure_default_model
 from engine.oracle import generate_greedy
 from pdserve.run_folder import default_cache_dir
 from tests.cluster.guide import GuideCluster, Process

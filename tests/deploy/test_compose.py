@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.default_model import MODEL_NAME, default_model_path
+from engine.checkpoints.default_model import MODEL_NAME, default_model_path
 from native.cache import is_ours, library_folder
 from pdserve.ports import free_ports
 from tests.cluster.guide import GuideCluster, Process, Tables

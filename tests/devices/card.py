@@ -39,7 +39,7 @@ _READS = frozenset(
 
 @dataclass(slots=True)
 class Crossings:
-    """How often numbers crossed between host and card, by the place in the product, as "engine/sampler.py:best".
+    """How often numbers crossed between host and card, by place, as "engine/sampling/sampler.py:best".
 
     The host waits for `reads`, for `waited_uploads` (which real cards take once they are done with all before them),
     and for `downloads` when it needs them.

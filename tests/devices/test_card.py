@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.logprobs import token_logprobs
+from engine.sampling.logprobs import token_logprobs
 from tests.devices.card import crossings, torch_device
 
 CARD = torch_device()
@@ -87,8 +87,8 @@ def test_the_place_in_the_product_is_named() -> None:
     with crossings() as crossed:
         token_logprobs(torch.randn(2, 5).to(CARD), [1, 2], [0, 0])
 
-    assert set(crossed.reads) == {"engine/logprobs.py:_of_slice"}
-    assert crossed.waited_uploads == {"tests": 1, "engine/logprobs.py:_of_slice": 1}
+    assert set(crossed.reads) == {"engine/sampling/logprobs.py:_of_slice"}
+    assert crossed.waited_uploads == {"tests": 1, "engine/sampling/logprobs.py:_of_slice": 1}
 
 
 def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.interface import Device
-from engine.logits import shape
-from engine.sampler import TorchChooser, sample
+from engine.sampling.logits import shape
+from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow, ScoreRow, StepBatch
 from engine.step_output import make_output
 from tests.devices.every_device import open_device

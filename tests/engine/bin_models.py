@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from engine.bin_files import BIN_INDEX, BIN_NAME
+from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME
 from tests.engine.tiny_models import EOS, make_tiny_model
 
 

@@ -4,10 +4,10 @@ import functools
 
 import torch
 
-from engine import sampler
-from engine.fused_structs import declare
-from engine.native_chooser import NativeChooser
-from engine.sampler import Sampled, TorchChooser
+from engine.fused.structs import declare
+from engine.sampling import sampler
+from engine.sampling.native_chooser import NativeChooser
+from engine.sampling.sampler import Sampled, TorchChooser
 from engine.step import SampleRow
 from native.cache import NoNative
 from native.engine_library import Threads, build_engine

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.network import load_network
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
-from engine.shard_hooks import AllReduce
-from engine.sharding import shard_network
-from engine.stored_weights import StoredWeights
+from engine.sharding.cut import shard_network
+from engine.sharding.hooks import AllReduce
 from tests.engine.rank_threads import run_ranks
 from wire.kv_layout import Rank
 

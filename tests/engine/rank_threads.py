@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.shard_hooks import AllReduce
+from engine.sharding.hooks import AllReduce
 
 T = TypeVar("T")
 _WAIT_S = 30.0

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.bin_conversion import convert_bin
-from engine.bin_files import BIN_INDEX, BIN_NAME, find_bin_files
+from engine.checkpoints.bin_conversion import convert_bin
+from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME, find_bin_files
 from tests.engine.bin_models import Marking, save_bin
 from wire.errors import ConfigError
 from wire.model_identity import weight_files

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
 from wire.errors import NeverFits, NoCapacity
 
 

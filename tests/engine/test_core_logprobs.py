@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import logprobs
+from engine.checkpoints.default_model import ensure_default_model
 from engine.core import EngineCore
-from engine.default_model import ensure_default_model
 from engine.interface import Chunk, StepResult
 from engine.loader import load_model
+from engine.sampling import logprobs
 from pdserve.run_folder import default_cache_dir
 from tests.engine.fake_engines import engine, prompt
 from tests.engine.test_core_handoff import hand_over

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.counter_hash import hash64, uniform, uniforms
+from engine.sampling.counter_hash import hash64, uniform, uniforms
 
 words = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 

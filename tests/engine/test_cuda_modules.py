@@ -21,7 +21,8 @@ from transformers import (
 
 from devices.interface import Traits
 from engine.attention.registered import NAME, attach, register
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.cuda import flashinfer_ops, flashinfer_package
 from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
@@ -33,8 +34,7 @@ from engine.modules.joined import JoinedLinear
 from engine.modules.replace import replace_modules
 from engine.network import load_network
 from engine.oracle import Oracle
-from engine.sharding import shard_network
-from engine.stored_weights import StoredWeights
+from engine.sharding.cut import shard_network
 from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine import flashinfer_ops_stand_in
 from tests.engine.step_runner import generate

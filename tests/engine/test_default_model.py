@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine import default_model
-from engine.default_model import MODEL_NAME, default_model_path, ensure_default_model
-from engine.gguf_conversion import convert
+from engine.checkpoints import default_model
+from engine.checkpoints.default_model import MODEL_NAME, default_model_path, ensure_default_model
+from engine.checkpoints.gguf_conversion import convert
 from engine.loader import load_model
 from engine.oracle import Oracle
 from pdserve.run_folder import default_cache_dir

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.device_choice import choose
 from engine.device_output import DeviceStep
+from engine.sampling.device_choice import choose
 from engine.step import SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.step_output import make_output
 from tests.devices.late_device import LateDevice, late_downloads
@@ -150,6 +150,6 @@ def test_a_nucleus_is_the_same_whether_the_best_or_all_tokens_are_sorted(monkeyp
     logits, rows = logits_of(9), rows_of([{"temperature": 1.0 + i, "top_p": 0.5 + i / 20} for i in range(9)])
     guessed = choose(logits, rows).token_ids.tolist()
 
-    monkeypatch.setattr("engine.sampler._NUCLEUS_GUESS", VOCAB_SIZE)  # as on a device
+    monkeypatch.setattr("engine.sampling.sampler._NUCLEUS_GUESS", VOCAB_SIZE)  # as on a device
 
     assert choose(logits, rows).token_ids.tolist() == guessed

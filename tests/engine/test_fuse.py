@@ -14,11 +14,11 @@ from engine.attention.interface import AttentionBackend
 from engine.attention.paged import LayerPool
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import NAME, register
-from engine.fuse import fuse
-from engine.fused_decoder import FusedDecoder, FusedWeights, Reduce
-from engine.fused_program import instructions
-from engine.fused_structs import Fault, Operation
-from engine.fused_weights import PackedMemory
+from engine.fused.decoder import FusedDecoder, FusedWeights, Reduce
+from engine.fused.fuse import fuse
+from engine.fused.program import instructions
+from engine.fused.structs import Fault, Operation
+from engine.fused.weights import PackedMemory
 from engine.loader import load_model
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.step_metadata import build

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.fused_memory import RowSizes, StepMemory
+from engine.fused.memory import RowSizes, StepMemory
 
 _SIZES = RowSizes(hidden=40, qkv=120, attended=40, inner=80, logits=50)
 

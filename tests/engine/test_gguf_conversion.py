@@ -15,9 +15,9 @@ from transformers import LlamaConfig, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.gguf_conversion import convert, stored_dtype
-from engine.gguf_folder import converted_path, ensure_converted, find_gguf
-from engine.gguf_rope import rope_parameters
+from engine.checkpoints.gguf_conversion import convert, stored_dtype
+from engine.checkpoints.gguf_folder import converted_path, ensure_converted, find_gguf
+from engine.checkpoints.gguf_rope import rope_parameters
 from engine.loader import load_model
 from engine.oracle import Oracle
 from tests.engine.step_runner import generate

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
-from engine.gguf_sentencepiece import sentencepiece_bpe
-from engine.gguf_tokenizer import check_tokenizer, write_tokenizer
+from engine.checkpoints.gguf_sentencepiece import sentencepiece_bpe
+from engine.checkpoints.gguf_tokenizer import check_tokenizer, write_tokenizer
 
 _SPECIAL = ["<unk>", "<s>", "</s>"]
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from engine.default_model import ensure_default_model
+from engine.checkpoints.default_model import ensure_default_model
 from engine.grammar.interface import Grammar
 from engine.grammar.tokenizer_file import TokenizerFile
 from pdserve.run_folder import default_cache_dir

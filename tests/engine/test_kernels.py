@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.attention.cpu import CpuAttention
-from engine.dtypes import read_cpu_flags
+from engine.checkpoints.dtypes import read_cpu_flags
 from engine.loader import LoadedModel, load_model
 from engine.ranks.part import load_part
 from engine.ranks.reduce import Reduce

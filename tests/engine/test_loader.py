@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from devices.host_memory import available_bytes
-from engine.dtypes import choose_dtype, read_cpu_flags
+from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.loader import LoadedModel, load_model
 from tests.engine.tiny_models import KINDS, MAX_MODEL_LEN, VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError

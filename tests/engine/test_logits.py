@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from engine.ending import banned_tokens
-from engine.logits import is_shaped, shape
+from engine.sampling.logits import is_shaped, shape
 from engine.step import SampleRow
 from tests.engine.both_choosers import sample
 from wire.errors import InternalError, InvalidRequest

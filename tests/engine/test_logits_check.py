@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.logits_check import check_token_params
+from engine.sampling.logits_check import check_token_params
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import logprobs
-from engine.logprobs import rows_at_once, token_logprobs
+from engine.sampling import logprobs
+from engine.sampling.logprobs import rows_at_once, token_logprobs
 
 
 def _logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
 from engine.prefix import BlockName, PrefixChain
 from tests.engine.fake_engines import prompt
 from wire.errors import NoCapacity

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from engine.checkpoint import open_checkpoint
-from engine.load_progress import LoadProgress
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.load_progress import LoadProgress
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.network import LoadedNetwork, load_network
 from engine.oracle import load_plain
-from engine.stored_weights import StoredWeights
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError
@@ -140,7 +140,7 @@ def test_what_only_transformers_converts_is_loaded_by_it_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     AutoModelForCausalLM.from_config(_CONFIGS["mixtral"](), dtype=torch.float32).save_pretrained(tmp_path)
-    monkeypatch.setattr("engine.tensor_sources._merged", lambda converter, stored: None)
+    monkeypatch.setattr("engine.checkpoints.tensor_sources._merged", lambda converter, stored: None)
 
     loaded = _load(tmp_path)
 
@@ -150,7 +150,7 @@ def test_what_only_transformers_converts_is_loaded_by_it_with_a_note(
 
 def test_what_transformers_must_convert_cannot_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     AutoModelForCausalLM.from_config(_CONFIGS["mixtral"](), dtype=torch.float32).save_pretrained(tmp_path)
-    monkeypatch.setattr("engine.tensor_sources._merged", lambda converter, stored: None)
+    monkeypatch.setattr("engine.checkpoints.tensor_sources._merged", lambda converter, stored: None)
 
     with StoredWeights(tmp_path) as weights, pytest.raises(ConfigError, match="--tensor-parallel-size 1"):
         load_network(open_checkpoint(tmp_path), weights, dtype="float32", attention=None, shard=lambda network: {})

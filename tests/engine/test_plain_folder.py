@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
-from engine.bin_files import BIN_NAME
+from engine.checkpoints.bin_files import BIN_NAME
+from engine.checkpoints.plain_folder import _make, ensure_plain, lacking
 from engine.loader import load_model
-from engine.plain_folder import _make, ensure_plain, lacking
 from scheduler.model.files import read_model_files
 from scheduler.tokens import Tokens
 from tests.engine.bin_models import make_bin_model, split_tokenizer
@@ -175,7 +175,7 @@ def test_several_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
 HALF_WAY = """
 import sys, time
 from pathlib import Path
-from engine import plain_folder
+from engine.checkpoints import plain_folder
 
 def stop(module, folder, target, parts):
     target.mkdir()
@@ -227,10 +227,10 @@ def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> N
 
 def test_who_converts_ends_with_the_process_that_waits(opt: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizers.py").write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
-    code = "import sys; from engine.conversion_child import convert_apart; from pathlib import Path\n" + (
+    code = "import sys; from engine.checkpoints.conversion_child import convert_apart; from pathlib import Path\n" + (
         "import subprocess; run = subprocess.run\n"
         "subprocess.run = lambda *a, capture_output, **k: run(*a, **k)  # its stdout is ours\n"
-        "convert_apart('engine.plain_folder', Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
+        "convert_apart('engine.checkpoints.plain_folder', Path(sys.argv[1]), Path(sys.argv[2]), ['tokenizer'])"
     )
     command = [sys.executable, "-P", "-c", code, str(opt), str(tmp_path / "made")]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}

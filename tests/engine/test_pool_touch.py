@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from devices.host_pool import HostPool
-from engine.pool_touch import PoolTouch
+from engine.kv.pool_touch import PoolTouch
 from wire.kv_layout import KvTensor, PoolLayout
 
 DEADLINE_S = 10.0

@@ -11,8 +11,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, LlamaCon
 
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import is_encoder, load_encoder
-from engine.pooling.settings import PoolingSettings, read_settings
 from engine.pooling.vectors import finish_vector
+from engine.pooling_settings import PoolingSettings, read_settings
 from tests.engine.tiny_encoders import TEXTS, VOCABULARY, make_bert, make_cross_encoder, say_pooling
 from wire.errors import ConfigError, InternalError, InvalidRequest, PromptTooLong
 from wire.model_identity import identify

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoints.stored_weights import StoredWeights
+from engine.checkpoints.weights import Part
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.bits import covering, unpack
 from engine.quantization.detect import find_quantization
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.weights import DequantisingWeights
-from engine.stored_weights import StoredWeights
-from engine.weights import Part
 from tests.engine.tiny_models import make_tiny_model
 from tests.engine.tiny_quantised import SCHEMES, Scheme, awq, gptq, packed, quantise_checkpoint, w8a8, words_of
 from wire.errors import ConfigError

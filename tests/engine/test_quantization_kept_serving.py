@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from engine.attention.registered import register
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.loader import LoadedModel, load_model
 from engine.model_folder import open_folder, read_network
 from engine.network import load_network
@@ -22,7 +23,6 @@ from engine.quantization.detect import find_quantization
 from engine.quantization.kept import KeptLinear
 from engine.quantization.kept_int4pack import Int4Format
 from engine.quantization.load import make_keeper, plain_weights
-from engine.stored_weights import StoredWeights
 from tests.devices import card
 from tests.devices.card_device import CardDevice
 from tests.devices.fake_device import TRAITS, FakeDevice

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from engine.checkpoints.stored_weights import StoredWeights
+from engine.checkpoints.weights import Part
 from engine.loader import load_model
 from engine.oracle import Oracle, load_plain
 from engine.quantization.mxfp4 import Mxfp4Layout
 from engine.quantization.weights import DequantisingWeights
-from engine.stored_weights import StoredWeights
-from engine.weights import Part
 from tests.engine.rank_logits import rank_logits
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.loader import LoadedModel, load_model
 from engine.network import load_network
 from engine.oracle import Oracle, load_plain
 from engine.quantization.detect import find_quantization
 from engine.quantization.load import plain_weights
-from engine.sharding import shard_network
-from engine.stored_weights import StoredWeights
+from engine.sharding.cut import shard_network
 from tests.engine.step_runner import generate
 from tests.engine.tiny_families import make_family
 from tests.engine.tiny_models import make_tiny_model
@@ -123,7 +123,9 @@ def test_a_contradiction_is_refused_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantised, _ = _make("llama", tmp_path, awq(16))
-    monkeypatch.setattr("engine.stored_weights.StoredWeights.read", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "engine.checkpoints.stored_weights.StoredWeights.read", lambda *_: pytest.fail("weights were read")
+    )
 
     with pytest.raises(ConfigError, match=r"--quantization gptq, but .*config\.json says awq"):
         _load(quantised, quantization="gptq")

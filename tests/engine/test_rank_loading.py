@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from engine.checkpoint import open_checkpoint
-from engine.default_model import ensure_default_model
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.default_model import ensure_default_model
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.network import load_network
-from engine.sharding import shard_network
-from engine.stored_weights import StoredWeights
+from engine.sharding.cut import shard_network
 from pdserve.run_folder import default_cache_dir
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.kv_layout import Rank

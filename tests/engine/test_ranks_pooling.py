@@ -9,11 +9,11 @@ from transformers import AutoModel, AutoModelForCausalLM, MistralConfig, Mistral
 
 from engine import row_check
 from engine.attention.registered import register
+from engine.checkpoints.materialise import Cut
 from engine.core import EngineCore
-from engine.materialise import Cut
 from engine.model_folder import open_folder, read_network
 from engine.ranks.load import RanksOptions, load_ranks
-from engine.sharding import shard_network
+from engine.sharding.cut import shard_network
 from tests.engine.test_core_pooling import TEXTS, asked, close, states_by_hand, vectors
 from tests.engine.tiny_encoders import say_pooling
 from tests.engine.tiny_families import make_family

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.blocks import BlockPool
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
 from engine.core import EngineCore
+from engine.kv.blocks import BlockPool
 from engine.kv_probe import rehearse
 from engine.loader import load_model
 from engine.oracle import Oracle

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from engine import sampler
-from engine.sampler import TorchChooser, kept_weights
+from engine.sampling import sampler
+from engine.sampling.sampler import TorchChooser, kept_weights
 from engine.step import SampleRow
 from tests.engine import both_choosers
 from wire.types import SamplingParams

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.stored_weights import StoredWeights
 from engine.network import build_network, load_network
 from engine.oracle import load_plain
-from engine.shard_hooks import num_reductions
-from engine.sharding import check_shards, shard_network
-from engine.shares import share_heads, share_inner
-from engine.stored_weights import StoredWeights
+from engine.sharding.cut import check_shards, shard_network
+from engine.sharding.hooks import num_reductions
+from engine.sharding.shares import share_heads, share_inner
 from tests.engine.rank_logits import rank_logits
 from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from tests.engine.tiny_quantised import Scheme, awq, gptq, quantise_checkpoint, w8a8

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.stored_weights import StoredWeights
-from engine.weights import Part
+from engine.checkpoints.stored_weights import StoredWeights
+from engine.checkpoints.weights import Part
 from wire.errors import ConfigError
 
 _TENSORS = {

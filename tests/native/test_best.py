@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.fused_structs import declare
+from engine.fused.structs import declare
 from native.engine_library import ISAS, Threads
 from tests.native.built import threads_with
 

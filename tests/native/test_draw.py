@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.native_chooser import NativeChooser
-from engine.sampler import TorchChooser
+from engine.sampling.native_chooser import NativeChooser
+from engine.sampling.sampler import TorchChooser
 from engine.step import SampleRow
 from native.engine_library import ISAS
 from tests.engine.both_choosers import chooser_of

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.fused_structs import FORMATS, Finish, Functions, Linear, address, declare
-from engine.fused_weights import PackedMemory, packed_bytes
+from engine.fused.structs import FORMATS, Finish, Functions, Linear, address, declare
+from engine.fused.weights import PackedMemory, packed_bytes
 from native.cache import NoNative
 from native.engine_library import EngineLibrary, Threads, build_engine
 

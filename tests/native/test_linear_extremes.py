@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from engine.fused_structs import Finish, address, declare
-from engine.fused_weights import PackedMemory, packed_bytes
+from engine.fused.structs import Finish, address, declare
+from engine.fused.weights import PackedMemory, packed_bytes
 from native.cache import NoNative
 from native.engine_library import EngineLibrary, build_engine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.dtypes import read_cpu_flags
+from engine.checkpoints.dtypes import read_cpu_flags
 from native.cache import NoNative
 from native.compiler import find_compiler
 from native.engine_library import EngineLibrary, Threads, build_engine

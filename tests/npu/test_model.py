@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.default_model import ensure_default_model
+from engine.checkpoints.default_model import ensure_default_model
 from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.step import BatchSequence, SampleRow, StepBatch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoints.checkpoint import open_checkpoint
 from engine.kv_probe import rehearse
 from pdserve import kv_room
 from pdserve.kv_room import check_kv_room, kv_tensors

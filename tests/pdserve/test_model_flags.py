@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gguf_folder import converted_path
+from engine.checkpoints.gguf_folder import converted_path
 from pdserve import cli, model_flags, up_request
 from pdserve.hub.asked import Asked, Snapshot
 from pdserve.model_flags import with_plain_model

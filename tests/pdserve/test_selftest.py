@@ -15,7 +15,7 @@ from engine.attention import table
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.reference import ReferenceAttention
 from engine.device_modules import REPLACERS, STAYED
-from engine.sampler import TorchChooser
+from engine.sampling.sampler import TorchChooser
 from engine.step_metadata import StepMetadata
 from pdserve.cli import main
 from pdserve.selftest import command

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.fused_structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
+from engine.fused.structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
 
 _GAP = 16  # floats between rows, so that rows of a power of two do not fall into the same lines of a cache
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from engine.fused_structs import FORMATS, PAIR, PANEL, Finish, Functions, Linear, Packing, address, padded
+from engine.fused.structs import FORMATS, PAIR, PANEL, Finish, Functions, Linear, Packing, address, padded
 from native.engine_library import Threads
 
 _ALIGNMENT = 2 << 20  # of a huge page

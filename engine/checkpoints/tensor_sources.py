@@ -22,7 +22,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from engine.weights import Weights
+from engine.checkpoints.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.materialise import Cut
-from engine.shard_hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
-from engine.shard_plans import (
+from engine.checkpoints.materialise import Cut
+from engine.sharding.hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
+from engine.sharding.plans import (
     COLUMN,
     EXPERTS,
     FUSED_GATE_UP,
@@ -33,7 +33,7 @@ from engine.shard_plans import (
     WHOLE,
     find_roles,
 )
-from engine.shares import share_heads, share_inner
+from engine.sharding.shares import share_heads, share_inner
 from wire.errors import ConfigError
 from wire.kv_layout import Rank, ranks_holding
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.sampler import COLDEST
+from engine.sampling.sampler import COLDEST
 from engine.step import SampleRow
 from native.engine_library import Threads
 
@@ -22,7 +22,7 @@ _WORD = (1 << 64) - 1
 
 
 class NativeChooser:
-    """Chooser (engine/sampler.py) of float32 scores on the CPU, each row's columns one after another."""
+    """Chooser (engine/sampling/sampler.py) of float32 scores on the CPU, each row's columns one after another."""
 
     def __init__(self, best: Any, draw: Any, threads: Threads, place_of: Place) -> None:
         """`best` and `draw` are the library's functions; `threads` stay open while this is used."""

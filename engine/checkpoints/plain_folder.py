@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.bin_files import BIN_INDEX, BinFiles, check_archive, find_bin_files
-from engine.conversion_child import TIMEOUT_S, answer_caller, convert_apart
-from engine.file_digest import DIGEST_DIGITS, file_digest
-from engine.model_cache import make_once
+from engine.checkpoints.bin_files import BIN_INDEX, BinFiles, check_archive, find_bin_files
+from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, convert_apart
+from engine.checkpoints.file_digest import DIGEST_DIGITS, file_digest
+from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
 from wire.model_identity import read_json
 
@@ -42,7 +42,7 @@ def ensure_plain(
 
     def make(staging: Path) -> Path:
         progress(f"{_told(folder, parts)} (once, into {target})")
-        convert_apart("engine.plain_folder", folder, staging / target.name, parts)
+        convert_apart("engine.checkpoints.plain_folder", folder, staging / target.name, parts)
         return staging / target.name
 
     try:
@@ -118,7 +118,7 @@ def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
     if _TOKENIZER in parts:
-        from engine.vocab_tokenizer import write_tokenizer
+        from engine.checkpoints.vocab_tokenizer import write_tokenizer
 
         write_tokenizer(folder, target)
     if bins is not None:
@@ -131,7 +131,7 @@ def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
 def _write_weights(folder: Path, bins: BinFiles, target: Path) -> None:
     from transformers import AutoConfig
 
-    from engine.bin_conversion import convert_bin
+    from engine.checkpoints.bin_conversion import convert_bin
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

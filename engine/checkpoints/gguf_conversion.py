@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from engine.gguf_rope import ROPE_TENSOR, rope_parameters
-from engine.gguf_tokenizer import check_tokenizer, write_tokenizer
+from engine.checkpoints.gguf_rope import ROPE_TENSOR, rope_parameters
+from engine.checkpoints.gguf_tokenizer import check_tokenizer, write_tokenizer
 from wire.errors import ConfigError
 
 _TOP_NAMES = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.tensor_sources import Source
-from engine.weights import Part, Weights
+from engine.checkpoints.tensor_sources import Source
+from engine.checkpoints.weights import Part, Weights
 
 _SCRATCH_BYTES = 64 << 20
 

@@ -19,12 +19,12 @@ from torch.nn.functional import embedding
 from engine.attention.cpu import CpuAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, StepAttention
 from engine.attention.paged import LayerPool
-from engine.fused_memory import RowSizes, StepMemory
-from engine.fused_program import instructions, segments, whole
-from engine.fused_structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
-from engine.fused_weights import PackedMemory
-from engine.native_chooser import NativeChooser
+from engine.fused.memory import RowSizes, StepMemory
+from engine.fused.program import instructions, segments, whole
+from engine.fused.structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
+from engine.fused.weights import PackedMemory
 from engine.rope_table import RopeTable
+from engine.sampling.native_chooser import NativeChooser
 from engine.step_metadata import StepMetadata
 from native.attention import AttentionMemory, step_of
 from native.engine_library import Threads

@@ -1,6 +1,6 @@
 """Choose one token for each sampled row. A row's result depends on nothing but that row.
 
-Logits are shaped first where a row asks for it (engine/logits.py: penalties, biases, bans). Filters follow
+Logits are shaped first where a row asks for it (engine/sampling/logits.py: penalties, biases, bans). Filters follow
 transformers' order: temperature, top_k, top_p, min_p. The choice is the inverse CDF, in token id order,
 of one uniform number from the counter hash. Every operation below works row by row: weights are computed in float64
 and rounded to float32, so that neither vector width nor neighbours show in them; sums are running sums along a row.
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.counter_hash import uniforms
-from engine.logits import is_shaped, shape
+from engine.sampling.counter_hash import uniforms
+from engine.sampling.logits import is_shaped, shape
 from engine.step import SampleRow
 from engine.transfers import upload, upload_ints
 from wire.errors import InternalError, InvalidRequest, PdserveError

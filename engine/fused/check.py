@@ -9,7 +9,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.paged import LayerPool
 from engine.attention.reference import ReferenceAttention
 from engine.attention.registered import attach
-from engine.fused_decoder import FusedDecoder, FusedWeights
+from engine.fused.decoder import FusedDecoder, FusedWeights
 from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 

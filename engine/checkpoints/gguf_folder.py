@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.conversion_child import answer_caller, convert_apart
-from engine.file_digest import file_digest
-from engine.model_cache import make_once
+from engine.checkpoints.conversion_child import answer_caller, convert_apart
+from engine.checkpoints.file_digest import file_digest
+from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None
 
     def make(staging: Path) -> Path:
         progress(f"converting {file.name} to safetensors (once)")
-        convert_apart("engine.gguf_folder", file, staging / target.name)
+        convert_apart("engine.checkpoints.gguf_folder", file, staging / target.name)
         return staging / target.name
 
     return make_once(target, make, progress)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _convert(file: Path, target: Path) -> None:
-    from engine.gguf_conversion import convert, stored_dtype
+    from engine.checkpoints.gguf_conversion import convert, stored_dtype
 
     try:
         convert(file, target, stored_dtype(file))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.bin_files import BinFiles, check_archive
+from engine.checkpoints.bin_files import BinFiles, check_archive
 from wire.errors import ConfigError
 
 _HEADS = ("lm_head.weight", "embed_out.weight")

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.dtypes import read_cpu_flags
-from engine.fuse_check import Disagreement, LayerCheck
-from engine.fused_decoder import FusedWeights
-from engine.fused_memory import RowSizes
-from engine.fused_structs import FORMATS, PANEL, Decoder, Finish, Layer, Linear, address, declare, padded
-from engine.fused_weights import PackedMemory, free, num_panels, packed_bytes
-from engine.kernels import Kernels
+from engine.checkpoints.dtypes import read_cpu_flags
+from engine.fused.check import Disagreement, LayerCheck
+from engine.fused.decoder import FusedWeights
+from engine.fused.kernels import Kernels
+from engine.fused.memory import RowSizes
+from engine.fused.structs import FORMATS, PANEL, Decoder, Finish, Layer, Linear, address, declare, padded
+from engine.fused.weights import PackedMemory, free, num_panels, packed_bytes
 from engine.linear_layout import lay_out
 from engine.rope_table import RopeTable
 from native.engine_library import Threads

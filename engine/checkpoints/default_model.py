@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.model_cache import make_once
+from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -51,7 +51,7 @@ def _make(staging: Path, progress: Callable[[str], None]) -> Path:
 def _conversion() -> Callable[[Path, Path], None]:
     """Import the conversion; it needs torch, which finding a model that is there already does not."""
     try:
-        from engine.gguf_conversion import convert
+        from engine.checkpoints.gguf_conversion import convert
     except ModuleNotFoundError as error:
         raise ConfigError(f"making the default model needs {error.name}: pip install 'pdserve[engine]'") from error
     return convert

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from engine.gguf_sentencepiece import sentencepiece_bpe
+from engine.checkpoints.gguf_sentencepiece import sentencepiece_bpe
 from wire.errors import ConfigError
 
 _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; found in it as they are

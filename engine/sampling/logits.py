@@ -3,7 +3,7 @@
     logit_bias -> repetition_penalty -> frequency_penalty -> presence_penalty     change scores
     allowed_token_ids, banned (stop ids before min_tokens, ends of bad words), grammar mask     set -inf
 
-After these come temperature, top_k, top_p and min_p (engine/sampler.py). The bans may stand anywhere: nothing brings a
+After these come temperature, top_k, top_p and min_p (sampler.py). The bans may stand anywhere: nothing brings a
 token back from -inf. All of it is float32 and row by row, so no row shows in another.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.logits_bans import ban
-from engine.logits_penalties import penalise
+from engine.sampling.logits_bans import ban
+from engine.sampling.logits_penalties import penalise
 from engine.step import SampleRow
 from engine.token_counts import has_penalty
 

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.fused_structs import Instruction, Operation
+from engine.fused.structs import Instruction, Operation
 
 Pair = tuple[Operation, int]
 

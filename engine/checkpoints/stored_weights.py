@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 
-from engine.weights import Part
+from engine.checkpoints.weights import Part
 from wire.errors import ConfigError
 from wire.model_identity import StoredTensor, stored_tensors
 

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from engine.refusals import refuse_unsupported
+from engine.checkpoints.refusals import refuse_unsupported
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 from wire.model_identity import read_json, stored_tensors

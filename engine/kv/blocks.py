@@ -11,7 +11,7 @@ writes stays in use until that is collected, whoever gives it up before.
 import threading
 from collections.abc import Sequence
 
-from engine.named_blocks import NamedBlocks
+from engine.kv.named_blocks import NamedBlocks
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.errors import NeverFits, NoCapacity

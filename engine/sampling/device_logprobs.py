@@ -1,6 +1,6 @@
 """How likely tokens are, reckoned on a device behind the step that chose them, and read on the host later.
 
-The same as engine/logprobs.py tells: log probabilities of the raw logits in float32, ranks, and the best tokens.
+The same as logprobs.py tells: log probabilities of the raw logits in float32, ranks, and the best tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.logprobs import rows_at_once
+from engine.sampling.logprobs import rows_at_once
 from engine.transfers import Download, upload_ints
 from wire.types import TokenLogprobs
 

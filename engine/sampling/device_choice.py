@@ -1,6 +1,6 @@
 """Choose one token for each sampled row on a device, and leave it there: nothing here waits for the device.
 
-The formulas are those of engine/sampler.py; what a row may not choose is shaped before, as there.
+The formulas are those of engine/sampling/sampler.py; what a row may not choose is shaped before, as there.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.logits import is_shaped, shape
-from engine.sampler import draw
+from engine.sampling.logits import is_shaped, shape
+from engine.sampling.sampler import draw
 from engine.step import SampleRow
 from engine.transfers import upload_ints
 

@@ -1,0 +1,1 @@
+"""How a network is cut for the ranks of an instance, and what each rank then does otherwise."""
