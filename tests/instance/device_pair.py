@@ -15,6 +15,7 @@ from wire.options import EngineOptions
 from wire.types import PromptState, Role, SamplingParams, StageTimes
 
 NUM_TOKENS, CHUNK = 12, 48
+START_S = 100.0  # a session waits while its peer starts: ranks are processes which import torch
 _NUMBERS = random.Random(9)
 PROMPTS = [[_NUMBERS.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in (5, 61, 150)]
 
@@ -81,7 +82,7 @@ def serve_pair(prefill: InstanceConfig, decode: InstanceConfig) -> tuple[list[li
     """Return the tokens of all prompts over the pair, and the transports that their KV went over."""
 
     async def run() -> list[tuple[list[int | None], StageTimes]]:
-        async with running(prefill) as (_, p), running(decode) as (_, d):
+        async with running(prefill, lease_s=START_S) as (_, p), running(decode, lease_s=START_S) as (_, d):
             served = [await cross(p, d, number) for number in range(len(PROMPTS))]
             await wait_empty(p, d)
             return served

@@ -43,12 +43,12 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def running(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None, *, lease_s: float = 10.0
 ) -> AsyncIterator[tuple[LocalInstance, Client]]:
-    """Start an instance and open a session to it. `on_lost` is told of a rank that is gone."""
+    """Start an instance and open a session to it, silent for `lease_s` at most. `on_lost` hears of a lost rank."""
     instance = await LocalInstance.start(config, on_lost)
     try:
-        session = await instance.connection().open(OpenSession("test", 1, 10.0), DEADLINE_S)
+        session = await instance.connection().open(OpenSession("test", 1, lease_s), DEADLINE_S)
         yield instance, Client(session)
         await session.close()
     finally:

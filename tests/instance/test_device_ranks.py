@@ -16,7 +16,7 @@ from instance import ranks
 from instance.local import LocalInstance
 from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
 from tests.engine.tiny_models import make_tiny_model
-from tests.instance.device_pair import NUM_TOKENS, PROMPTS, config, cross, prompt, serve_alone, serve_pair
+from tests.instance.device_pair import NUM_TOKENS, PROMPTS, START_S, config, cross, prompt, serve_alone, serve_pair
 from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from wire.errors import ConfigError, PdserveError
@@ -26,7 +26,6 @@ from wire.trust import Trust
 from wire.types import LinkStatus, Role, StageTimes
 
 ROOT = Path(__file__).parents[2]
-START_S = 100.0  # ranks are processes which import torch
 THE_END = "without it this instance cannot go on"
 
 
@@ -83,7 +82,11 @@ def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_
     other = replace(config(model, Role.COMBINED, "cpu", 16, "tcp", port=6), trust=trust)
 
     async def run() -> tuple[list[tuple[list[int | None], StageTimes]], LinkStatus | None]:
-        async with asyncio.timeout(START_S), running(one) as (_, ranks), running(other) as (cpu_instance, cpu):
+        async with (
+            asyncio.timeout(START_S),
+            running(one, lease_s=START_S) as (_, ranks),
+            running(other, lease_s=START_S) as (cpu_instance, cpu),
+        ):
             served = [await cross(ranks, cpu, 2), await cross(cpu, ranks, 1), await cross(cpu, ranks, 1)]
             await wait_empty(ranks, cpu)
             it = cpu_instance._host.describe()
@@ -117,8 +120,8 @@ def test_a_rank_killed_in_the_middle_of_a_hand_off_ends_its_instance_in_words_an
     async def run() -> None:
         async with (
             asyncio.timeout(START_S),
-            running(prefill, told.set_result) as (p_instance, p),
-            running(decode, told.set_result) as (d_instance, d),
+            running(prefill, told.set_result, lease_s=START_S) as (p_instance, p),
+            running(decode, told.set_result, lease_s=START_S) as (d_instance, d),
         ):
             process = rank_1(p_instance if lost_side == "prefill" else d_instance)
             kill_at_the_first_put(p_instance, process, monkeypatch)
