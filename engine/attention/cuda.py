@@ -147,5 +147,5 @@ class CudaDecode:
     def step(self) -> CudaStep:
         """See DecodeAttention."""
         library = None if self._library is None else self._library.step()
-        self.reads_tables = False
+        self.reads_tables = self._library is not None and self._library.reads_tables
         return CudaStep(self._backend, self._torch.step(), library, self._planned_by, self)
