@@ -88,6 +88,9 @@ def test_requests_of_every_sort_are_answered_as_on_the_cpu(two: LoadedRanks, pat
         on_cpu = run(core)
 
     assert told.tokens == on_cpu.tokens
+    for key, likely in told.logprobs.items():
+        assert [one.logprob for one in likely] == pytest.approx([one.logprob for one in on_cpu.logprobs[key]], abs=1e-4)
+    assert told.logprobs.keys() == on_cpu.logprobs.keys() != set()
     for name, vector in told.vectors.items():
         assert vector == pytest.approx(on_cpu.vectors[name], abs=1e-4)
 
