@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import time
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
@@ -16,6 +17,8 @@ from typing import Generic, Self, TypeVar
 _HEADER = struct.Struct("<II")
 _MAX_BYTES = 64 << 20
 _MAX_FDS = 4
+_FD = array("i")
+_FD_BYTES = socket.CMSG_LEN(_MAX_FDS * _FD.itemsize)
 
 
 K = TypeVar("K", bound=IntEnum)
@@ -35,7 +38,7 @@ class Message(Generic[K]):
 
 
 class Channel(Generic[K]):
-    """Owns one end, whose messages are of `kinds`. One thread sends and one receives."""
+    """Owns one end, whose messages are of `kinds`. One thread sends and one receives, each by its own deadline."""
 
     def __init__(self, end: socket.socket, kinds: type[K]) -> None:
         self._socket, self._kinds = end, kinds
@@ -44,21 +47,16 @@ class Channel(Generic[K]):
         """Send one message. Raises ChannelClosed, or TimeoutError if the other end does not take it in time."""
         deadline = time.monotonic() + timeout_s
         data = memoryview(_HEADER.pack(kind, len(payload)) + payload)
-        try:
-            while data:
-                self._socket.settimeout(_left(deadline, timeout_s))
-                sent = socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+        while data:
+            sent = self._send_some(data, fds)
+            if sent:
                 data, fds = data[sent:], ()
-        except TimeoutError:
-            raise TimeoutError(f"a message was not taken within {timeout_s:g} s") from None
-        except OSError as error:
-            raise ChannelClosed(f"the other end is gone: {error}") from error
+            elif not self._is_ready(select.POLLOUT, deadline):
+                raise TimeoutError(f"a message was not taken within {timeout_s:g} s")
 
     def has_more(self, timeout_s: float) -> bool:
-        """Whether a message, or the news that the other end is gone, comes within the time."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+        """Whether a message, or the news that the other end is gone, comes within the time. Raises ChannelClosed."""
+        return self._is_ready(select.POLLIN, time.monotonic() + timeout_s)
 
     def receive(self, timeout_s: float | None) -> Message[K]:
         """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for what is no message.
@@ -68,13 +66,15 @@ class Channel(Generic[K]):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         fds: list[int] = []
         try:
-            number, length = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline, timeout_s, fds))
+            number, length = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline, fds))
             if length > _MAX_BYTES:
                 raise ValueError(f"a message of {length} bytes: at most {_MAX_BYTES} are allowed")
-            return Message(self._kinds(number), self._receive_exactly(length, deadline, timeout_s, fds), tuple(fds))
+            return Message(self._kinds(number), self._receive_exactly(length, deadline, fds), tuple(fds))
+        except _Late:
+            _close_all(fds)
+            raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
             raise
 
     def close(self) -> None:
@@ -89,27 +89,58 @@ class Channel(Generic[K]):
     ) -> None:
         self.close()
 
-    def _receive_exactly(
-        self, length: int, deadline: float | None, timeout_s: float | None, fds: list[int]
-    ) -> bytes:  # fmt: skip
+    def _receive_exactly(self, length: int, deadline: float | None, fds: list[int]) -> bytes:
         data = bytearray()
         while len(data) < length:
-            self._socket.settimeout(None if deadline is None else _left(deadline, timeout_s or 0.0))
-            try:
-                piece, came, _, _ = socket.recv_fds(self._socket, length - len(data), _MAX_FDS)
-            except TimeoutError:
-                raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
-            except OSError as error:
-                raise ChannelClosed(f"the other end is gone: {error}") from error
-            fds.extend(came)
-            if not piece:
-                raise ChannelClosed("the other end is gone")
-            data += piece
+            piece = self._receive_some(length - len(data), fds)
+            if piece is not None:
+                data += piece
+            elif not self._is_ready(select.POLLIN, deadline):
+                raise _Late
         return bytes(data)
 
+    def _send_some(self, data: memoryview, fds: tuple[int, ...]) -> int:
+        """Return how many bytes the socket took at once."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        try:
+            return self._socket.sendmsg([data], passed, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ChannelClosed(f"the other end is gone: {error}") from error
 
-def _left(deadline: float, timeout_s: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(f"{timeout_s:g} s are over")
-    return left
+    def _receive_some(self, length: int, fds: list[int]) -> bytes | None:
+        """Return what lies there, None where nothing does; descriptors that come with it are put into `fds`."""
+        try:
+            piece, passed, _, _ = self._socket.recvmsg(length, _FD_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(f"the other end is gone: {error}") from error
+        for level, kind, came in passed:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.extend(array("i", came[: len(came) - len(came) % _FD.itemsize]))
+        if not piece:
+            raise ChannelClosed("the other end is gone")
+        return piece
+
+    def _is_ready(self, event: int, deadline: float | None) -> bool:
+        """Wait for an event of the socket, its end included; the socket itself has no timeout, which both would share.
+
+        Raises ChannelClosed.
+        """
+        poll = select.poll()
+        try:
+            poll.register(self._socket, event)
+        except (OSError, ValueError) as error:  # closed by another thread: it has no number any more
+            raise ChannelClosed(f"our end is closed: {error}") from error
+        return bool(poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
+
+
+class _Late(Exception):
+    """The deadline is over."""
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -84,7 +84,7 @@ def test_a_large_message_arrives_whole(ends: tuple[Channel[Kind], Channel[Kind]]
 def test_waits_end(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
     with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
         ends[0].receive(0.01)
-    with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s|0\.01 s are over"):
+    with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s"):
         ends[0].send(Kind.STEP, bytes(32 << 20), timeout_s=0.01)
 
 

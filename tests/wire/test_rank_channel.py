@@ -1,0 +1,92 @@
+"""A channel whose one thread hears without an end while another says something: each has its own deadline."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+
+import pytest
+
+from wire.rank_channel import Channel, ChannelClosed
+
+DEADLINE_S = 30.0
+_MANY_BYTES = 8 << 20
+
+
+class Word(IntEnum):
+    HELLO = 1
+
+
+class Ends:
+    """Two ends of a channel; `ours` is between them and the socket that it owns."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.ours, self.theirs = Channel(self.socket, Word), Channel(theirs, Word)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    with made.ours, made.theirs:
+        yield made
+
+
+def test_who_hears_without_an_end_is_not_ended_by_what_another_thread_sends(ends: Ends) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(ends.ours.receive, None)
+        ends.ours.send(Word.HELLO, timeout_s=0.01)
+        assert ends.theirs.receive(DEADLINE_S).kind == Word.HELLO
+
+        assert ends.socket.gettimeout() is None  # the time of one would be the other's too
+        ends.theirs.send(Word.HELLO, b"late", timeout_s=DEADLINE_S)
+
+        assert heard.result(DEADLINE_S).payload == b"late"
+
+
+def test_a_send_that_no_one_takes_ends_by_its_deadline_while_another_thread_hears(ends: Ends) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(ends.ours.send, Word.HELLO, bytes(_MANY_BYTES), timeout_s=0.2)
+        heard = pool.submit(ends.ours.receive, None)  # begins after the send, and waits as long as it takes
+
+        with pytest.raises(TimeoutError, match=r"a message was not taken within 0\.2 s"):
+            sent.result(DEADLINE_S)
+        ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
+        assert heard.result(DEADLINE_S).kind == Word.HELLO
+
+
+def test_a_deadline_holds_for_a_message_that_begins_and_does_not_end(ends: Ends) -> None:
+    half, rest = socket.socketpair()
+    with half, Channel(rest, Word) as channel:
+        half.sendall(b"\x01\x00\x00\x00")
+
+        with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
+            channel.receive(0.01)
+
+
+def test_a_closed_end_says_so_to_who_still_uses_it(ends: Ends) -> None:
+    ends.ours.close()
+
+    with pytest.raises(ChannelClosed):
+        ends.ours.send(Word.HELLO, timeout_s=DEADLINE_S)
+    with pytest.raises(ChannelClosed):
+        ends.ours.receive(DEADLINE_S)
+    with pytest.raises(ChannelClosed):
+        ends.ours.has_more(0.0)
+
+
+def test_a_shutdown_wakes_who_hears(ends: Ends) -> None:
+    begun = threading.Event()
+
+    def hear() -> None:
+        begun.set()
+        ends.ours.receive(None)
+
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(hear)
+        assert begun.wait(DEADLINE_S)
+        ends.socket.shutdown(socket.SHUT_RDWR)
+
+        with pytest.raises(ChannelClosed):
+            heard.result(DEADLINE_S)
