@@ -38,7 +38,7 @@ from engine.sharding.cut import shard_network
 from tests.devices.fake_device import TRAITS, FakeDevice
 from tests.engine import flashinfer_ops_stand_in
 from tests.engine.step_runner import generate
-from tests.engine.tiny_families import NAMED, make_family
+from tests.engine.tiny_families import NAMED, OTHERS, make_family
 from wire.kv_layout import Rank
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -398,7 +398,7 @@ def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, monk
 
 @pytest.mark.long
 @pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("family", NAMED)
+@pytest.mark.parametrize("family", [*NAMED, *OTHERS])
 def test_every_familys_output_is_that_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
