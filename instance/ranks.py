@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from devices.collectives import COLLECTIVES
@@ -30,7 +31,8 @@ def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], .
 def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return what the kind's variable shows each rank: one card, in the order in which this process is shown them.
 
-    Raises ConfigError, with both numbers, where it is shown too few. Empty for a kind that has no variable.
+    Raises ConfigError, with both numbers, where it is shown too few, and for a card that is named twice. Empty for a
+    kind that has no variable.
     """
     variable = traits.visible_variable
     if variable is None:
@@ -38,10 +40,19 @@ def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tu
     shown = environ.get(variable)
     if shown is None:
         return tuple(str(rank) for rank in range(num_ranks))
-    names = tuple(name.strip() for name in shown.split(",") if name.strip())
+    names = _shown_cards(shown)
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise ConfigError(f"{variable}={shown!r} names card {twice} twice: each rank needs its own")
     if len(names) < num_ranks:
         raise ConfigError(f"{variable}={shown!r} shows {len(names)} cards to {num_ranks} ranks: each needs its own")
     return names[:num_ranks]
+
+
+def _shown_cards(shown: str) -> tuple[str, ...]:
+    """Return the cards that a value of the variable names: those before the first negative one, as CUDA has it."""
+    names = (name.strip() for name in shown.split(",") if name.strip())
+    return tuple(takewhile(lambda name: not name.startswith("-"), names))
 
 
 def check_transports(named: Sequence[str], traits: Traits) -> None:

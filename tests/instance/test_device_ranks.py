@@ -192,6 +192,18 @@ def test_fewer_cards_than_ranks_are_refused_with_both_numbers() -> None:
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "6"})
 
 
+def test_a_card_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='1,0,1' names card 1 twice: each rank needs its own"):
+        ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "1,0,1"})
+
+
+@pytest.mark.parametrize(("shown", "count"), [("0,-1", 1), ("0,-1,1", 1), ("-1", 0), ("", 0)])
+def test_what_stands_behind_a_negative_card_is_not_shown(shown: str, count: int) -> None:
+    with pytest.raises(ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows {count} cards to 2 ranks"):
+        ranks.deal_cards(CardKind().traits, 2, {VISIBLE: shown})
+    assert ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "3,2,-1,2"}) == ("3", "2")
+
+
 def test_ranks_under_auto_stay_on_the_cpu_and_say_which_cards_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cuda", "npu"):
         monkeypatch.setitem(table.KINDS, name, replace(FakeKind(), why="never asked"))
