@@ -8,6 +8,7 @@ import torch
 
 from devices.cpu import CpuDevice
 from devices.interface import Device
+from devices.table import AUTO
 from engine.attention.interface import GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
@@ -44,7 +45,7 @@ def load_model(
     block_size: int,
     kv_cache_memory: int | None,
     num_threads: int,
-    attention_backend: str = "auto",
+    attention_backend: str = AUTO,
     max_model_len: int | None = None,
     name: str | None = None,
     quantization: str | None = None,

@@ -65,15 +65,26 @@ def plan_pool(
     """
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
-    needed = -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
+    needed = least_blocks(block_size, max_model_len)
     if num_blocks < needed:
         left = f" ({beside})" if beside else ""
         raise ConfigError(
             f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
             f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}: "
-            f"raise --kv-cache-memory to {needed * block_bytes + len(tensors) * (ALIGNMENT - 1)} or more"
+            f"raise --kv-cache-memory to {least_bytes(tensors, block_size, max_model_len)} or more"
         )
     return MemoryPlan(num_blocks, block_size, num_blocks * block_bytes, max_model_len, beside)
+
+
+def least_blocks(block_size: int, max_model_len: int) -> int:
+    """Return the blocks of the shortest sequence that a pool has to hold."""
+    return -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
+
+
+def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int) -> int:
+    """Return the least budget that plan_pool takes for these tensors."""
+    block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
+    return least_blocks(block_size, max_model_len) * block_bytes + len(tensors) * (ALIGNMENT - 1)
 
 
 def _checked(asked_bytes: int, free_bytes: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.table import open_device, traits_of
+from devices.table import AUTO, open_device, traits_of
 from engine.attention.table import make_backend
 from engine.checkpoints.checkpoint import Checkpoint, model_length
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
@@ -77,7 +77,7 @@ class LoadedRanks:
 
 def load_ranks(
     path: Path, *, dtype: str, block_size: int, kv_cache_memory: int | None, ranks: RanksOptions, on_lost: OnLost,
-    attention_backend: str = "auto", max_model_len: int | None = None, name: str | None = None,
+    attention_backend: str = AUTO, max_model_len: int | None = None, name: str | None = None,
     quantization: str | None = None,
 ) -> LoadedRanks:  # fmt: skip
     """Load the checkpoint for several ranks; see load_model. `on_lost` is told once when one of them is lost.
@@ -125,7 +125,8 @@ def load_ranks(
             pools = make_host_pools(team, tensors, plan, ranks.num_ranks, undo)
         else:
             free = [one.pool_bytes for one in loaded]
-            plan = plan_devices(tensors, free, kv_cache_memory, block_size, length)
+            devices = [one.device for one in loaded]
+            plan = plan_devices(tensors, free, kv_cache_memory, block_size, length, devices)
             pools = make_device_pools(team, part.device, tensors, plan, ranks.num_ranks, undo)
             reduce.explain_by(team.explain)  # before anyone waits for the device, which waits for the others
         way = SHARED if all(one.shares_memory for one in loaded) else collective.name

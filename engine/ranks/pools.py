@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from devices.host_memory import available_bytes
 from devices.host_pool import HostPool
 from devices.interface import Device, Memory
-from engine.memory_plan import MemoryPlan, cpu_budget, plan_pool
+from engine.memory_plan import MemoryPlan, cpu_budget, least_blocks, least_bytes, plan_pool
 from engine.ranks.channel import Kind
 from engine.ranks.follower import pack_pool
 from engine.ranks.rank_pool import RankPool
@@ -30,11 +30,13 @@ def plan_host(
 
 
 def plan_devices(
-    tensors: tuple[KvTensor, ...], free: Sequence[int], asked: int | None, block_size: int, length: int
-) -> MemoryPlan:
+    tensors: tuple[KvTensor, ...], free: Sequence[int], asked: int | None, block_size: int, length: int,
+    devices: Sequence[str] = (),
+) -> MemoryPlan:  # fmt: skip
     """Return the plan of all pools together, where rank i has `free[i]` bytes; all have as many blocks as the least.
 
-    `asked` bytes are of all pools together, as on the host. Raises ConfigError where they do not fit.
+    `asked` bytes are of all pools together, as on the host; `devices` say, for people, what each rank's is and leaves
+    to steps. Raises ConfigError where they do not fit.
     """
     if asked is not None:
         plan = _plan_all(tensors, len(free), asked, block_size, length)
@@ -47,7 +49,16 @@ def plan_devices(
         return plan
     plans = []
     for number, budget in enumerate(free):
-        held = PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(number, len(free))).tensors
+        held = _held(tensors, Rank(number, len(free)))
+        if budget < (least := least_bytes(held, block_size, length)):
+            rank = f"{Rank(number, len(free))}{f' ({devices[number]})' if devices else ''}"
+            least_of_all = least_bytes(_held_by_all(tensors, len(free)), block_size, length)
+            raise ConfigError(
+                f"{rank} has {budget} bytes for its KV pool, and a sequence takes {least_blocks(block_size, length)} "
+                f"blocks of {block_size} tokens, {least} bytes with their alignment: raise --gpu-memory-utilization or "
+                f"lower --max-num-seqs or --prefill-chunk-size, which leaves less to steps; --kv-cache-memory "
+                f"{least_of_all} or more is that of all {len(free)} ranks together"
+            )
         plans.append(plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length))
     num_blocks = min(plan.num_blocks for plan in plans)
     kv_bytes = sum(num_blocks * (plan.kv_bytes // plan.num_blocks) for plan in plans)
@@ -89,9 +100,16 @@ def make_device_pools(
 def _plan_all(
     tensors: tuple[KvTensor, ...], num_ranks: int, budget: int, block_size: int, length: int
 ) -> MemoryPlan:  # fmt: skip
-    layouts = [PoolLayout(tensors, num_blocks=1, block_size=1, rank=Rank(n, num_ranks)) for n in range(num_ranks)]
-    held = [tensor for layout in layouts for tensor in layout.tensors]
+    held = _held_by_all(tensors, num_ranks)
     return plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length)
+
+
+def _held(tensors: tuple[KvTensor, ...], rank: Rank) -> tuple[KvTensor, ...]:
+    return tuple(PoolLayout(tensors, num_blocks=1, block_size=1, rank=rank).tensors)
+
+
+def _held_by_all(tensors: tuple[KvTensor, ...], num_ranks: int) -> list[KvTensor]:
+    return [tensor for number in range(num_ranks) for tensor in _held(tensors, Rank(number, num_ranks))]
 
 
 def _layouts(tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int) -> list[PoolLayout]:

@@ -1,0 +1,39 @@
+"""Pools on devices of their own: what is refused names the rank, its device's bytes and the sum over all ranks."""
+
+import re
+
+import pytest
+
+from engine.ranks.pools import plan_devices
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor
+
+BLOCK, LENGTH = 16, 4096
+TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))
+ENOUGH = 1 << 20
+LEFT = "device card, 512 MiB left to steps"
+
+
+def refused(free: list[int], devices: list[str]) -> str:
+    with pytest.raises(ConfigError) as error:
+        plan_devices(TENSORS, free, None, BLOCK, LENGTH, devices)
+    return str(error.value)
+
+
+def test_a_rank_whose_device_has_no_room_is_named_with_its_bytes_and_what_it_leaves_to_steps() -> None:
+    said = refused([ENOUGH, 1000], ["card 0", LEFT])
+
+    assert said.startswith(
+        f"rank 1 of 2 ({LEFT}) has 1000 bytes for its KV pool, and a sequence takes 1 blocks of 16 tokens"
+    )
+    assert "raise --gpu-memory-utilization or lower --max-num-seqs" in said
+
+
+def test_the_sum_over_all_ranks_that_is_named_is_a_size_that_does() -> None:
+    said = refused([1000, 2000], ["card 0", "card 1"])
+    least = int(re.findall(r"--kv-cache-memory (\d+) or more is that of all 2 ranks together", said)[0])
+
+    assert "rank 0 of 2 (card 0) has 1000 bytes" in said, "the first that lacks room"
+    assert plan_devices(TENSORS, [ENOUGH] * 2, least, BLOCK, LENGTH).num_blocks == 1
+    with pytest.raises(ConfigError):
+        plan_devices(TENSORS, [ENOUGH] * 2, least - 1, BLOCK, LENGTH)
