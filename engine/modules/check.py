@@ -10,15 +10,13 @@ from torch import nn
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import attach
 from engine.modules.joined import shared_tensors
+from engine.modules.trial import ROWS, TOLERANCE
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, num_rows, rotary_dim] each."""
-_ROWS = 19
-_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of the difference's norm over that of what the part makes of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class PartCheck:
         if asked != ours:
             return Difference(f"it asks its attention for {ours}, the original for {asked}")
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer hands its rows through
-        difference, limit = float((got - expected).norm() / made.norm()), _TOLERANCE[rows.dtype]
+        difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
             return None
         return Difference(f"it differs by {difference:.2g} of the norm, {limit:.2g} is allowed")
@@ -93,7 +91,7 @@ class PartCheck:
         before = self._logits()
         change()
         after = self._logits()
-        return float((after - before).norm() / before.norm()) <= _TOLERANCE[self.dtype]
+        return float((after - before).norm() / before.norm()) <= TOLERANCE[self.dtype]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,8 +120,8 @@ class PartCheck:
     @torch.inference_mode()
     def _logits(self) -> torch.Tensor:
         place = self._network.get_input_embeddings().weight.device
-        ids = torch.arange(_ROWS, device=place)[None] % self._network.config.get_text_config().vocab_size
-        positions = torch.arange(_ROWS, device=place)[None]
+        ids = torch.arange(ROWS, device=place)[None] % self._network.config.get_text_config().vocab_size
+        positions = torch.arange(ROWS, device=place)[None]
         made: torch.Tensor = self._network(input_ids=ids, position_ids=positions, use_cache=False).logits
         return made.float()
 
@@ -141,7 +139,7 @@ class PartCheck:
         if _attends(module) and module not in self._given:
             return None
         width = self._network.config.get_text_config().hidden_size if _attends(module) else _width(module)
-        rows = torch.randn(1, _ROWS, width, generator=numbers).to(weight.device, weight.dtype)
+        rows = torch.randn(1, ROWS, width, generator=numbers).to(weight.device, weight.dtype)
         return {"hidden_states": rows, **self._given.get(module, {})}
 
 

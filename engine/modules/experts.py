@@ -13,14 +13,12 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from engine.modules.trial import ROWS, TOLERANCE
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
 _PLAIN = "eager"
 """One expert after the other: runs everywhere."""
-_ROWS = 19
-_TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of the difference's norm over that of what the experts make of their rows."""
 
 
 class GroupedOps(Protocol):
@@ -110,9 +108,9 @@ def _tried(layer: Any) -> torch.Tensor:
     numbers = torch.Generator().manual_seed(0)
     weight, top_k = layer.down_proj, min(2, layer.num_experts)
     width = weight.shape[2] if layer.is_transposed else weight.shape[1]
-    rows = torch.randn(_ROWS, width, generator=numbers).to(weight.device, weight.dtype)
-    chosen = torch.rand(_ROWS, layer.num_experts, generator=numbers).topk(top_k).indices.to(weight.device)
-    shares = torch.rand(_ROWS, top_k, generator=numbers).to(weight.device, weight.dtype)
+    rows = torch.randn(ROWS, width, generator=numbers).to(weight.device, weight.dtype)
+    chosen = torch.rand(ROWS, layer.num_experts, generator=numbers).topk(top_k).indices.to(weight.device)
+    shares = torch.rand(ROWS, top_k, generator=numbers).to(weight.device, weight.dtype)
     made: torch.Tensor = layer(rows, chosen, shares)
     return made.float()
 
@@ -131,7 +129,7 @@ def _differs(layer: Any, expected: torch.Tensor) -> str | None:
         got = _tried(layer)
     except RuntimeError as error:
         return f"they cannot be tried in groups: {' '.join(str(error).split())}"
-    difference, limit = float((got - expected).norm() / expected.norm()), _TOLERANCE[layer.down_proj.dtype]
+    difference, limit = float((got - expected).norm() / expected.norm()), TOLERANCE[layer.down_proj.dtype]
     if difference <= limit:  # false for NaN too
         return None
     return f"in groups they differ by {difference:.2g} of the norm, {limit:.2g} is allowed"
