@@ -175,6 +175,39 @@ def test_ctrl_c_while_a_pair_starts_leaves_nothing(tmp_path: Path, fake_model: P
     assert list((tmp_path / "work").glob("pdserve-llm-*")) == []
 
 
+_UNCAUGHT = """
+import atexit, os, signal, sys
+from pdserve import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], engine="fake")
+atexit.register(lambda: eval("0"))  # as torch's own handlers do, by a namedtuple
+if "caught" in sys.argv:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        llm.generate("a")
+    except KeyboardInterrupt:
+        sys.exit(3)
+os.kill(os.getpid(), signal.SIGINT)
+llm.generate("a")
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [([], -signal.SIGINT), (["caught"], 3)])
+def test_a_script_that_does_not_catch_ctrl_c_ends_by_it_whatever_runs_at_its_end(
+    words: list[str],
+    status: int,
+    tmp_path: Path,
+    fake_model: Path,  # noqa: F811
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _UNCAUGHT, str(fake_model), *words], capture_output=True, text=True, timeout=WAIT_S,
+        env=environment(tmp_path),
+    )  # fmt: skip
+
+    assert ended.returncode == status, "of SIGINT, which a shell says as 130"
+    assert ended.stderr.endswith("KeyboardInterrupt\n") is (not words)
+
+
 def _all_end(lives: list[int]) -> None:
     for life in lives:
         assert select.select([life], [], [], WAIT_S)[0]
