@@ -108,7 +108,7 @@ class _Bench:
         """Print what was measured and write what was asked for. Raises ConfigError for what cannot be written."""
         options, record = self._options, self.record
         summary = summarize(record, options.metrics, options.metric_percentiles, options.goals)
-        for line in report(record, summary, self._client, options.goals):
+        for line in report(record, summary, self._client, options.goals, pooled=options.is_pooled):
             print(line, flush=True)
         now = datetime.now()
         if options.save_result:

@@ -8,10 +8,13 @@ from pdserve.bench.load.summary import METRICS, Summary
 from pdserve.text_table import printable, text_table
 
 
-def report(record: Record, summary: Summary, client: ClientCpu, goals: Mapping[str, float]) -> Iterator[str]:
+def report(
+    record: Record, summary: Summary, client: ClientCpu, goals: Mapping[str, float], *, pooled: bool = False
+) -> Iterator[str]:
     """Yield the lines: what ended how, rates, times, and what is to be known before believing them.
 
-    Where nothing completed there are no rates and times: zeros would be no figures.
+    Where nothing completed there are no rates and times, and of vectors (`pooled`) none of output tokens: zeros would
+    be no figures.
     """
     ended = [f"{summary.completed} requests completed", f"{summary.failed} failed"]
     if summary.unfinished:
@@ -21,7 +24,7 @@ def report(record: Record, summary: Summary, client: ClientCpu, goals: Mapping[s
     if not summary.completed:
         return
     yield ""
-    yield from _rates(summary, goals)
+    yield from _rates(summary, goals, pooled)
     yield ""
     yield from _times(summary)
     yield ""
@@ -36,15 +39,15 @@ def _errors(record: Record) -> Iterator[str]:
         yield printable(f"  {count} x {kind}, first: {first.words or 'no words'}")
 
 
-def _rates(summary: Summary, goals: Mapping[str, float]) -> Iterator[str]:
+def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterator[str]:
     rows = [
         ["requests", f"{summary.rate(summary.completed):.2f} /s", f"most at once {summary.peak_requests}"],
         ["input tokens", f"{summary.rate(summary.input_tokens):.1f} /s", f"{summary.input_tokens:,} in all"],
-        [
-            "output tokens", f"{summary.rate(summary.output_tokens):.1f} /s",
-            f"{summary.output_tokens:,} in all, best second {summary.peak_output_tokens:.0f}",
-        ],
-    ]  # fmt: skip
+    ]
+    if not pooled:
+        best = f"best second {summary.peak_output_tokens:.0f}"
+        in_all = f"{summary.output_tokens:,} in all, {best}"
+        rows.append(["output tokens", f"{summary.rate(summary.output_tokens):.1f} /s", in_all])
     if summary.good is not None:
         kept = " ".join(f"{name}:{limit:g}" for name, limit in goals.items())
         share = summary.good / max(1, summary.completed + summary.failed)
