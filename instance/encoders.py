@@ -10,11 +10,15 @@ from engine.torch_start import loading, prepare_torch
 from engine.watched import OnLost, guard_of
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
-from wire.model_identity import identify, name_of, read_json
+from wire.model_identity import check_folder, identify, name_of, read_json
 
 
 def may_be_encoder(model: str) -> bool:
-    """Whether the folder's config names an architecture that encoders have too: cheap, without transformers."""
+    """Whether the folder's config names an architecture that encoders have too: cheap, without transformers.
+
+    Raises ConfigError for what is no model's folder.
+    """
+    check_folder(Path(model))
     named = read_json(Path(model) / "config.json").get("architectures") or [""]
     return not str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
 

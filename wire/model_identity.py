@@ -73,6 +73,14 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
+def check_folder(path: Path) -> None:
+    """Raise ConfigError, with the reason, for a path that is not the folder of a model."""
+    if not (path / "config.json").is_file():
+        held = "it has no config.json" if path.is_dir() else "it is a file"
+        why = held if path.exists() else "there is no such folder"
+        raise ConfigError(f"{path} is not a model folder: {why}")
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`. Raises ConfigError naming the file."""
     try:

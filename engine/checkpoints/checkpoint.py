@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from engine.checkpoints.refusals import refuse_unsupported
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
-from wire.model_identity import read_json, stored_tensors
+from wire.model_identity import check_folder, read_json, stored_tensors
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -38,8 +38,7 @@ class Checkpoint:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read and check everything but the weights. Raises ConfigError in words for what cannot be served."""
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path} is not a model folder: it has no config.json")
+    check_folder(path)
     config = _read_config(path)
     network_class = _network_class(path, config)
     refuse_unsupported(path, config, network_class)

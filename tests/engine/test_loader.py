@@ -121,6 +121,14 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
+def test_a_path_that_is_no_folder_is_refused_as_that(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"none is not a model folder: there is no such folder$"):
+        _load(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"file is not a model folder: it is a file$"):
+        _load(tmp_path / "file")
+
+
 @pytest.mark.parametrize("length", [0, MAX_MODEL_LEN + 1])
 def test_a_length_the_model_does_not_have_is_refused(llama: Path, length: int) -> None:
     with pytest.raises(ConfigError, match=f"--max-model-len {length}.*{MAX_MODEL_LEN}"):
