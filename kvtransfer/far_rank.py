@@ -4,8 +4,9 @@
     RanksReceiver -> FarReceiver ==Unix socket==> RankHalf -> KvReceiver <==links==
     Quorum       <-> FarShare    <==============> reports of the rank's receiver
 
-What is told lies in the rank's socket before the call returns, so a ticket that is made here is known there to whoever
-looks (rank_half.py). A rank that is gone or takes nothing is lost, and its instance with it: who tells hears nothing.
+Who tells a rank something never waits: it goes through a queue (rank_speaker.py), in the order of the calls. A link of
+the rank that has to know what was said asks for it (rank_half.py). A rank that is gone or takes nothing is lost, and
+its instance with it: who tells hears nothing.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from kvtransfer.block_tables import TablesTold
 from kvtransfer.interface import SenderEvents
 from kvtransfer.link import Link
 from kvtransfer.quorum import Quorum
@@ -30,13 +32,14 @@ from kvtransfer.rank_messages import (
     unpack_numbers,
     unpack_stats,
 )
+from kvtransfer.rank_speaker import Speaker
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life, merge_links
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
 from wire.kv_layout import Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.trust import Trust
+from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _log = EventLogger("kvtransfer")
@@ -45,7 +48,7 @@ _CLOSE_S = 6.0
 
 
 class FarRank:
-    """Owner of our end of one rank's socket and of the thread that hears it. Any thread may tell it something."""
+    """Owner of our end of one rank's socket and of two threads: one says what any thread tells it, one hears."""
 
     def __init__(self, end: socket.socket, rank: Rank, lost: Callable[[str], PdserveError], trust: Trust) -> None:
         """`lost` ends the instance and says why; `trust` is followed: the rank hears of other addresses."""
@@ -54,11 +57,12 @@ class FarRank:
         self.figures = Figures()
         self._socket, self._channel, self._lost, self._trust = end, Channel(end, Said), lost, trust
         self._addresses = frozenset(trust.addresses)
-        self._events: SenderEvents | None = None
+        self._sender: FarSender | None = None
         self._quorum: Quorum | None = None
         self._share = FarShare(self)
-        self._saying, self._answered = threading.Lock(), threading.Condition()
-        self._num_closing, self._gone = 0, False
+        self._following, self._answered = threading.Lock(), threading.Condition()
+        self._num_closing, self._closing, self._gone = 0, False, False
+        self._speaker = Speaker(self._channel, f"kv-tell-{rank.number}", say_s=_SAY_S, failed=self._untold)
         self._thread = threading.Thread(target=self._hear, name=f"kv-rank-{rank.number}", daemon=True)
 
     def meet(self, timeout_s: float) -> None:
@@ -73,11 +77,15 @@ class FarRank:
         except (ChannelClosed, TimeoutError, ValueError) as error:
             raise self._lost(f"{self.rank} did not open its KV links: {error}") from error
         self._thread.start()
+        self._speaker.start()
+        if isinstance(self._trust.addresses, LiveAddresses):
+            self._trust.addresses.watch(self._follow)
+            self._follow()  # a table may have come since the settings were made
 
     def sender(self, events: SenderEvents) -> "FarSender":
         """Return its sender, which reports there."""
-        self._events = events
-        return FarSender(self)
+        self._sender = FarSender(self, events)
+        return self._sender
 
     def receiver(self, quorum: Quorum) -> "FarReceiver":
         """Return its receiver, whose share of each ticket is settled there."""
@@ -87,52 +95,59 @@ class FarRank:
 
     def tell(self, said: Said, payload: bytes = b"") -> None:
         """Say something, in the order of the calls. Silent where the rank is gone: the instance ends by then."""
-        with self._saying:
-            addresses = frozenset(self._trust.addresses)
-            if addresses != self._addresses:
-                self._addresses = addresses
-                self._send(Said.ADDRESSES, "\n".join(sorted(addresses)).encode())
-            self._send(said, payload)
+        self._speaker.say(said, payload)
 
     def tell_close(self, payload: bytes) -> None:
         """Let it close a half, and answer."""
         with self._answered:
+            self._closing = True
             self._num_closing += 1
         self.tell(Said.CLOSE, payload)
 
     def close(self) -> None:
         """Wait until it has closed what it was told to, and stop hearing it. Idempotent."""
+        if isinstance(self._trust.addresses, LiveAddresses):
+            self._trust.addresses.unwatch(self._follow)
         with self._answered:
+            self._closing = True
             self._answered.wait_for(lambda: self._gone or not self._num_closing, _CLOSE_S)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
+        self._speaker.close()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S)
         self._channel.close()
 
-    def _send(self, said: Said, payload: bytes) -> None:
-        if self._gone:
-            return
-        try:
-            self._channel.send(said, payload, timeout_s=_SAY_S)
-        except ChannelClosed:
-            self._gone = True  # its process has ended: who watches it says so
-        except TimeoutError as error:
-            self._gone = True
+    def _follow(self) -> None:
+        """Tell it the addresses of the table if they are others than it knows."""
+        with self._following:
+            addresses = frozenset(self._trust.addresses)
+            if addresses != self._addresses:
+                self._addresses = addresses
+                self.tell(Said.ADDRESSES, "\n".join(sorted(addresses)).encode())
+
+    def _untold(self, error: Exception) -> None:
+        """It takes nothing any more; that its socket is closed is heard too, and said there."""
+        self._end_waits()
+        if not isinstance(error, ChannelClosed):
             self._lost(f"{self.rank} takes no word of its hand-offs: {error}")
+
+    def _end_waits(self) -> None:
+        with self._answered:
+            self._gone = True
+            self._answered.notify_all()
 
     def _hear(self) -> None:
         try:
             while True:
                 self._take(self._channel.receive(None))
-        except ChannelClosed:
-            pass
+        except ChannelClosed as error:
+            if not self._closing:  # without its half no ticket ends; where its process has ended the reason says how
+                self._lost(f"{self.rank} moves its KV no more: {error}")
         except Exception as error:  # noqa: BLE001  the thread's outermost frame: without it no hand-off ends
             _log.error("kv_rank_unheard", exc=error, rank=self.rank.number)
             self._lost(f"what {self.rank} says of its hand-offs is not understood: {error}")
-        with self._answered:
-            self._gone = True
-            self._answered.notify_all()
+        self._end_waits()
 
     def _take(self, message: Message[Said]) -> None:
         match message.kind:
@@ -142,25 +157,22 @@ class FarRank:
                 with self._answered:
                     self._num_closing -= 1
                     self._answered.notify_all()
+            case Said.CATCH_UP:
+                self.tell(Said.CAUGHT_UP, message.payload)  # behind all that was told before
             case Said.ACKED | Said.FAILED:
-                self._take_ending(message)
+                assert self._sender is not None, "a rank sends what it was told to"
+                self._sender.take_ending(message)
             case _:
                 self._share.take(message, self._quorum)
-
-    def _take_ending(self, message: Message[Said]) -> None:
-        ticket_id, rest = unpack_bytes(message.payload)
-        assert self._events is not None, "a rank sends what it was told to"
-        if message.kind == Said.ACKED:
-            self._events.acked(ticket_id, unpack_stats(rest))
-        else:
-            self._events.failed(ticket_id, unpack_error(rest) or InternalError("no reason was given"))
 
 
 class FarSender:
     """Implements all_ranks.RankSender. Layers are reported once all ranks have written them: so is this rank's part."""
 
-    def __init__(self, far: FarRank) -> None:
-        self._far = far
+    def __init__(self, far: FarRank, events: SenderEvents) -> None:
+        self._far, self._events = far, events
+        self._tables = TablesTold()
+        self._putting = threading.Lock()
 
     @property
     def bytes_sent(self) -> int:
@@ -174,19 +186,34 @@ class FarSender:
 
     def begin(self, ticket: Ticket) -> None:
         """See Sender."""
+        self._tables.begin(ticket.ticket_id)
         self._far.tell(Said.BEGIN, pack_ticket(ticket))
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
-        """See Sender."""
-        self._far.tell(Said.PUT, pack_numbers(ticket_id, layer, start, end, blocks=block_ids))
+        """See Sender; of the blocks those are told that the rank does not know."""
+        with self._putting:
+            growth = self._tables.growth(ticket_id, block_ids)
+            if growth is not None:
+                self._far.tell(Said.PUT, pack_numbers(ticket_id, layer, start, end, growth[0], blocks=growth[1]))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """See Sender."""
+        self._tables.end(ticket_id)
         self._far.tell(Said.COMMIT, pack_bytes(ticket_id, description))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """See Sender."""
+        self._tables.end(ticket_id)
         self._far.tell(Said.ABORT, pack_bytes(ticket_id, reason.encode()))
+
+    def take_ending(self, message: Message[Said]) -> None:
+        """Report what the rank says of a ticket's end. Raises ValueError for what it cannot say."""
+        ticket_id, rest = unpack_bytes(message.payload)
+        self._tables.end(ticket_id)
+        if message.kind == Said.ACKED:
+            self._events.acked(ticket_id, unpack_stats(rest))
+        else:
+            self._events.failed(ticket_id, unpack_error(rest) or InternalError("no reason was given"))
 
     def links(self) -> tuple[LinkStatus, ...]:
         """The links as it last said, one status a peer."""

@@ -3,11 +3,14 @@
 rank 0 == Unix socket ==> heard: in their order, by the hearing thread, or by a link's that has to know what was said
        <= Unix socket === said:  by one thread, from a queue, so that who reports something never waits
 
+A ticket that a link's peer names may still be in rank 0's queue: the link's thread says CATCH_UP, and hears until
+CAUGHT_UP comes, which lies behind all that was said before.
+
 The tickets and their endings are rank 0's: here a receiver asks for nothing, and what happens to its share is reported.
 """
 
 import contextlib
-import queue
+import itertools
 import socket
 import threading
 import time
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
+from kvtransfer.block_tables import TablesHeard
 from kvtransfer.interface import PoolMemory, SendStats
 from kvtransfer.quorum import Shares
 from kvtransfer.rank_messages import (
@@ -31,6 +35,7 @@ from kvtransfer.rank_messages import (
     unpack_numbers,
     unpack_ticket,
 )
+from kvtransfer.rank_speaker import Speaker
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
@@ -41,9 +46,6 @@ from wire.trust import LiveAddresses, Trust
 
 _log = EventLogger("kvtransfer")
 _SAY_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
-_FIGURES_S = 0.25  # figures that changed are told so often
-
-_Line = tuple[Said, bytes]
 
 
 class RankHalf:
@@ -53,10 +55,14 @@ class RankHalf:
         self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
     ) -> None:
         """Open both and tell rank 0 where we listen. Raises PdserveError, which rank 0 hears too."""
-        self._channel = Channel(end, Said)
-        self._lines: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
-        self._reports = Reports(self._say, self.catch_up)
+        self._socket, self._channel = end, Channel(end, Said)
+        self._speaker = Speaker(
+            self._channel, "kv-rank-say", say_s=_SAY_S, failed=self._broken, tick=self._tell_figures
+        )  # fmt: skip
+        self._reports = Reports(self._speaker.say, self.catch_up)
+        self._tables = TablesHeard()
         self._hearing = threading.Lock()
+        self._asked, self._num_answered = itertools.count(1), 0
         self._closing = threading.Event()
         self._told = Figures()
         self._addresses = LiveAddresses(settings.addresses)
@@ -72,27 +78,29 @@ class RankHalf:
             self._channel.send(Said.LACKING, pack_error(error), timeout_s=_SAY_S)
             raise
         self._channel.send(Said.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SAY_S)
-        self._threads = [
-            threading.Thread(target=self._hear, name="kv-rank-hear", daemon=True),
-            threading.Thread(target=self._speak, name="kv-rank-say", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._hear, name="kv-rank-hear", daemon=True)
+        self._thread.start()
+        self._speaker.start()
 
     def catch_up(self) -> None:
         """Do all that rank 0 has said before this call. Not to be called with a lock of the hand-off."""
-        with self._hearing, contextlib.suppress(ChannelClosed):
-            while not self._closing.is_set() and self._channel.has_more(0):
-                self._take(self._channel.receive(_SAY_S))
+        number, deadline = next(self._asked), time.monotonic() + _SAY_S
+        self._speaker.say(Said.CATCH_UP, pack_numbers("", number))
+        with self._hearing:
+            try:
+                while self._num_answered < number and not self._closing.is_set() and time.monotonic() < deadline:
+                    if self._channel.has_more(_LOOK_S):
+                        self._take(self._channel.receive(_SAY_S))
+            except (OSError, ValueError) as error:
+                self._broken(error)
 
     def close(self) -> None:
         """End both and the threads. Idempotent."""
         self._closing.set()
         self._sender.close()
         self._receiver.close()
-        self._lines.put(None)
-        for thread in self._threads:
-            thread.join(_JOIN_S)
+        self._speaker.close()
+        self._thread.join(_JOIN_S)
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -115,8 +123,8 @@ class RankHalf:
     ) -> KvSender:
         return KvSender(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
-            events=_Endings(self._say), progress_age=progress_age, links_per_peer=settings.links_per_peer,
-            digests=settings.digests, trust=trust, source=settings.source,
+            events=_Endings(self._speaker.say, self._tables.end), progress_age=progress_age,
+            links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
         )  # fmt: skip
 
     def _hear(self) -> None:
@@ -127,9 +135,19 @@ class RankHalf:
                     with self._hearing:
                         if self._channel.has_more(0):  # else a link's thread was faster
                             self._take(self._channel.receive(_SAY_S))
-        except (ChannelClosed, TimeoutError, OSError, ValueError) as error:
-            if not self._closing.is_set():
-                _log.info("kv_rank_0_gone", reason=error)
+        except Exception as error:  # noqa: BLE001  the thread's outermost frame: a rank that is deaf must not stay
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """Let rank 0 hear the end of a socket on which nothing is heard or said any more: this rank is lost."""
+        if self._closing.is_set():
+            return
+        if isinstance(error, ChannelClosed):
+            _log.info("kv_rank_0_gone", reason=error)
+        else:
+            _log.error("kv_rank_0_not_understood", exc=error)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _take(self, message: Message[Said]) -> None:
         try:
@@ -141,15 +159,25 @@ class RankHalf:
         payload = message.payload
         match message.kind:
             case Said.BEGIN:
-                self._sender.begin(unpack_ticket(payload))
+                ticket = unpack_ticket(payload)
+                self._tables.begin(ticket.ticket_id)
+                self._sender.begin(ticket)
             case Said.PUT:
-                ticket_id, (layer, start, end, *blocks) = unpack_numbers(payload, 3)
-                self._sender.put(ticket_id, layer, start, end, blocks)
+                ticket_id, (layer, start, end, kept, *more) = unpack_numbers(payload, 4)
+                blocks = self._tables.take(ticket_id, kept, more)
+                if blocks is not None:
+                    self._sender.put(ticket_id, layer, start, end, blocks)
             case Said.COMMIT:
-                self._sender.commit(*unpack_bytes(payload))
+                ticket_id, description = unpack_bytes(payload)
+                self._tables.end(ticket_id)
+                self._sender.commit(ticket_id, description)
             case Said.ABORT:
                 ticket_id, reason = unpack_bytes(payload)
+                self._tables.end(ticket_id)
                 self._sender.abort(ticket_id, reason.decode())
+            case Said.CAUGHT_UP:
+                _, (number, *_) = unpack_numbers(payload, 1)
+                self._num_answered = max(self._num_answered, number)
             case Said.ADDRESSES:
                 self._addresses.replace(payload.decode().split())
             case Said.CLOSE:
@@ -161,44 +189,30 @@ class RankHalf:
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()
         self._tell_figures()
-        self._say(Said.CLOSED)
-
-    def _say(self, said: Said, payload: bytes = b"") -> None:
-        self._lines.put((said, payload))
-
-    def _speak(self) -> None:
-        due = time.monotonic()
-        with contextlib.suppress(ChannelClosed, TimeoutError, OSError):
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    line = self._lines.get(timeout=max(0.0, due - time.monotonic()))
-                    if line is None:
-                        return
-                    self._channel.send(*line, timeout_s=_SAY_S)
-                if time.monotonic() >= due:
-                    self._tell_figures()
-                    due = time.monotonic() + _FIGURES_S
+        self._speaker.say(Said.CLOSED)
 
     def _tell_figures(self) -> None:
         sender, receiver = self._sender, self._receiver
         now = Figures(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
         if now != self._told:
             self._told = now
-            self._say(Said.FIGURES, now.to_json())
+            self._speaker.say(Said.FIGURES, now.to_json())
 
 
 class _Endings:
-    """Implements SenderEvents: rank 0 hears of each."""
+    """Implements SenderEvents: rank 0 hears of each, and the ticket's table is forgotten."""
 
-    def __init__(self, say: Callable[[Said, bytes], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[Said, bytes], None], forget: Callable[[str], None]) -> None:
+        self._say, self._forget = say, forget
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """See SenderEvents."""
+        self._forget(ticket_id)
         self._say(Said.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """See SenderEvents."""
+        self._forget(ticket_id)
         self._say(Said.FAILED, pack_bytes(ticket_id, pack_error(error)))
 
 
@@ -253,7 +267,8 @@ class Reports:
             self._others[ticket_id] = 0
             try:
                 self._share.reserve(ticket_id, num_tokens, first_token, blocks)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001  whatever it is: blocks that no one gives back are lost
+                _log.error("kv_share_failed", exc=error, ticket=ticket_id)
                 self.share_ended(ticket_id, InternalError(f"a rank could make no share of the ticket: {error}"))
                 self.share_released(ticket_id)
         elif message.kind == Said.SETTLE:

@@ -29,9 +29,9 @@ class Said(IntEnum):
     """What a message says: the first two rows are rank 0's, of sending and of receiving, the last two the rank's."""
 
     BEGIN, PUT, COMMIT, ABORT = range(1, 5)
-    RESERVE, SETTLE, OTHERS, ADDRESSES, CLOSE = range(11, 16)
+    RESERVE, SETTLE, OTHERS, ADDRESSES, CLOSE, CAUGHT_UP = range(11, 17)
     ACKED, FAILED, FIGURES = range(21, 24)
-    HERE, LACKING, READY, ENDED, RELEASED, PROGRESS, CLOSED = range(31, 38)
+    HERE, LACKING, READY, ENDED, RELEASED, PROGRESS, CLOSED, CATCH_UP = range(31, 39)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Whom a process takes for a peer: who proves the cluster secret, or, without one, who stands in the global table."""
 
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -21,10 +22,22 @@ class LiveAddresses(AbstractSet[str]):
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = frozenset(addresses)
+        self._watchers: list[Callable[[], None]] = []
 
     def replace(self, addresses: Iterable[str]) -> None:
         """Take these from now on; links that stand are not asked again."""
         self._addresses = frozenset(addresses)
+        for changed in tuple(self._watchers):
+            changed()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call this after every change, on the thread that makes it. It must not block."""
+        self._watchers.append(changed)
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        """Call it no more."""
+        with contextlib.suppress(ValueError):
+            self._watchers.remove(changed)
 
     def __contains__(self, address: object) -> bool:
         return address in self._addresses

@@ -6,6 +6,8 @@ With `far` all ranks but the first are reached over a Unix socket, as those on d
 import random
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,6 +26,20 @@ from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 from wire.trust import Trust
 from wire.types import Ticket
+
+_HALF = """
+import sys, socket
+from kvtransfer.rank_half import RankHalf
+from kvtransfer.rank_messages import HalfSettings
+from tests.kvtransfer.rank_rig import tensors
+from tests.kvtransfer.rig import Pool
+from wire.kv_layout import PoolLayout, Rank
+
+fd, heads, num_blocks, block_size, number, of = map(int, sys.argv[1:7])
+pool = Pool(PoolLayout(tensors(heads), num_blocks=num_blocks, block_size=block_size, rank=Rank(number, of)))
+half = RankHalf(pool, HalfSettings.from_json(sys.argv[7].encode()), socket.socket(fileno=fd), lambda: 0.0)
+sys.stdin.read()
+"""
 
 Kv = list[list[list[bytes]]]
 """The bytes of [tensor][token][head]."""
@@ -72,9 +88,12 @@ class RankRig:
     def __init__(
         self, transport: str, *, p_ranks: int, d_ranks: int, heads: int = 4, p_block: int = 16, d_block: int = 16,
         num_slots: int = 512, failpoints: str = "", lease_s: float = 30.0, digests: bool = True, far: bool = False,
+        processes: bool = False,
     ) -> None:  # fmt: skip
         self._transport, self._lease_s, self._digests = transport, lease_s, digests
+        self._processes = processes
         self.halves: list[RankHalf] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.far: list[FarRank] = []
         self.lost: list[str] = []
         self.tensors, self.clock, self.events, points = (
@@ -131,7 +150,10 @@ class RankRig:
             self.lost.append(what)
             return InstanceLost(what)
 
-        self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
+        if self._processes:
+            self.processes.append(start_half(memory.layout, settings, theirs))
+        else:
+            self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
         self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
         self.far[-1].meet(10.0)
         return self.far[-1]
@@ -169,11 +191,24 @@ class RankRig:
     def close(self) -> None:
         self.sender.close()
         self.receiver.close()
-        for far, half in zip(self.far, self.halves, strict=True):
+        for far in self.far:
             far.close()
+        for half in self.halves:
             half.close()
+        for process in self.processes:
+            process.kill()
+            process.communicate(timeout=10.0)  # closes its stdin too
         for pool in (*self.p_pools, *self.d_pools):
             pool.close()
+
+
+def start_half(layout: PoolLayout, settings: HalfSettings, end: socket.socket) -> "subprocess.Popen[bytes]":
+    """Start a process that moves the KV of one rank over a pool of its own, with `end`, which is closed here."""
+    heads, rank = layout.model_tensors[0].heads, layout.rank
+    numbers = (end.fileno(), heads, layout.num_blocks, layout.block_size, rank.number, rank.of)
+    command = [sys.executable, "-c", _HALF, *map(str, numbers), settings.to_json().decode()]
+    with end:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(end.fileno(),))
 
 
 @contextmanager

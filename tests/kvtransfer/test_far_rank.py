@@ -1,5 +1,6 @@
 """Ranks that move their own KV, told over a Unix socket: all crosses as from one process, and endings reach all."""
 
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvtransfer.block_tables import TablesHeard
 from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import SendStats
 from kvtransfer.rank_half import RankHalf
@@ -32,7 +34,7 @@ from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, until
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
 from wire.kv_layout import PoolLayout, Rank
-from wire.rank_channel import Channel
+from wire.rank_channel import Channel, ChannelClosed
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
@@ -42,11 +44,12 @@ SETTINGS = HalfSettings(
 )  # fmt: skip
 OTHERS = ("shm", "process_group")
 ENDPOINT = KvEndpoint("tcp", "127.0.0.1:1", "", 1)
+TICKET = Ticket("ab" * 16, 77, "decode-0", 150, 16, 10.0, (ENDPOINT,))
 
 
-@pytest.fixture(params=["tcp"])
-def rig(request: pytest.FixtureRequest) -> Iterator[RankRig]:
-    with make_rank_rig(request.param, p_ranks=2, d_ranks=2, heads=3, d_block=128, far=True) as made:
+@pytest.fixture
+def rig() -> Iterator[RankRig]:
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=2, heads=3, d_block=128, far=True) as made:
         yield made
         assert not made.lost
 
@@ -151,29 +154,90 @@ def test_a_rank_knows_how_far_the_others_are_so_that_senders_that_are_done_wait_
     )
 
 
-def test_the_process_of_a_rank_of_d_that_is_gone_ends_the_ticket_and_frees_the_blocks_of_p(rig: RankRig) -> None:
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_the_process_of_a_rank_that_is_killed_ends_its_tickets_and_is_lost(side: str) -> None:
+    ranks = {"sender": {"p_ranks": 2, "d_ranks": 1}, "receiver": {"p_ranks": 1, "d_ranks": 2}}[side]
+    with make_rank_rig("tcp", **ranks, heads=4, d_block=128, far=True, processes=True) as rig:
+        ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+        rig.sender.begin(ticket)
+        rig.put_all(ticket, BLOCK_IDS[16], layers=2)
+        ((far,), (process,)) = rig.far, rig.processes
+        until(lambda: (far.figures.bytes_sent or far.figures.received.bytes_received) > 0)
+
+        process.kill()
+
+        if side == "sender":
+            rig.events.wait("ended", ticket.ticket_id)
+            assert rig.events.ends[ticket.ticket_id][0] == BLOCK_IDS[128]
+        else:
+            rig.events.wait("failed", ticket.ticket_id)
+        until(lambda: bool(rig.lost))
+        assert rig.lost == ["rank 1 of 2 moves its KV no more: the other end is gone"]
+
+
+def test_a_rank_that_rank_0_has_told_late_of_a_ticket_asks_for_it(
+    rig: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (number,) = [at for at, half in enumerate(rig.halves) if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+    half, channel = rig.halves[number], rig.far[number]._channel
+    asked = threading.Event()
+    send, catch_up = channel.send, half._reports.catch_up
+
+    def slow(kind: Said, payload: bytes = b"", *, timeout_s: float) -> None:
+        if kind == Said.RESERVE:
+            asked.wait(DEADLINE_S)
+        send(kind, payload, timeout_s=timeout_s)
+
+    def ask() -> None:
+        asked.set()
+        catch_up()
+
+    monkeypatch.setattr(channel, "send", slow)
+    monkeypatch.setattr(half._reports, "catch_up", ask)
+    kv = random_kv(rig.tensors, NUM_TOKENS)
+    rig.fill(kv, BLOCK_IDS[16])
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
-    rig.sender.begin(ticket)
-    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
-    (half,) = [half for half in rig.halves if half._reports._others]
 
-    half.close()  # what its kernel does with its sockets
-    rig.sender.commit(ticket.ticket_id, b"p")
+    rig.hand_over(ticket, BLOCK_IDS[16])
+    rig.events.wait("acked", ticket.ticket_id)
 
-    rig.events.wait("failed", ticket.ticket_id)
+    assert asked.is_set()
+    rig.check(kv, BLOCK_IDS[128])
 
 
-def test_the_process_of_a_rank_of_p_that_is_gone_frees_the_blocks_of_d(rig: RankRig) -> None:
+@pytest.mark.parametrize("error", [ValueError("17 blocks"), RuntimeError("no memory")])
+def test_a_share_that_cannot_be_made_ends_the_ticket_and_gives_its_blocks_back(
+    error: Exception, rig: RankRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(half._receiver._table, "reserve", refuse)
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
-    rig.sender.begin(ticket)
-    rig.put_all(ticket, BLOCK_IDS[16], layers=2)
-    (sending,) = [half for half in rig.halves if not half._reports._others]
-    until(lambda: sending._sender.bytes_sent > 0)
-
-    sending.close()
 
     rig.events.wait("ended", ticket.ticket_id)
-    assert rig.events.ends[ticket.ticket_id][0] == BLOCK_IDS[128]
+
+    blocks, reason = rig.events.ends[ticket.ticket_id]
+    assert (blocks, str(error) in reason) == (BLOCK_IDS[128], True)
+
+
+def test_endings_forget_the_block_tables_on_both_ends(rig: RankRig) -> None:
+    for ending in ("acked", "failed"):
+        ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
+        rig.sender.begin(ticket)
+        rig.put_all(ticket, BLOCK_IDS[16])
+        if ending == "acked":
+            rig.sender.commit(ticket.ticket_id, b"p")
+        else:
+            rig.receiver.abort(ticket.ticket_id, "nobody wants it")
+        rig.events.wait(ending, ticket.ticket_id)
+
+    senders = [far._sender for far in rig.far if far._sender is not None]
+    until(lambda: not any(half._tables._tables for half in rig.halves))
+    until(lambda: not any(sender._tables._known for sender in senders))
+    assert senders
 
 
 def test_a_rank_without_links_says_why_and_the_start_fails_with_its_words() -> None:
@@ -192,6 +256,119 @@ def test_a_rank_without_links_says_why_and_the_start_fails_with_its_words() -> N
     pool.close()
 
 
+class Met:
+    """A FarRank that has met `there`, the end of a rank that a test plays, and what was said when it was lost."""
+
+    def __init__(self, trust: Trust | None = None) -> None:
+        ours, self.socket = socket.socketpair()
+        self.said: list[str] = []
+        self.is_lost = threading.Event()
+        self.far, self.there = FarRank(ours, Rank(1, 2), self._lose, trust or Trust()), Channel(self.socket, Said)
+        self.there.send(Said.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
+        self.far.meet(DEADLINE_S)
+
+    def _lose(self, what: str) -> InstanceLost:
+        self.said.append(what)
+        self.is_lost.set()
+        return InstanceLost(what)
+
+    def heard(self) -> tuple[Said, bytes]:
+        message = self.there.receive(DEADLINE_S)
+        return message.kind, message.payload
+
+
+@pytest.fixture
+def met() -> Iterator[Met]:
+    made = Met()
+    yield made
+    made.far.close()
+    made.there.close()
+
+
+def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
+    monkeypatch.setattr(met.far._speaker, "_say_s", 0.01)
+    met.far.tell(Said.ABORT, pack_bytes("t", b"why"))
+
+    assert met.heard()[0] == Said.ABORT
+    assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
+    assert met.far._socket.gettimeout() is None
+    met.there.send(Said.FIGURES, Figures(bytes_sent=5).to_json(), timeout_s=DEADLINE_S)
+    until(lambda: met.far.figures.bytes_sent == 5)
+
+
+def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
+    monkeypatch: pytest.MonkeyPatch, met: Met
+) -> None:
+    monkeypatch.setattr(met.far._speaker, "_say_s", 0.05)
+
+    for _ in range(64):
+        met.far.tell(Said.ABORT, pack_bytes("t", bytes(1 << 20)))
+
+    assert met.is_lost.wait(DEADLINE_S)
+    assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not taken within 0.05 s"]
+
+
+def test_a_rank_that_closes_its_socket_is_lost(met: Met) -> None:
+    met.there.close()
+
+    assert met.is_lost.wait(DEADLINE_S)
+    assert met.said[0] == "rank 1 of 2 moves its KV no more: the other end is gone"
+
+
+def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> None:
+    sender = met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
+    blocks = tuple(range(8000))
+    sender.begin(replace(TICKET, ticket_id="t"))
+    tables = (blocks, blocks, (*blocks, 9000), blocks[:10], [*blocks[:9], 77])
+    for layer, table in enumerate(tables):
+        sender.put("t", layer, 0, 150, table)
+    sender.put("gone", 0, 0, 150, blocks)
+    sender.commit("t", b"")
+    sender.put("t", 0, 0, 150, blocks)
+    met.far.tell(Said.CLOSE)
+
+    heard = [met.heard() for _ in range(len(tables) + 3)]
+    assert [kind for kind, _ in heard] == [Said.BEGIN, *[Said.PUT] * len(tables), Said.COMMIT, Said.CLOSE]
+    puts = [unpack_numbers(payload, 4)[1] for kind, payload in heard if kind == Said.PUT]
+    assert [len(numbers) - 4 for numbers in puts] == [8000, 0, 1, 10, 10]
+    heard_tables = TablesHeard()
+    heard_tables.begin("t")
+    assert [heard_tables.take("t", put[3], put[4:]) for put in puts] == [tuple(table) for table in tables]
+
+
+def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_holds_on() -> None:
+    tables = TablesHeard()
+    tables.begin("t")
+    first = tables.take("t", 0, (4, 5))
+
+    assert tables.take("t", 2, ()) is first
+    assert tables.take("gone", 0, (1,)) is None
+    with pytest.raises(ValueError, match="3 blocks of ticket t hold on, and 2 are known"):
+        tables.take("t", 3, ())
+
+
+@pytest.mark.parametrize("what", ["no message", "half a message", "taken by no one"])
+def test_a_rank_that_is_deaf_or_mute_shuts_its_socket_so_that_rank_0_hears_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtransfer.rank_half._SAY_S", 0.05)
+    ours, theirs = socket.socketpair()
+    pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
+    settings = replace(SETTINGS, port_range=None, secret=None)
+    with Channel(ours, Said) as there, RankHalf(pool, settings, theirs, lambda: 0.0) as half:
+        assert there.receive(DEADLINE_S).kind == Said.HERE
+        if what == "taken by no one":
+            for _ in range(64):
+                half._speaker.say(Said.FAILED, bytes(1 << 20))
+        else:
+            ours.sendall(b"\xff\xff\xff\xff\x00\x00\x00\x00" if what == "no message" else b"\x01\x00")
+
+        ended = select.poll()
+        ended.register(ours, 0)  # that the other end is shut comes unasked
+        assert ended.poll(DEADLINE_S * 1000) == [(ours.fileno(), select.POLLHUP)]
+    pool.close()
+
+
 def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
     ours, theirs = socket.socketpair()
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
@@ -204,42 +381,32 @@ def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
     far.close()
 
 
-def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words() -> None:
-    ours, theirs = socket.socketpair()
-    lost: list[str] = []
-    told = threading.Event()
+def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words(met: Met) -> None:
+    met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
+    met.there.send(Said.ACKED, b"\xff", timeout_s=DEADLINE_S)
 
-    def take(what: str) -> InstanceLost:
-        lost.append(what)
-        told.set()
-        return InstanceLost(what)
-
-    far, there = FarRank(ours, Rank(1, 2), take, Trust()), Channel(theirs, Said)
-    there.send(Said.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
-    far.meet(DEADLINE_S)
-    there.send(Said.ACKED, b"\xff", timeout_s=DEADLINE_S)
-
-    assert told.wait(DEADLINE_S)
-    assert lost == ["what rank 1 of 2 says of its hand-offs is not understood: 1 bytes are no message about a ticket"]
-    assert far.endpoints == (ENDPOINT,)
-    far.close()
-    there.close()
+    assert met.is_lost.wait(DEADLINE_S)
+    assert met.said == [
+        "what rank 1 of 2 says of its hand-offs is not understood: 1 bytes are no message about a ticket"
+    ]
+    assert met.far.endpoints == (ENDPOINT,)
 
 
-def test_a_rank_hears_of_another_tables_addresses_before_the_next_ticket() -> None:
-    ours, theirs = socket.socketpair()
+def test_a_rank_hears_at_once_of_another_tables_addresses() -> None:
     trust = Trust(addresses=LiveAddresses(["10.0.0.1"]))
-    far, there = FarRank(ours, Rank(1, 2), InstanceLost, trust), Channel(theirs, Said)
+    met = Met(trust)
+
     trust.follow(["10.0.0.1", "10.0.0.2"])
 
-    far.tell(Said.ABORT, pack_bytes("t", b"why"))
-
-    heard = [there.receive(DEADLINE_S) for _ in range(2)]
-    assert [(one.kind, one.payload) for one in heard] == [
-        (Said.ADDRESSES, b"10.0.0.1\n10.0.0.2"), (Said.ABORT, pack_bytes("t", b"why")),
-    ]  # fmt: skip
-    far.close()
-    there.close()
+    assert met.heard() == (Said.ADDRESSES, b"10.0.0.1\n10.0.0.2")
+    trust.follow(["10.0.0.2", "10.0.0.1"])  # the same
+    met.far.tell(Said.ABORT, pack_bytes("t", b"why"))
+    assert met.heard()[0] == Said.ABORT
+    met.far.close()
+    trust.follow(["10.0.0.3"])  # no one is told
+    with pytest.raises(ChannelClosed):
+        met.heard()
+    met.there.close()
 
 
 def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
@@ -255,7 +422,7 @@ def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
 
 
 def test_what_is_said_comes_out_as_it_went_in() -> None:
-    ticket = Ticket("ab" * 16, 77, "decode-0", 150, 16, 10.0, (ENDPOINT,))
+    ticket = TICKET
     stats = SendStats("tcp", 1 << 40, 0.5, 1, 7)
     status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
     figures = Figures(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
