@@ -126,7 +126,7 @@ class Journal:
                     break
                 self._end += len(line)
                 record = decode(line)
-                if record is not None and record.position < len(self._offsets):
+                if record is not None:
                     self._take(record, len(line))
         parted = difference(told, binding)
         if not self.is_empty and parted is not None:
@@ -160,7 +160,13 @@ class Journal:
         self._is_synced = False
 
     def _take(self, record: Record, length: int) -> None:
-        """Count a record of an earlier run, once for a position: the first, but a good answer instead of a failure."""
+        """Count a record of an earlier run, once for a position: the first, but a good answer instead of a failure.
+
+        One past the end of the input is of a longer input: it is an answer all the same, and `_take_up` refuses it.
+        """
+        self.is_empty = False
+        if record.position >= len(self._offsets):
+            return
         if record.position in self._failed and not record.outcome.failed:
             self._failed.remove(record.position)
             self.num_done -= 1

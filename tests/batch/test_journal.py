@@ -186,6 +186,17 @@ def test_a_journal_with_answers_of_another_run_is_refused_and_left_as_it_is(
     assert path.read_bytes() == content
 
 
+def test_answers_of_a_longer_input_are_refused_and_left_as_they_are(path: Path) -> None:
+    journal = Journal.open(path, {"input": "A"}, 600)
+    journal.append(Record(13, RECORDS[0].outcome))
+    journal.close()
+    content = path.read_bytes()
+
+    with pytest.raises(ConfigError, match="has the answers of another run: input was A and is B now; "):
+        Journal.open(path, {"input": "B"}, 2)
+    assert path.read_bytes() == content
+
+
 def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path) -> None:
     _open(path, {"model": "other"}).close()
     journal = _open(path)
