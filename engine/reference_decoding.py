@@ -1,7 +1,8 @@
 """What every sampling feature must give, from plain transformers: its forward pass, its processors, its beam search.
 
 One prompt at a time, in a row for each sequence wanted of it, one token at a time. Nothing is the engine's but the
-random numbers (counter_hash.py), by definition. Penalties that transformers lacks, presence and frequency, are counted.
+random numbers (sampling/counter_hash.py), by definition. Penalties that transformers lacks, presence and frequency, are
+counted.
 """
 
 import math

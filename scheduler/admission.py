@@ -1,4 +1,4 @@
-"""The queue of the cluster: prompts wait here, in the order of fair_queue.py, until placement finds them room.
+"""The queue of the cluster: prompts wait here, in the order of queue/fair_queue.py, until placement finds them room.
 
 Bounded in prompts and in tokens. Where the first has no room, the next few may pass it, but only so often: then all
 wait for it, so a large prompt is not passed for ever.

@@ -58,9 +58,9 @@ class Tokens:
         return await self._threads.run(self._encode, text, add_special_tokens)
 
     async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
-        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin (pairs.py).
+        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin.
 
-        Raises PromptTooLong as `encode` does, for texts that are not to be cut to `longest`.
+        See tokenizer/pairs.py. Raises PromptTooLong as `encode` does, for texts that are not to be cut to `longest`.
         """
         if longest is None:
             self._check_chars(len(first) + len(second), "text_2")

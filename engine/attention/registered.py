@@ -2,7 +2,7 @@
 
 name          | masks                                   | for
 NAME          | none: the step's metadata says who sees | every step
-PROBE         | one that says what it would be          | one token of kv_probe.py, which compares it with what is asked
+PROBE         | one that says what it would be          | one token of engine/kv_probe.py, which compares it
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _NEUTRAL = frozenset(
 
 
 class LayerHandler(Protocol):
-    """Who does the work of a layer: the pool's PagedAttention, or the probe of kv_probe.py."""
+    """Who does the work of a layer: the pool's PagedAttention, or the probe of engine/kv_probe.py."""
 
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions

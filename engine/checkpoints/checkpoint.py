@@ -1,4 +1,4 @@
-"""A checkpoint folder as transformers reads it: its config, and what of it we refuse. Its weights: network.py."""
+"""A checkpoint folder as transformers reads it: its config, what of it we refuse. Its weights: engine/network.py."""
 
 import inspect
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which models are refused by their config alone, and in which words. What a config does not tell: kv_probe.py."""
+"""Which models are refused by their config alone, in which words. What a config does not tell: engine/kv_probe.py."""
 
 from pathlib import Path
 from typing import Any

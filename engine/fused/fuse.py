@@ -2,7 +2,7 @@
 
 find the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
 
-Nothing is freed before the first layer agrees. Other networks get the faster layout of linear_layout.py.
+Nothing is freed before the first layer agrees. Other networks get the faster layout of engine/linear_layout.py.
 """
 
 import json

@@ -21,8 +21,8 @@ from wire.types import PromptState
 class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
-    Full blocks are named by what they hold and found again (prefix.py) where `cached_block_size`, their tokens, is set;
-    `rope` sets apart keys that depend on their prompt's length.
+    Full blocks are named by what they hold and found again (engine/prefix.py) where `cached_block_size`, their tokens,
+    is set; `rope` sets apart keys that depend on their prompt's length.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """All that touches pool bytes: into staging memory before they are sent, from it into the slots after they came.
 
 A group of a device sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
-but for its digest (torch_mover.py). Needs torch.
+but for its digest (kvtransfer/torch_mover.py). Needs torch.
 """
 
 from typing import Protocol

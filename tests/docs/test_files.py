@@ -1,6 +1,8 @@
-"""Every file that the documents name is there, and every link in them leads to one."""
+"""Every file that the documents and docstrings name is there, and every link in them leads to one."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,27 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 NAMED = re.compile(rf"(?<![\w/.}}>-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+SOURCES = re.compile(r"(?<![\w/.*}>-])((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+OTHERS = {  # of torch_npu, FlashInfer, vLLM, and what a user of ours may have in his folder
+    "_op_plugin_docs.py", "torch_npu/npu/graphs.py", "flashinfer/__init__.py", "vllm/entrypoints/api_server.py",
+    "entrypoints/llm.py", "engine.py", "wire.py",
+}  # fmt: skip
+
+
+def _docstrings(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, DOCUMENTED):
+            yield ast.get_docstring(node) or ""
+
+
+def _missing_sources(source: Path, root: Path = ROOT) -> list[str]:
+    """Return what docstrings name that lies neither beside their own file, nor in its package, nor in `root`."""
+    package = root / source.relative_to(root).parts[0]
+    named = [name for text in _docstrings(source) for name in SOURCES.findall(text) if name not in OTHERS]
+    return [name for name in named if not any((at / name).exists() for at in (source.parent, package, root))]
 
 
 def _missing(page: Path) -> list[str]:
@@ -29,6 +52,22 @@ def test_a_file_that_is_not_there_is_found(tmp_path: Path) -> None:
     page.write_text("`docs/hand-off.md`, `kvtransfer/no_such.py`, [gone](gone.md), [site](https://example.org/x.md)\n")
 
     assert _missing(page) == ["kvtransfer/no_such.py", "gone.md"]
+
+
+@pytest.mark.parametrize("folder", [name for name in FOLDERS if any((ROOT / name).rglob("*.py"))])
+def test_what_docstrings_name_is_there(folder: str) -> None:
+    missing = {str(source.relative_to(ROOT)): _missing_sources(source) for source in (ROOT / folder).rglob("*.py")}
+
+    assert {source: names for source, names in missing.items() if names} == {}
+
+
+def test_a_source_that_is_not_there_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "package" / "inner" / "here.py"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "package" / "there.py").write_text("")
+    source.write_text('"""See here.py, there.py, package/there.py and gone.py."""\n')
+
+    assert _missing_sources(source, tmp_path) == ["gone.py"]
 
 
 def test_every_page_is_found_from_the_readme() -> None:
