@@ -15,6 +15,8 @@ from itertools import accumulate
 from devices.interface import Device
 from devices.out_of_memory import is_out_of_memory
 from devices.touch import in_a_line
+from engine.attention import torch_paged, varlen
+from engine.attention.interface import GraphBackend
 from engine.decode_graphs import graph_sizes
 from engine.interface import EngineInfo
 from engine.step import BatchSequence, SampleRow, StepBatch
@@ -25,11 +27,13 @@ from wire.types import SamplingParams
 
 _log = EventLogger("engine")
 
-_DECODED_KEYS = 1 << 16
-"""Tokens of KV of all decoding sequences together; attention by torch gathers so many at once (torch_paged.py)."""
+_DECODED_KEYS = max(torch_paged.MOST_KEYS, varlen.MOST_KEYS)
+"""Tokens of KV of all decoding sequences together: no attention gathers more at once, and some gather fewer."""
 _STRIDE = 7919
 """Neighbours in a dummy step differ, so that experts share its tokens as they do those of a text."""
 _INT64 = 8
+_HISTORY = (0,)
+"""Tokens that a dummy's penalty counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,18 @@ class Headroom:
 
 
 def measure_headroom(
-    make_model: Callable[[], TorchModel], device: Device, largest: LargestStep, *, graph_rows: int,
-    table_width: Callable[[int, int], int],
+    make_model: Callable[[], TorchModel], device: Device, largest: LargestStep, *, graph_rows: int = 0,
+    graphs: GraphBackend | None = None,
 ) -> Headroom:  # fmt: skip
     """Run the largest steps, each on a model with a pool of `num_blocks` of its own, and return what they took at most.
 
-    `table_width` is the attention backend's where there are graphs. Raises ConfigError, with the numbers, where a step
-    does not fit beside the weights; whatever else fails is told in the log, and nothing is kept free for it.
+    `graphs` is the attention backend where steps of up to `graph_rows` sequences are replayed. Raises ConfigError, with
+    the numbers, where a step does not fit beside the weights; whatever else fails is told in the log, and nothing is
+    kept free for it.
     """
     try:
         step_bytes = _peak(make_model, device, lambda model: _run(model, largest_batch(model.info, largest)))
-        graph_bytes = _graph_bytes(make_model, device, graph_rows, table_width) if graph_rows else 0
+        graph_bytes = _graph_bytes(make_model, device, graph_rows, graphs) if graph_rows and graphs is not None else 0
     except Exception as error:
         if not is_out_of_memory(error):  # a driver's or the network's: a prompt's own step will say it
             _log.warning("headroom_not_measured", device=device.name, error=in_a_line(error))
@@ -116,12 +121,15 @@ def _decoding(info: EngineInfo, sequences: int, first: int) -> list[BatchSequenc
 
 
 def _batch(info: EngineInfo, parts: list[BatchSequence]) -> StepBatch:
-    """Return a step of these sequences; the last row of each is sampled, and its likelihood told."""
+    """Return a step of these sequences; the last row of each is sampled, and its likelihood told.
+
+    Each has a penalty, as that makes another copy of the logits, which is there until a token is chosen.
+    """
     num_tokens = sum(part.count for part in parts)
     token_ids = tuple(place * _STRIDE % info.vocab_size for place in range(num_tokens))
-    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, max_tokens=1, seed=0)
+    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, max_tokens=1, seed=0, frequency_penalty=0.5)
     ends = accumulate(part.count for part in parts)
-    return StepBatch(token_ids, tuple(parts), tuple(SampleRow(end - 1, params, 0, 0) for end in ends))
+    return StepBatch(token_ids, tuple(parts), tuple(SampleRow(end - 1, params, 0, 0, history=_HISTORY) for end in ends))
 
 
 def _run(model: TorchModel, batch: StepBatch) -> None:
@@ -150,17 +158,23 @@ def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable
 
 
 def _graph_bytes(
-    make_model: Callable[[], TorchModel], device: Device, rows: int, table_width: Callable[[int, int], int]
+    make_model: Callable[[], TorchModel], device: Device, rows: int, backend: GraphBackend
 ) -> int:  # fmt: skip
-    """Return what graphs of steps up to `rows` sequences keep: the largest's tensors, shared, and inputs and logits."""
+    """Return what graphs of steps up to `rows` sequences keep.
+
+    The largest's tensors and the logits are shared by all; inputs, and what attention keeps, are each graph's own.
+    """
     kept = 0
 
     def run(model: TorchModel) -> None:
         nonlocal kept
         info, logits = model.info, model.logits(decode_batch(model.info, rows))
         most = info.layout.num_blocks_for(info.max_model_len)
-        widths = {table_width(min(most, 1 << power), most) for power in range(most.bit_length() + 1)}
-        inputs = sum(size * (4 + width) * _INT64 for size in graph_sizes(rows) for width in widths)
-        kept = inputs + logits.numel() * logits.element_size()
+        widths = {backend.table_width(min(most, 1 << power), most) for power in range(most.bit_length() + 1)}
+        own = sum(
+            size * (4 + width) * _INT64 + backend.fixed_bytes(size, width)
+            for size in graph_sizes(rows) for width in widths
+        )  # fmt: skip
+        kept = own + logits.numel() * logits.element_size()
 
     return _peak(make_model, device, run) + kept

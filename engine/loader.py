@@ -98,9 +98,9 @@ def load_model(
     headroom = Headroom()
     if largest_step is not None and kv_cache_memory is None and not device.traits.pools_on_host:
         smallest = num_blocks(info, largest_step, rows)
-        width = backend.table_width if isinstance(backend, GraphBackend) else max
+        graphs = backend if isinstance(backend, GraphBackend) else None
         headroom = measure_headroom(
-            lambda: model_on(smallest, 0, 0), device, largest_step, graph_rows=rows, table_width=width
+            lambda: model_on(smallest, 0, 0), device, largest_step, graph_rows=rows, graphs=graphs
         )  # fmt: skip
     budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom)
     budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)

@@ -35,6 +35,10 @@ class PagedLibrary(AttentionBackend, Protocol):
         """See GraphBackend; None where such steps are not its own."""
         ...
 
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """See GraphBackend."""
+        ...
+
 
 def make_cuda_attention(device: Device) -> "CudaAttention":
     """Return the backend with the library that this machine has; why stands in `note`."""
@@ -86,6 +90,10 @@ class CudaAttention:
     def table_width(self, needed: int, most: int) -> int:
         """See GraphBackend; a library reads no more than each row needs, however wide the tables are."""
         return self.torch.table_width(needed, most) if self.needs_narrow else most
+
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """See GraphBackend: those of the library."""
+        return 0 if self.library is None else self.library.fixed_bytes(rows, width)
 
     def give_up(self, error: Exception) -> None:
         """Leave the library for good, for what torch has: it failed."""

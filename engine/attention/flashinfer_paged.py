@@ -23,6 +23,9 @@ from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
 WORKSPACE_BYTES = 128 << 20
+FIXED_WORKSPACE_BYTES = 8 << 20
+"""Of plans, which every wrapper takes for itself on the device, and again in pinned memory of the host."""
+_INT32 = 4
 DIMS = (64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16)
 _FEW = 2
@@ -117,6 +120,12 @@ class FlashInferAttention:
     def table_width(self, needed: int, most: int) -> int:
         """Return `most`: its kernels read no tables, and each row's pages from where a plan has put them."""
         return most
+
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """See GraphBackend: a wrapper for each kind of layer, with a workspace and int32 buffers of its own."""
+        ends_and_lengths = 2 * (rows + 1) + rows  # of pages and, with tensor cores, of queries
+        own = FIXED_WORKSPACE_BYTES + _INT32 * (rows * width + ends_and_lengths)
+        return own * len({kind for kind, _ in self._wrappers})
 
     def wrapper_for(self, kind: LayerKind, *, is_decode: bool) -> _Planned:
         """Return the wrapper of such steps and layers; it is planned anew for each step."""

@@ -86,3 +86,10 @@ class GraphBackend(AttentionBackend, Protocol):
         There is a graph for each width.
         """
         ...
+
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """Return the bytes of the device that one plan_decode keeps beside its inputs, after its first run.
+
+        It is for tables of [rows, width] and for the kinds of layer that have run: call it after a step.
+        """
+        ...

@@ -51,6 +51,10 @@ class NpuAttention:
         """See GraphBackend: the op reads what each row needs, torch gathers keys of the whole width."""
         return self.torch.table_width(needed, most) if self._refused else most
 
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """Nothing: what a run makes is the graph's own, and the mask of chunks is not made for it."""
+        return 0
+
     def takes(self, layer: Layer) -> bool:
         """Whether the op attends this layer; why not is told once."""
         why = why_not(layer)

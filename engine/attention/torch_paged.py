@@ -41,6 +41,10 @@ class TorchPagedAttention:
         """Return the next power of two: a graph for each, and at most half of what is gathered is for nothing."""
         return min(most, 1 << (needed - 1).bit_length())
 
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """Nothing: what a run makes is the graph's own."""
+        return 0
+
 
 class TorchPagedStep(SlotWriter):
     """One step; keeps what its layers share."""

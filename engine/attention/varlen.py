@@ -54,6 +54,10 @@ class VarlenAttention:
     def plan_decode(self, inputs: DecodeInputs) -> None:
         """None: the gather would be as wide as the tables, and torch_paged.py does that."""
 
+    def fixed_bytes(self, rows: int, width: int) -> int:
+        """Nothing, as it has no fixed steps."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:

@@ -33,9 +33,8 @@ def _measured(part: Part, largest: LargestStep) -> Headroom:
     info = part_info(part, _layout(part, 1))
     layout = _layout(part, num_blocks(info, largest, 0))
     return measure_headroom(
-        lambda: part.make_model(part_info(part, layout), part.device.make_pool(layout)), part.device, largest,
-        graph_rows=0, table_width=max,
-    )  # fmt: skip
+        lambda: part.make_model(part_info(part, layout), part.device.make_pool(layout)), part.device, largest
+    )
 
 
 def _layout(part: Part, blocks: int) -> PoolLayout:

@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from engine import decode_graphs
 from engine.attention import flashinfer_paged, torch_paged, varlen
 from engine.attention.cuda import CudaAttention, choose_library
-from engine.attention.flashinfer_paged import FlashInferAttention
+from engine.attention.flashinfer_paged import FIXED_WORKSPACE_BYTES, FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, GraphBackend, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables, read_tables
 from engine.attention.torch_paged import TorchPagedAttention
@@ -271,6 +271,19 @@ def test_what_flashinfer_does_not_take_is_torchs(shape: Shape, options: Attentio
 
     assert made() == []
     assert backend.table_width(3, 99) == 4
+
+
+def test_flashinfer_keeps_a_workspace_and_its_pages_for_each_fixed_step_and_kind_of_layer() -> None:
+    backend, case = with_flashinfer(), make_case(_DECODES, _HALF)
+    assert backend.fixed_bytes(4, 10) == 0, "no layer ran"
+
+    agree(case.run(backend, AttentionOptions(0.1)), case, AttentionOptions(0.1))
+    one = backend.fixed_bytes(4, 10)
+    case.run(backend, AttentionOptions(0.1, sliding_window=7))
+
+    assert one == FIXED_WORKSPACE_BYTES + 4 * (4 * 10 + 3 * 4 + 2)
+    assert backend.fixed_bytes(4, 10) == 2 * one
+    assert CudaAttention(None).fixed_bytes(4, 10) == 0
 
 
 def test_a_library_that_fails_is_left_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from devices.device_pool import DevicePool
+from engine.attention import torch_paged, varlen
+from engine.attention.cuda import CudaAttention
 from engine.fake import fake_info
 from engine.headroom import LargestStep, decode_batch, largest_batch, num_blocks
 from engine.loader import LoadedModel, load_model
+from engine.step import SampleRow
 from engine.torch_model import TorchModel
 from tests.devices.capturing_device import CapturingDevice
 from tests.devices.fake_device import FakeDevice
@@ -19,9 +22,11 @@ from tests.engine.fake_engines import CONFIG
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
+from wire.types import SamplingParams
 
 TOTAL = 96 << 20
 STEP = LargestStep(prompt_tokens=48, sequences=6)
+PLAIN = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, max_tokens=1, seed=0)
 
 
 def load(path: Path, device: Any, largest: LargestStep | None = STEP, **options: Any) -> LoadedModel:
@@ -120,6 +125,33 @@ def test_what_a_first_step_makes_for_good_is_in_use_and_not_left_to_steps(
     assert abs(device.left() - plain.left()) < 1 << 20
 
 
+def test_rows_with_penalties_and_masks_take_no_more_than_the_dummies(llama: Path) -> None:
+    model = load(llama, FakeDevice(total_bytes=TOTAL)).model
+    dummies = largest_batch(model.info, LargestStep(1, 64))
+    params = replace(PLAIN, repetition_penalty=1.1)
+    all_allowed = memoryview(b"\xff" * VOCAB_SIZE)
+    shaped = tuple(
+        SampleRow(row.row, params, 0, 1, history=(5,), prompt_length=1, mask=all_allowed) for row in dummies.samples
+    )
+
+    most, took, plain = (
+        FakeDevice().peak_bytes(lambda samples=samples: _launch(model, replace(dummies, samples=samples)))  # type: ignore[misc]
+        for samples in (dummies.samples, shaped, tuple(replace(row, params=PLAIN) for row in dummies.samples))
+    )
+
+    assert most >= took > plain
+    model.close()
+
+
+def test_the_dummies_hold_as_many_keys_as_any_attention_gathers_at_once() -> None:
+    layout = PoolLayout([KvTensor(0, "k", 1, 8, "float32")], num_blocks=1, block_size=16)
+    info = replace(fake_info(CONFIG), max_model_len=8192, layout=layout)
+
+    gathered = sum(part.kv_length for part in decode_batch(info, 64).sequences)
+
+    assert gathered >= max(torch_paged.MOST_KEYS, varlen.MOST_KEYS) - 64 * 16
+
+
 def test_more_tokens_and_more_sequences_take_more(llama: Path) -> None:
     took = []
     for step in (STEP, LargestStep(16, 6), LargestStep(48, 2)):
@@ -178,6 +210,27 @@ def test_graphs_have_their_part(llama: Path) -> None:
     assert note_of(graphs).endswith(" MiB of it to graphs")
     eager.model.close()
     graphs.model.close()
+
+
+def test_what_attention_keeps_for_each_graph_is_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CapturingDevice(total_bytes=TOTAL)
+    without = load(llama, device, max_graph_rows=2)
+    asked: list[tuple[int, int]] = []
+
+    def fixed_bytes(self: CudaAttention, rows: int, width: int) -> int:
+        asked.append((rows, width))
+        return 1 << 20
+
+    monkeypatch.setattr(CudaAttention, "fixed_bytes", fixed_bytes)
+    loaded = load(llama, device, max_graph_rows=2)
+
+    block = loaded.model.memory.layout.token_bytes * 16
+    graphs = set(asked)
+    assert len(graphs) > 2
+    assert {rows for rows, _ in graphs} == {1, 2}
+    assert abs(pool_bytes(without) - pool_bytes(loaded) - (len(graphs) << 20)) <= block
+    loaded.model.close()
+    without.model.close()
 
 
 def test_a_pool_of_the_users_own_size_is_not_measured_for(llama: Path) -> None:
