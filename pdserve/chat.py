@@ -8,7 +8,7 @@ from pdserve.talk import Talk, talk_parser
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    parser = talk_parser("chat", "Chat with a served model.")
+    parser = talk_parser("chat", "Chat with a served model.", own_limit="all the context that is left")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before all else")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)

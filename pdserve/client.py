@@ -87,15 +87,19 @@ class Client:
         """Yield the events of a streamed answer as they come. Raises Unavailable when it fails, in its words."""
         connection = self._connect()
         try:
-            response = self._send(connection, "POST", path, {**body, "stream": True})
-            if response.status != 200:
-                raise Unavailable(f"HTTP {response.status}: {_message(response.read())}")
-            for line in response:
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    event = json.loads(line[5:])
-                    if "error" in event:
-                        raise Unavailable(_message(line[5:]))
-                    yield event
+            connection.connect()
+        except OSError as error:
+            raise self._silent(error) from error
+        try:
+            with self._send(connection, "POST", path, {**body, "stream": True}) as response:
+                if response.status != 200:
+                    raise Unavailable(f"HTTP {response.status}: {_message(response.read())}")
+                for line in response:
+                    if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                        event = json.loads(line[5:])
+                        if "error" in event:
+                            raise Unavailable(_message(line[5:]))
+                        yield event
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"{self.base_url} broke off: {error}") from error
         finally:
@@ -107,10 +111,12 @@ class Client:
             response = self._send(connection, method, path, body)
             return Reply(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "strerror", None) or error
-            raise Unavailable(f"{self.base_url} does not answer: {why}") from error
+            raise self._silent(error) from error
         finally:
             connection.close()
+
+    def _silent(self, error: OSError | http.client.HTTPException) -> Unavailable:
+        return Unavailable(f"{self.base_url} does not answer: {getattr(error, 'strerror', None) or error}")
 
     def _connect(self) -> http.client.HTTPConnection:
         if not self._is_https:

@@ -10,6 +10,8 @@ from pdserve.run_folder import ClusterState, RunFolder, default_run_dir
 from wire.errors import ConfigError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:9000"
+START_HINT = "`pdserve up --detach` starts a cluster on this machine"
+"""Said where nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,7 @@ class Where:
     @property
     def nothing_there(self) -> str:
         """What to say when nobody answers."""
-        return (
-            f"nothing answers at {self.base_url}: `pdserve up --detach` starts a cluster on this machine, "
-            "--url http://HOST:PORT names another one's scheduler"
-        )
+        return f"nothing answers at {self.base_url}: {START_HINT}, --url http://HOST:PORT names another one's scheduler"
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:

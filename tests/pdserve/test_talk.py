@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -44,7 +45,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
                 return self.answer(400, b'{"error": {"message": "it is too long"}}')
             texts = ("you said ", asked)
             choices = [{"delta": {"content": text}} if "messages" in body else {"text": text} for text in texts]
-            events = [{"choices": [choice]} for choice in choices]
+            events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
+            if asked == "break":
+                events[1] = {"error": {"message": "the instance is gone"}}
             lines = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (*events, {"choices": []}))
             return self.answer(200, lines + b"data: [DONE]\n\n")
 
@@ -88,6 +91,26 @@ def test_texts_are_continued_alone(
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_limit_and_a_temperature_are_asked_for_where_they_were_typed(server: Heard, command: str) -> None:
+    assert main([command, *_flags(server, "-q", "hi", "--max-tokens", "9", "--temperature", "0")]) == 0
+    assert main([command, *_flags(server, "-q", "hi")]) == 0
+
+    typed, not_typed = server.bodies
+    assert (typed["max_tokens"], typed["temperature"]) == (9, 0.0)
+    assert not {"max_tokens", "temperature"} & not_typed.keys()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("chat", "all the context that is left"), ("complete", "the server's; pdserve's is 16")]
+)
+def test_help_says_how_long_an_answer_may_be(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_quick_question_is_one_and_its_error_ends_the_command(
     server: Heard, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,12 +148,22 @@ def test_a_terminal_is_prompted_and_gets_no_commands_of_a_model(
         (["--url", "localhost:9000"], ConfigError, "--url localhost:9000: use http://HOST:PORT"),
         (["--url", "http://127.0.0.1:1"], Unavailable, "http://127.0.0.1:1 does not answer: Connection refused"),
         (["--base-url", "http://127.0.0.1:1"], Unavailable, "http://127.0.0.1:1 does not answer: Connection refused"),
+        (["--url", "http://127.0.0.1:1"], Unavailable, "; `pdserve up --detach` starts a cluster on this machine$"),
+        (
+            ["--url", "http://127.0.0.1:1", "--model-name", "m"],
+            Unavailable,
+            "1 does not answer: Connection refused; `pd",
+        ),
         (["--max-tokens", "0"], ConfigError, "--max-tokens 0: at least 1"),
+        (["--temperature", "-0.5"], ConfigError, "--temperature -0.5: 0 or more"),
+        (["--temperature", "nan"], ConfigError, "--temperature nan: 0 or more"),
+        (["--temperature", "inf"], ConfigError, "--temperature inf: 0 or more"),
     ],
 )
-def test_mistakes_are_said(argv: list[str], error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize("command", [chat, complete])
+def test_mistakes_are_said(argv: list[str], error: type[Exception], words: str, command: ModuleType) -> None:
     with pytest.raises(error, match=words):
-        complete.main([*argv, "-q", "x"])
+        command.main([*argv, "-q", "x"])
 
 
 def test_a_key_that_is_refused_and_another_server_are_said(server: Heard) -> None:
@@ -138,6 +171,34 @@ def test_a_key_that_is_refused_and_another_server_are_said(server: Heard) -> Non
         chat.main(["--url", server.url, "-q", "x"])
     with pytest.raises(ConfigError, match="refuses the API key"):
         chat.main(["--url", server.url.removesuffix("/proxy/v1"), "--api-key", "sk", "-q", "x"])
+
+
+def test_a_quick_question_that_is_stopped_ends_its_line(
+    server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(text: str) -> str:
+        if text == "hi":
+            raise KeyboardInterrupt
+        return text
+
+    monkeypatch.setattr("pdserve.talk._shown", interrupted)
+
+    assert main(["chat", *_flags(server, "-q", "hi")]) == 130
+
+    assert capsys.readouterr().out == "you said \n"
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_an_answer_that_fails_in_the_middle_ends_its_line_before_the_error(
+    server: Heard, quick: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("break\n"))
+
+    assert main(["chat", *_flags(server, *(["-q", "break"] if quick else []))]) == quick
+
+    told = capsys.readouterr()
+    assert told.out == "you said \n"
+    assert told.err == ("pdserve chat: " if quick else "") + "the instance is gone\n"
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_came(
