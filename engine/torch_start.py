@@ -2,8 +2,10 @@
 
 import gc
 import os
-from collections.abc import Iterator, MutableMapping
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from devices.npu_package import hide_before_torch
 
@@ -13,6 +15,20 @@ _SPIN_COUNT = "10000"
 _AUTOLOAD, _SPINS = "TORCH_DEVICE_BACKEND_AUTOLOAD", "GOMP_SPINCOUNT"
 _SET = (_AUTOLOAD, _SPINS)
 _YOUNG, _NEVER = 20_000, 1_000_000
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What an environment had when the first of those that are in `only_meanwhile` entered; `inside` counts them."""
+
+    before: dict[str, str | None]
+    inside: int = 0
+
+
+_guard = (
+    threading.Lock()
+)  # an environment is the whole process's: what several threads do to it is counted in one place
+_kept: dict[int, _Kept] = {}  # by the environment's id, while somebody is inside
 
 
 def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -34,16 +50,21 @@ def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.envir
 
 @contextmanager
 def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Take back at the end what the two above set: a process that is not ours keeps its environment."""
-    before = {name: environ.get(name) for name in _SET}
+    """Take back at the end what the two above set: a process that is not ours keeps its environment.
+
+    Of several at once, from whatever threads, the last to end takes it back, to what the first one found.
+    """
+    with _guard:
+        kept = _kept.setdefault(id(environ), _Kept({name: environ.get(name) for name in _SET}))
+        kept.inside += 1
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                environ.pop(name, None)
-            else:
-                environ[name] = value
+        with _guard:
+            kept.inside -= 1
+            if not kept.inside:
+                del _kept[id(environ)]
+                _restore(environ, kept.before)
 
 
 @contextmanager
@@ -59,3 +80,11 @@ def loading() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.freeze()
+
+
+def _restore(environ: MutableMapping[str, str], before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value

@@ -58,6 +58,34 @@ def test_a_process_that_is_not_ours_has_its_environment_back(before: dict[str, s
     assert environ == before
 
 
+def test_of_two_at_once_the_last_gives_the_environment_back_in_whatever_order_they_end() -> None:
+    environ = {"GOMP_SPINCOUNT": "7"}
+    first, second = only_meanwhile(environ), only_meanwhile(environ)
+
+    first.__enter__()
+    prepare_torch(1, environ)
+    environ["GOMP_SPINCOUNT"] = "9"
+    second.__enter__()
+    first.__exit__(None, None, None)
+    meanwhile = dict(environ)
+    second.__exit__(None, None, None)
+
+    assert meanwhile == {"GOMP_SPINCOUNT": "9", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "the second is still loading"
+    assert environ == {"GOMP_SPINCOUNT": "7"}
+
+
+def test_what_is_set_between_two_that_follow_each_other_stays() -> None:
+    environ: dict[str, str] = {}
+    with only_meanwhile(environ):
+        prepare_torch(2, environ)
+    environ["GOMP_SPINCOUNT"] = "7"
+
+    with only_meanwhile(environ):
+        prepare_torch(2, environ)
+
+    assert environ == {"GOMP_SPINCOUNT": "7"}
+
+
 def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
     before = gc.get_threshold()
 
