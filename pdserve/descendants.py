@@ -5,17 +5,18 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a process that still runs stands among the others."""
+class Place:
+    """Where a process that still runs stands among the others, and when it started, in clock ticks since boot."""
 
     parent: int
     session: int
+    started: int
 
 
 def end_descendants(timeout_s: float) -> bool:
@@ -26,18 +27,42 @@ def end_descendants(timeout_s: float) -> bool:
     deadline, sessions = time.monotonic() + timeout_s, set[int]()
     while True:
         places = _places()
+        sessions = inhabited(sessions, places)
         found = _below(os.getpid(), places, sessions)
         if not found:
             return True
         sessions |= {places[pid].session for pid in found} - {os.getsid(0)}
-        for life in [life for pid in found if (life := _killed(pid)) is not None]:
+        for life in [life for pid in found if (life := end_process(pid, places[pid].started)) is not None]:
             _wait(life, deadline)
             os.close(life)
         if time.monotonic() >= deadline:
             return False
 
 
-def _below(own: int, places: Mapping[int, _Place], sessions: set[int]) -> set[int]:
+def inhabited(sessions: Collection[int], places: Mapping[int, Place]) -> set[int]:
+    """Return those of `sessions` that a process is in: the number of another one may become a stranger's."""
+    return {place.session for place in places.values()}.intersection(sessions)
+
+
+def end_process(pid: int, started: int) -> int | None:
+    """Kill the process that has this pid since `started`; return a descriptor of its life, None where it is gone.
+
+    The kernel gives a pid out again: what has it is looked at once the descriptor holds it, before the signal.
+    """
+    try:
+        life = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    place = _place(Path(f"/proc/{pid}"))
+    if place is None or place.started != started:
+        os.close(life)
+        return None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(life, signal.SIGKILL)
+    return life
+
+
+def _below(own: int, places: Mapping[int, Place], sessions: set[int]) -> set[int]:
     found = {pid for pid, place in places.items() if place.session in sessions}
     grown = True
     while grown:
@@ -47,31 +72,22 @@ def _below(own: int, places: Mapping[int, _Place], sessions: set[int]) -> set[in
     return found - {own}
 
 
-def _killed(pid: int) -> int | None:
-    """Kill a process; return a descriptor of its life, None where it is gone."""
-    try:
-        life = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        signal.pidfd_send_signal(life, signal.SIGKILL)
-    return life
-
-
 def _wait(life: int, deadline: float) -> None:
     poll = select.poll()
     poll.register(life, select.POLLIN)
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _places() -> dict[int, _Place]:
+def _places() -> dict[int, Place]:
     """Return the processes that run, by pid; zombies are none."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = (folder / "stat").read_text(errors="replace")
-                state, parent, _, session = stat[stat.rindex(")") + 2 :].split()[:4]
-                if state not in "ZX":
-                    found[int(folder.name)] = _Place(int(parent), int(session))
-    return found
+    folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}
+
+
+def _place(folder: Path) -> Place | None:
+    try:
+        stat = (folder / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else Place(int(fields[1]), int(fields[3]), int(fields[19]))

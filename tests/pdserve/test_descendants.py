@@ -1,10 +1,14 @@
 """All that descends from a process is ended, orphans too, and the wait for it has an end."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pdserve.descendants import Place, end_process, inhabited
 from pdserve.run_folder import start_time
 
 # A child that leaves at once, and the orphan that it leaves in its session beside one that stays.
@@ -39,3 +43,29 @@ def test_children_and_theirs_are_gone_when_it_returns(tmp_path: Path) -> None:
         assert len(pids) == 3
         assert [start_time(pid) for pid in pids] == [None] * 3
         process.communicate("")
+
+
+def test_a_process_that_took_over_the_pid_of_one_that_was_found_lives_on() -> None:
+    sleeper = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
+    with subprocess.Popen(sleeper, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = start_time(process.pid)
+        assert started is not None
+
+        another = end_process(process.pid, started - 1)
+        alive = process.poll() is None
+        life = end_process(process.pid, started)
+
+        assert (another, alive) == (None, True)
+        assert life is not None
+        os.close(life)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert end_process(process.pid, started) is None
+
+
+@pytest.mark.parametrize(("session", "left"), [(7, {7}), (8, set())])
+def test_a_session_that_nobody_is_in_is_forgotten_before_its_number_comes_again(session: int, left: set[int]) -> None:
+    places = {70: Place(parent=1, session=session, started=5)}
+
+    assert inhabited({7, 9}, places) == left
