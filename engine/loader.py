@@ -25,6 +25,7 @@ from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
 from engine.model_folder import ModelFolder, describe, open_folder, read_network
 from engine.rope import rotate_by_sequence
+from engine.step_limit import DEFAULT_STEP_S
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
 from wire.kv_layout import KvTensor, PoolLayout
@@ -53,13 +54,14 @@ def load_model(
     gpu_memory_utilization: float = 0.9,
     max_graph_rows: int = 0,
     largest_step: LargestStep | None = None,
+    step_s: float = DEFAULT_STEP_S,
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
 
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
     of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. A pool whose
-    size is ours to choose leaves memory of the device for `largest_step`. Sets torch's thread count for the whole
-    process. Raises ConfigError, before the weights are read where the config tells.
+    size is ours to choose leaves memory of the device for `largest_step`. A step may take `step_s`. Sets torch's thread
+    count for the whole process. Raises ConfigError, before the weights are read where the config tells.
     """
     device = device or CpuDevice()
     device.activate()
@@ -92,7 +94,7 @@ def load_model(
         return TorchModel(
             weights.network, info=replace(info, layout=layout_of(blocks)), backend=backend, rope=rope,
             memory=device.make_pool(layout_of(blocks + spare)), keeps_logits=folder.checkpoint.keeps_logits,
-            fused=weights.fused, device=device, graph_rows=rows,
+            fused=weights.fused, device=device, graph_rows=rows, step_s=step_s,
         )  # fmt: skip
 
     headroom = Headroom()

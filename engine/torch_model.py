@@ -27,14 +27,12 @@ from engine.row_head import RowHead
 from engine.sampling.logprobs import rows_at_once
 from engine.sampling.sampler import TorchChooser
 from engine.step import Pending, PoolRows, StepBatch, StepOutput
+from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
 from engine.transfers import upload_ints
 from native import library
 from wire.errors import InternalError
-
-SETTLE_S = 10.0
-"""How long a step that failed may go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,7 @@ class TorchModel:
         reduce: Callable[[torch.Tensor], None] | None = None,
         device: Device | None = None,
         graph_rows: int = 0,
+        step_s: float = DEFAULT_STEP_S,
     ) -> None:
         """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
 
@@ -71,7 +70,7 @@ class TorchModel:
         `fused` is what became of the network's weights, where native kernels run it, and `reduce` then sums over the
         ranks that have a part of them each. The network and the pool lie on `device`, by default the CPU.
         Steps of up to `graph_rows` sequences that decode are replayed from graphs; the pool then has one block more
-        than `info.layout`, for rows of padding.
+        than `info.layout`, for rows of padding. A step may take `step_s`.
         """
         device = device or CpuDevice()
         self._network = network
@@ -81,7 +80,7 @@ class TorchModel:
         self._keeps_logits = keeps_logits
         self._rope = rope
         self._opened, self._device = device, device.torch_device
-        self._is_active = False
+        self._is_active, self._settle_s = False, queued_s(step_s)
         self._last_choice: torch.Tensor | None = None  # [num_samples] int64: what the last step launched ahead samples
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
@@ -149,14 +148,15 @@ class TorchModel:
     def _settle(self, error: BaseException) -> None:
         """Wait for what was launched of a step that failed: it may write blocks that are given away now.
 
-        Raises InternalError where that takes more than SETTLE_S: whoever watches the device finds out why.
+        Raises InternalError where that takes more than the steps in flight may: whoever watches the device finds out
+        why.
         """
         done = self._opened.event()
         done.record()
-        if not wait_until(lambda: done.is_done, SETTLE_S):
+        if not wait_until(lambda: done.is_done, self._settle_s):
             raise InternalError(
-                f"what was launched of a step that failed is not done on {self._opened.name} after {SETTLE_S:g} s "
-                f"({in_a_line(error)})"
+                f"what was launched of a step that failed is not done on {self._opened.name} after "
+                f"{self._settle_s:g} s ({in_a_line(error)})"
             ) from error
 
     def _run(

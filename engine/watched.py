@@ -16,13 +16,11 @@ from devices.interface import Device, Memory
 from devices.touch import Touch, in_a_line
 from engine.interface import EngineInfo
 from engine.step import Model, Pending, StepBatch, StepOutput
+from engine.step_limit import queued_s
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 
 _log = EventLogger("engine")
-
-TOUCH_S = 5.0
-"""How long a tiny op may take: steps that were launched before it are computed first."""
 
 OnLost = Callable[[PdserveError], None]
 """Told once when the device is lost: the instance has to end."""
@@ -34,8 +32,8 @@ Guard = Callable[[], AbstractContextManager[object]]
 class DeviceWatch:
     """Knows whether a device was lost. Any thread."""
 
-    def __init__(self, device: Device, on_lost: OnLost, touch_s: float = TOUCH_S) -> None:
-        """Takes a few bytes of the device."""
+    def __init__(self, device: Device, on_lost: OnLost, touch_s: float) -> None:
+        """Takes a few bytes of the device. `touch_s` is what a tiny op may take, behind all that is queued."""
         self._touch, self._on_lost, self._touch_s = Touch(device), on_lost, touch_s
         self._lock = threading.Lock()
         self._lost: str | None = None
@@ -125,11 +123,14 @@ class _WatchedStep:
             return self._pending.collect()
 
 
-def guard_of(device: Device, on_lost: OnLost) -> Guard:
-    """Return what work on this device is done within; nothing where it cannot be lost alone."""
-    return nullcontext if device.traits.pools_on_host else DeviceWatch(device, on_lost).guard
+def guard_of(device: Device, on_lost: OnLost, step_s: float) -> Guard:
+    """Return what work on this device is done within; nothing where it cannot be lost alone.
+
+    A step may take `step_s`: until those that are queued had their time the device is not lost.
+    """
+    return nullcontext if device.traits.pools_on_host else DeviceWatch(device, on_lost, queued_s(step_s)).guard
 
 
-def watched(model: Model, device: Device, on_lost: OnLost) -> Model:
-    """Return the model, watched where its device is one that can be lost alone."""
-    return model if device.traits.pools_on_host else WatchedModel(model, DeviceWatch(device, on_lost))
+def watched(model: Model, device: Device, on_lost: OnLost, step_s: float) -> Model:
+    """Return the model, watched where its device is one that can be lost alone; `step_s` as in guard_of."""
+    return model if device.traits.pools_on_host else WatchedModel(model, DeviceWatch(device, on_lost, queued_s(step_s)))

@@ -144,8 +144,9 @@ def _torch_model(
             gpu_memory_utilization=options.gpu_memory_utilization,
             max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
             largest_step=LargestStep(config.prefill_chunk_size(device.name), options.max_num_seqs),
+            step_s=options.rank_timeout,
         )
-    model = watched(loaded.model, device, on_lost)
+    model = watched(loaded.model, device, on_lost, options.rank_timeout)
     return model, (f"{choice.reason} ({device.describe()})", *loaded.notes)
 
 

@@ -51,6 +51,6 @@ def load_encoder_engine(config: InstanceConfig, on_lost: OnLost) -> tuple[Engine
             encoder, identify(path, name_of(path)), block_size=config.block_size(device.name),
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens(encoder.info.max_length), clock=time.monotonic,
-            guard=guard_of(device, on_lost),
+            guard=guard_of(device, on_lost, options.rank_timeout),
         )  # fmt: skip
     return core, (f"{choice.reason} ({device.describe()})", *notes)

@@ -79,7 +79,7 @@ class EngineOptions:
     )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
     share_devices: bool = flag(False, "two instances of the ranktable may have one GPU (never an NPU)")
-    rank_timeout: float = flag(10.0, "seconds ranks wait for each other in a step before they end", parse=float)
+    rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other end", parse=float)
     quantization: str | None = flag(
         None,
         "how the checkpoint is quantised; anything else in it is an error (default: what it says)",

@@ -83,7 +83,7 @@ class Part:
         return TorchModel(
             self.network, info=info, memory=pool, backend=self.backend,
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
-            fused=self.fused, reduce=self.reduce, device=self.device,
+            fused=self.fused, reduce=self.reduce, device=self.device, step_s=self.setup.step_s,
         )  # fmt: skip
 
 

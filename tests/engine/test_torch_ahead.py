@@ -171,10 +171,9 @@ def test_a_launch_that_fails_leaves_nothing_of_it_running(tmp_path: Path, monkey
     model.close()
 
 
-def test_a_failed_launch_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_launch_is_waited_for_as_long_as_two_steps_may_take(tmp_path: Path) -> None:
     device = DyingDevice(traits=LateDevice().traits)
-    model = load(make_tiny_model("llama", tmp_path), device)
-    monkeypatch.setattr("engine.torch_model.SETTLE_S", 0.05)
+    model = load(make_tiny_model("llama", tmp_path), device, step_s=0.025)
 
     def refuse(layer: int) -> None:
         device.answers.clear()

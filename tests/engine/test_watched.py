@@ -12,7 +12,7 @@ from devices.cpu import CpuDevice
 from engine.core import EngineCore
 from engine.fake import FakeModel
 from engine.step import Pending, StepBatch
-from engine.watched import DeviceWatch, WatchedModel, watched
+from engine.watched import DeviceWatch, WatchedModel, guard_of, watched
 from tests.devices.dying_device import FAULT, DyingDevice
 from tests.engine.fake_engines import CONFIG, prompt, run, wanted
 from wire.errors import InstanceLost, PdserveError
@@ -166,5 +166,25 @@ def test_copies_of_blocks_are_guarded_too(what: str) -> None:
 def test_on_the_cpu_nothing_is_watched() -> None:
     model = FakeModel(CONFIG)
 
-    assert watched(model, CpuDevice(), lambda error: None) is model
+    assert watched(model, CpuDevice(), lambda error: None, 10.0) is model
+    model.close()
+
+
+def fail() -> None:
+    raise RuntimeError("a harmless one")
+
+
+def test_a_device_is_given_the_time_of_the_steps_that_may_be_queued_on_it() -> None:
+    device, told = DyingDevice(), list[PdserveError]()
+    device.answers.clear()
+    model = watched(FailingModel(lambda what: fail()), device, told.append, 0.05)
+    guard = guard_of(device, told.append, 0.05)
+
+    with pytest.raises(InstanceLost, match=r"did not do a tiny op within 0\.1 s"):
+        model.copy_block(1, 2)
+    with pytest.raises(InstanceLost, match=r"did not do a tiny op within 0\.1 s"), guard():
+        fail()
+    device.answers.set()
+
+    assert len(told) == 2, "each of the two watches"
     model.close()
