@@ -87,6 +87,7 @@ class GroupSum:
         try:
             self._add_up(tensor, self._step_s)
         except RuntimeError as error:
+            self._give_up()
             raise ReduceFailed(_in_one_line(error)) from error
         except ReduceFailed:
             self._give_up()
@@ -104,7 +105,7 @@ class GroupSum:
 
     def _give_up(self) -> None:
         """End what the device would wait for: else whoever waits for the device has no end either."""
-        if self._collective.abort is not None:
+        if self._collective.polls and self._collective.abort is not None:
             with contextlib.suppress(RuntimeError):
                 self._collective.abort(self._group, 0)
 

@@ -203,6 +203,11 @@ def test_a_sum_that_broke_counts_as_none(make_ways: Callable[[str, int], Ways]) 
     class BrokenGroup:
         """Its sums are over at once, as NCCL's are where a peer is gone."""
 
+        is_aborted = False
+
+        def abort(self) -> None:
+            self.is_aborted = True
+
         def allreduce(self, tensors: list[torch.Tensor], options: Any) -> "BrokenGroup":
             return self
 
@@ -214,9 +219,11 @@ def test_a_sum_that_broke_counts_as_none(make_ways: Callable[[str, int], Ways]) 
                 raise RuntimeError("remote error")
 
     def work(number: int, add_up: Sum) -> None:
-        add_up._group = BrokenGroup()  # type: ignore[attr-defined]
+        group = BrokenGroup()
+        add_up._group = group  # type: ignore[attr-defined]
         with pytest.raises(ReduceFailed, match="remote error"):
             add_up(torch.ones(8))
+        assert group.is_aborted  # else its kernel goes on, and who waits for the device has no end
 
     _on_all(make_ways("device", 2), work)
 
