@@ -23,12 +23,10 @@ from kvtransfer.rank_messages import (
     Figures,
     Said,
     pack_bytes,
-    pack_error,
     pack_numbers,
     pack_ticket,
     unpack_bytes,
     unpack_endpoints,
-    unpack_error,
     unpack_numbers,
     unpack_stats,
 )
@@ -39,6 +37,7 @@ from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
 from wire.kv_layout import Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
+from wire.rank_words import pack_error, unpack_error
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 

@@ -27,11 +27,9 @@ from kvtransfer.rank_messages import (
     Said,
     pack_bytes,
     pack_endpoints,
-    pack_error,
     pack_numbers,
     pack_stats,
     unpack_bytes,
-    unpack_error,
     unpack_numbers,
     unpack_ticket,
 )
@@ -41,6 +39,7 @@ from kvtransfer.sender import KvSender
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError
 from wire.rank_channel import Channel, ChannelClosed, Message
+from wire.rank_words import pack_error, unpack_error
 from wire.secret import Secret
 from wire.trust import LiveAddresses, Trust
 

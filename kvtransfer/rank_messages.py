@@ -14,12 +14,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
-from wire.errors import InternalError, PdserveError, from_name, to_name
+from wire.rank_words import read_object
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _LENGTH = struct.Struct("<H")
@@ -61,7 +60,7 @@ class HalfSettings:
     @classmethod
     def from_json(cls, payload: bytes) -> "HalfSettings":
         """Raises ValueError for what `to_json` did not make."""
-        values = _read_object(payload, cls)
+        values = read_object(payload, cls)
         ports = values["port_range"]
         values["port_range"] = None if ports is None else (int(ports[0]), int(ports[1]))
         return cls(**{**values, "transports": tuple(values["transports"]), "addresses": tuple(values["addresses"])})
@@ -83,7 +82,7 @@ class Figures:
     @classmethod
     def from_json(cls, payload: bytes) -> "Figures":
         """Raises ValueError for what `to_json` did not make."""
-        values = _read_object(payload, cls)
+        values = read_object(payload, cls)
         links = tuple(
             ((str(life[0]), int(life[1])), LinkStatus(**{**one, "passed_over": tuple(one["passed_over"])}))
             for life, one in values["links"]
@@ -122,22 +121,6 @@ def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
     return payload[_LENGTH.size : end].decode(), payload[end:]
 
 
-def pack_error(error: PdserveError | None) -> bytes:
-    """Return an error's name and words, nothing for none."""
-    return b"" if error is None else json.dumps({"error": to_name(error), "text": str(error)}).encode()
-
-
-def unpack_error(payload: bytes) -> PdserveError | None:
-    """Return the error that `pack_error` was given."""
-    if not payload:
-        return None
-    try:
-        values = json.loads(payload)
-        return from_name(str(values["error"]), str(values["text"]))
-    except (ValueError, KeyError, TypeError):
-        return InternalError(f"a rank failed and said {payload[:200]!r}")
-
-
 def pack_ticket(ticket: Ticket) -> bytes:
     """Return what `unpack_ticket` reads."""
     return json.dumps(dataclasses.asdict(ticket)).encode()
@@ -145,7 +128,7 @@ def pack_ticket(ticket: Ticket) -> bytes:
 
 def unpack_ticket(payload: bytes) -> Ticket:
     """Raises ValueError for what `pack_ticket` did not make."""
-    values = _read_object(payload, Ticket)
+    values = read_object(payload, Ticket)
     return Ticket(**{**values, "endpoints": tuple(KvEndpoint(**one) for one in values["endpoints"])})
 
 
@@ -156,7 +139,7 @@ def pack_stats(stats: SendStats) -> bytes:
 
 def unpack_stats(payload: bytes) -> SendStats:
     """Raises ValueError for what `pack_stats` did not make."""
-    return SendStats(**_read_object(payload, SendStats))
+    return SendStats(**read_object(payload, SendStats))
 
 
 def pack_endpoints(endpoints: Sequence[KvEndpoint]) -> bytes:
@@ -172,14 +155,6 @@ def unpack_endpoints(payload: bytes) -> tuple[KvEndpoint, ...]:
 def _head(ticket_id: str) -> bytes:
     name = ticket_id.encode()
     return _LENGTH.pack(len(name)) + name
-
-
-def _read_object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
-    values = json.loads(payload)
-    wanted = {field.name for field in dataclasses.fields(cls)}
-    if not isinstance(values, dict) or values.keys() != wanted:
-        raise ValueError(f"not a {cls.__name__}: {payload[:200]!r}")
-    return values
 
 
 def _little_endian(values: "array[int]") -> "array[int]":

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from wire.kv_layout import KvTensor, Rank
+from wire.rank_words import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RankSetup:
     @classmethod
     def from_json(cls, payload: bytes) -> "RankSetup":
         """Raises ValueError for what `to_json` did not make."""
-        values = _object(payload, cls)
+        values = read_object(payload, cls)
         largest = values["largest_step"]
         step = None if largest is None else (int(largest[0]), int(largest[1]))
         return cls(**{**values, "cores": tuple(values["cores"]), "largest_step": step})
@@ -82,13 +82,5 @@ class RankLoaded:
     @classmethod
     def from_json(cls, payload: bytes) -> "RankLoaded":
         """Raises ValueError for what `to_json` did not make."""
-        values = _object(payload, cls)
+        values = read_object(payload, cls)
         return cls(**{**values, "tensors": tuple(KvTensor(**tensor) for tensor in values["tensors"])})
-
-
-def _object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
-    values = json.loads(payload)
-    wanted = {field.name for field in dataclasses.fields(cls)}
-    if not isinstance(values, dict) or values.keys() != wanted:
-        raise ValueError(f"not a {cls.__name__}: {payload[:200]!r}")
-    return values

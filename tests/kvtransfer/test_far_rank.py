@@ -18,13 +18,11 @@ from kvtransfer.rank_messages import (
     Said,
     pack_bytes,
     pack_endpoints,
-    pack_error,
     pack_numbers,
     pack_stats,
     pack_ticket,
     unpack_bytes,
     unpack_endpoints,
-    unpack_error,
     unpack_numbers,
     unpack_stats,
     unpack_ticket,
@@ -35,6 +33,7 @@ from tests.kvtransfer.rig import DEADLINE_S, Pool, until
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
 from wire.kv_layout import PoolLayout, Rank
 from wire.rank_channel import Channel, ChannelClosed
+from wire.rank_words import pack_error, unpack_error
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
