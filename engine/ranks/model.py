@@ -65,7 +65,7 @@ class ShardedModel:
             raise
         except Exception as error:
             if self._reduce.num_sums != self._num_sums:  # the others wait for us in the middle of this step
-                raise self._team.explain(f"rank 0 failed within a step: {error}") from error
+                raise self._team.explain_own(f"failed within a step: {error}") from error
             raise
 
     def copy_block(self, source: int, target: int) -> None:

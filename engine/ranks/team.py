@@ -6,7 +6,6 @@ STARTED -> SERVING -> closed          each rank ended because we closed its chan
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -24,8 +23,10 @@ from engine.ranks.channel import Kind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
 from telemetry.logs import EventLogger
-from wire.errors import InstanceLost, InternalError, PdserveError, from_name
+from wire.errors import InstanceLost, InternalError, PdserveError
+from wire.kv_layout import Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
+from wire.rank_words import unpack_error
 
 log = EventLogger("engine")
 
@@ -97,7 +98,7 @@ class Team:
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
         if message.kind == Kind.FAILED:
-            raise _told_error(message, f"{child}: ")
+            raise _failure(message, f"{child}: ")
         if message.kind != kind:
             raise self._fail(f"{child} said {message.kind.name} where {kind.name} was due")
         return message
@@ -148,8 +149,16 @@ class Team:
         self._told.wait(_VERDICT_S)
         if self._error is not None:
             return self._error
-        late = [self._children[rank - 1] for rank in self.marks.behind() if rank > 0] or self._children
+        behind = self.marks.behind()
+        if behind == (0,):
+            return self._fail(f"{self._rank_0()}: {what}")
+        late = [self._children[rank - 1] for rank in behind if rank > 0] or self._children
         return self._fail(f"{', '.join(f'{child} {_state(child)}' for child in late)}: {what}")
+
+    def explain_own(self, what: str) -> PdserveError:
+        """Return why rank 0 cannot go on, of which this is said, unless another one ended. All are lost in any case."""
+        self._told.wait(_VERDICT_S)
+        return self._fail(f"{self._rank_0()} {what}")
 
     def close(self) -> None:
         """End the ranks and wait for them; kill those that do not end. Idempotent."""
@@ -167,6 +176,9 @@ class Team:
         self._thread.join(_KILLED_S)
         for fd in (self._store_fd, self._marks_fd):
             os.close(fd)
+
+    def _rank_0(self) -> str:
+        return f"{Rank(0, self._num_ranks)} (pid {os.getpid()})"
 
     def _watch(self, setups: Sequence[RankSetup]) -> None:
         try:
@@ -197,7 +209,7 @@ class Team:
         with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
             message = child.channel.receive(_VERDICT_S)
             if message.kind == Kind.FAILED:
-                return f": {_told_error(message)}"
+                return f": {_failure(message)}"
         return ""
 
     def _fail(self, what: str) -> PdserveError:
@@ -205,6 +217,8 @@ class Team:
         with self._lock:
             if self._error is not None:
                 return self._error
+            if self._closing:  # they end because we end them
+                return InstanceLost(f"{what}; this instance is ending")
             self._error = InstanceLost(f"{what}; without it this instance cannot go on")
             serving = self._serving
         log.error("rank_lost", error=self._error)
@@ -258,9 +272,5 @@ def _state(child: _Child) -> str:
     return "is stuck"
 
 
-def _told_error(message: Message[Kind], before: str = "") -> PdserveError:
-    try:
-        values = json.loads(message.payload)
-        return from_name(str(values["error"]), f"{before}{values['text']}")
-    except (ValueError, KeyError, TypeError):
-        return InternalError(f"{before}failed and said {message.payload[:200]!r}")
+def _failure(message: Message[Kind], before: str = "") -> PdserveError:
+    return unpack_error(message.payload, before) or InternalError(f"{before}failed and gave no reason")

@@ -1,6 +1,7 @@
 """The loss of a rank, killed or stopped, in each phase: an error in words in bounded time, and nothing is left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,34 @@ def test_a_rank_lost_while_it_serves_ends_the_model(llama: Path, phase: str, num
         assert len(lost.errors) == 1
     finally:
         model.close()
+
+
+@pytest.mark.long
+def test_what_fails_on_rank_0_is_said_of_rank_0_and_a_rank_that_ends_with_the_model_of_no_one(llama: Path) -> None:
+    lost, ours = Lost(), rf"rank 0 of 2 \(pid {os.getpid()}\)"
+    model = _load(llama, lost).model
+
+    def fail(layer: int) -> None:
+        raise RuntimeError("the device is gone")
+
+    try:
+        with pytest.raises(InstanceLost, match=rf"^{ours} failed within a step: the device is gone; without it"):
+            model.launch(_step(20), fail)
+        assert len(lost.errors) == 1
+    finally:
+        model.close()
+
+    lost = Lost()
+    model = _load(llama, lost).model
+    model._team.marks.advance(1)  # rank 0 has come less far than rank 1
+    assert re.match(rf"{ours}: no sum within 2 s; without it", str(model._team.explain("no sum within 2 s")))
+    model.close()
+
+    lost = Lost()
+    model = _load(llama, lost).model
+    model.close()
+    assert "this instance is ending" in str(model._team.explain("its socket is closed"))
+    assert not lost.errors
 
 
 _RANK_0 = """
