@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 
 from devices.host_pool import HostPool
 from devices.interface import Memory
@@ -20,12 +21,13 @@ from wire.kv_layout import KvTensor, PoolLayout
 class Follower:
     """Owner of one rank's part, pool and group; one thread calls it."""
 
-    def __init__(self, setup: RankSetup) -> None:
+    def __init__(self, setup: RankSetup, clock: Callable[[], float] = time.monotonic) -> None:
         """Load. Raises ConfigError."""
         self._reduce = Reduce()
         self.part: Part = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
-        self._began: float | None = None  # the step that is being computed
+        self._clock = clock
+        self._came_on: float | None = None  # when the step that is being computed did so last
 
     @property
     def pool(self) -> Memory:
@@ -50,16 +52,16 @@ class Follower:
     def step(self, payload: bytes) -> None:
         """Compute this rank's part of a step; a pool on a device has a mark behind each layer. Raises ReduceFailed."""
         assert self._model is not None
-        self._began = time.monotonic()
+        self._came_on = self._clock()
         self._reduce.begin()
         on_host = self.part.device.traits.pools_on_host
-        self._model.logits(unpack_step(payload), None if on_host else _tell_no_one)
-        self._began = None
+        self._model.logits(unpack_step(payload), None if on_host else self._layer_done)
+        self._came_on = None
 
     def step_age(self) -> float:
-        """Return how long the step under way takes already, 0 between two. Any thread."""
-        began = self._began
-        return 0.0 if began is None else time.monotonic() - began
+        """Return how long ago the step under way began its present layer, 0 between two steps. Any thread."""
+        came_on = self._came_on
+        return 0.0 if came_on is None else self._clock() - came_on
 
     def copy(self, kind: Kind, payload: bytes) -> None:
         """Copy blocks within the pool, to the swap area, or back."""
@@ -73,9 +75,9 @@ class Follower:
             for source, target in zip(sources, targets, strict=True):
                 self._model.copy_block(source, target)
 
-
-def _tell_no_one(layer: int) -> None:
-    """Rank 0 reports layers: what it reports is written on all ranks (model.py)."""
+    def _layer_done(self, layer: int) -> None:
+        """Rank 0 reports layers: what it reports is written on all ranks (model.py)."""
+        self._came_on = self._clock()
 
 
 def pack_pool(tensors: tuple[KvTensor, ...], num_blocks: int) -> bytes:

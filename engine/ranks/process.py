@@ -8,14 +8,13 @@ and of a process group are rank 0's to answer.
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 from devices.interface import Memory
 from engine.ranks.channel import Kind
@@ -23,6 +22,7 @@ from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from telemetry.logs import EventLogger, configure
 from wire.rank_channel import Channel, ChannelClosed, Message
+from wire.rank_words import pack_error
 
 log = EventLogger("engine")
 
@@ -42,21 +42,23 @@ def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
     _end_with(int(argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        setup = RankSetup.from_json(_expect(channel, Kind.SETUP, _SETUP_S).payload)
-        configure(setup.log_level, log_format=setup.log_format)
-        _run(channel, setup, hand_off)
-    except ChannelClosed:
-        return 0
-    except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 says it in its own words
-        with contextlib.suppress(OSError):
-            reason = {"error": type(error).__name__, "text": str(error)}
-            channel.send(Kind.FAILED, json.dumps(reason).encode(), timeout_s=_SAY_S)
-        return 1
-    return 0
+    with contextlib.ExitStack() as till_told:  # rank 0 hears why before it hears that the hand-off is closed
+        try:
+            setup = RankSetup.from_json(_expect(channel, Kind.SETUP, _SETUP_S).payload)
+            configure(setup.log_level, log_format=setup.log_format)
+            _run(channel, setup, hand_off, till_told)
+        except ChannelClosed:
+            return 0
+        except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 says it in its own words
+            with contextlib.suppress(OSError):
+                channel.send(Kind.FAILED, pack_error(error), timeout_s=_SAY_S)
+            return 1
 
 
-def _run(channel: Channel[Kind], setup: RankSetup, hand_off: HandOff | None) -> None:
+def _run(
+    channel: Channel[Kind], setup: RankSetup, hand_off: HandOff | None, till_told: contextlib.ExitStack
+) -> NoReturn:  # fmt: skip
+    """Serve until the channel closes. Raises ChannelClosed then, and whatever fails."""
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit it
     prepare_torch(setup.num_threads)
@@ -71,14 +73,12 @@ def _run(channel: Channel[Kind], setup: RankSetup, hand_off: HandOff | None) -> 
     connect = channel.receive(None)
     follower.connect(connect.payload.decode(), *connect.fds)
     channel.send(Kind.READY, timeout_s=_SAY_S)
-    with contextlib.ExitStack() as open_till_the_end:
-        while True:
-            message = channel.receive(None)
-            if message.kind == Kind.HAND_OFF and hand_off is not None:
-                half = hand_off(follower.pool, message.payload, message.fds[0], follower.step_age)
-                open_till_the_end.enter_context(half)
-            else:
-                _obey(follower, message)
+    while True:
+        message = channel.receive(None)
+        if message.kind == Kind.HAND_OFF and hand_off is not None:
+            till_told.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
+        else:
+            _obey(follower, message)
 
 
 def _obey(follower: Any, message: Message[Kind]) -> None:

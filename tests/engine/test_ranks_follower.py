@@ -1,0 +1,100 @@
+"""A rank in its own process: how old its step looks while layers come on, and what rank 0 hears when it fails."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from engine.ranks import follower as module
+from engine.ranks.channel import Kind
+from engine.ranks.follower import Follower, pack_pool
+from engine.ranks.packing import pack_step
+from engine.ranks.setup import RankSetup
+from engine.step import BatchSequence, StepBatch
+from wire.kv_layout import KvTensor
+from wire.rank_channel import Channel
+
+_SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (), 1, 10.0)
+_WAIT_S = 60.0
+_STEP = pack_step(StepBatch((5, 6), (BatchSequence(0, 2, (1,)),), ()))
+
+
+def test_a_step_is_as_old_as_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases of a rank's hand-offs go on while this is young: a long step of many layers must not end them."""
+    now, ages = [100.0], []
+    part = SimpleNamespace(
+        check_held=lambda tensors: None, setup=_SETUP,
+        device=SimpleNamespace(traits=SimpleNamespace(pools_on_host=False), make_pool=lambda layout: None),
+        make_model=lambda info, pool: Layers(),
+    )  # fmt: skip
+
+    class Layers:
+        def logits(self, batch: StepBatch, layer_done: Callable[[int], None]) -> None:
+            for layer in range(3):
+                now[0] += 4.0
+                ages.append(follower.step_age())
+                layer_done(layer)
+                ages.append(follower.step_age())
+
+    monkeypatch.setattr(module, "load_part", lambda setup, reduce: part)
+    monkeypatch.setattr(module, "with_budget", lambda made: made)
+    monkeypatch.setattr(module, "part_info", lambda made, layout: None)
+    follower = Follower(_SETUP, clock=lambda: now[0])
+    follower.take_pool(pack_pool((KvTensor(0, "k", 4, 64, "float32"),), 4), ())
+
+    follower.step(_STEP)
+
+    assert ages == [4.0, 0.0, 4.0, 0.0, 4.0, 0.0]
+    now[0] += 50.0
+    assert follower.step_age() == 0.0
+
+
+_RANK = """
+import os, socket, sys
+from types import SimpleNamespace
+from engine.ranks import follower, process
+
+class Follower:
+    part = SimpleNamespace(loaded=SimpleNamespace(to_json=lambda: b"{}"))
+    pool, step_age = None, None
+
+    def __init__(self, setup): pass
+    def take_pool(self, payload, fds): pass
+    def connect(self, way, store_fd, marks_fd): pass
+    def step(self, payload): raise RuntimeError("the device is gone")
+
+class Half:
+    def __enter__(self): return self
+    def __exit__(self, *_): process.Channel(socket.socket(fileno=int(sys.argv[2])), process.Kind).send(8, timeout_s=9)
+
+follower.Follower = Follower
+sys.exit(process.main([sys.argv[1], str(os.getppid())], lambda *_: Half()))
+"""
+
+
+def test_why_a_rank_failed_is_said_before_its_hand_off_closes() -> None:
+    """Rank 0 hears of a closed hand-off at once, and gives a rank a second to say why."""
+    ours, theirs = socket.socketpair()
+    with Channel(ours, Kind) as channel, theirs:
+        fd = os.open("/dev/null", os.O_RDONLY)
+        channel.send(Kind.SETUP, _SETUP.to_json(), timeout_s=_WAIT_S)
+        channel.send(Kind.POOL, timeout_s=_WAIT_S)
+        channel.send(Kind.CONNECT, b"gloo", timeout_s=_WAIT_S, fds=(fd, fd))
+        channel.send(Kind.HAND_OFF, timeout_s=_WAIT_S, fds=(fd,))
+        channel.send(Kind.STEP, timeout_s=_WAIT_S)
+        os.close(fd)
+        # The half that closes says HAND_OFF on a second descriptor of the same socket: what comes first was said first.
+        command = [sys.executable, "-c", _RANK, str(theirs.fileno()), str(fd_of_close := os.dup(theirs.fileno()))]
+        done = subprocess.run(command, pass_fds=(theirs.fileno(), fd_of_close), timeout=_WAIT_S, check=False)
+        os.close(fd_of_close)
+        heard = [channel.receive(_WAIT_S) for _ in range(5)]
+
+    assert done.returncode == 1
+    assert [one.kind for one in heard[:3]] == [Kind.LOADED, Kind.MAPPED, Kind.READY]
+    assert [one.kind.name for one in heard[3:]] == ["FAILED", "HAND_OFF"]
+    assert json.loads(heard[3].payload)["text"] == "the device is gone"
