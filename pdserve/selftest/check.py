@@ -5,6 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+GROUPS = (
+    "attention", "sampler", "memory", "graphs", "network", "experts", "linear layers", "links", "model",
+)  # fmt: skip
+"""In the order in which they are run."""
+
 
 class NotHere(Exception):
     """A check that this machine or device cannot be put to, and why: no failure."""

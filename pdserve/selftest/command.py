@@ -13,7 +13,7 @@ from devices.interface import Device
 from devices.table import AUTO, AUTO_ORDER, choose, find_kind
 from engine.torch_start import prepare_torch
 from pdserve.flags.parser import CommandParser
-from pdserve.selftest.check import Check, Result, Verdict, run_all
+from pdserve.selftest.check import GROUPS, Check, Result, Verdict, run_all
 from pdserve.selftest.far_process import FarProcesses
 from pdserve.selftest.printed import stderr_into
 from pdserve.selftest.report import Report, Tested, default_path, row, summary
@@ -33,6 +33,7 @@ A row that is `not here` says what is missing; it is no failure.
 examples:
   pdserve selftest                                 on the device that --device auto would take
   pdserve selftest --device npu --index 1          on the second NPU shown to this process
+  pdserve selftest --only links 'linear layers'    two groups of rows alone
   pdserve selftest --report /tmp/selftest.md       exit status 1 where anything failed; the file says what and where
 """
 
@@ -43,12 +44,18 @@ class SelftestOptions:
 
     device: str = flag(AUTO, f"what is tested: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
     index: int = flag(0, "which of the devices that this process is shown", parse=int)
-    only: tuple[str, ...] = flag((), "rows whose group or name has one of these in it (default: all)", many=True)
+    only: tuple[str, ...] = flag(
+        (), f"rows whose group or name has one of these in it; the groups are {', '.join(GROUPS)} (default: all)",
+        many=True,
+    )  # fmt: skip
     report: str = flag("", "file for the bug report (default: pdserve-selftest-DEVICE-TIME.md, here)")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 where nothing failed, 1 where something did. Raises ConfigError for a device it lacks."""
+    """Run the command: 0 where nothing failed, 1 where something did. Raises ConfigError for a device it lacks.
+
+    Ctrl-C ends it with what was found so far in the report.
+    """
     options = parse(argv)
     logs.configure("ERROR")  # a fallback is a row and a note here
     unwind_on_sigterm()
@@ -69,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         if "reference" in note or "instead of" in note:
             print(f"note: {note}", flush=True)
-    print(f"{summary(results)}\nreport: {path}", flush=True)
+    _tell(results, len(results), path)
     return 1 if any(result.verdict is Verdict.FAILED for result in results) else 0
 
 
@@ -110,13 +117,23 @@ def _run(
             groups = ", ".join(dict.fromkeys(check.group for check in known))
             raise ConfigError(f"--only {' '.join(options.only)} is in no row's name; the groups are {groups}")
         for check in checks:
-            report.write(results, running=f"{check.group}: {check.name}")
-            with stderr_into(work / "self-test.log"):
-                results += run_all([check])
+            running = f"{check.group}: {check.name}"
+            report.write(results, len(checks), running)
+            try:
+                with stderr_into(work / "self-test.log"):
+                    results += run_all([check])
+            except KeyboardInterrupt:
+                report.write(results, len(checks), running)
+                _tell(results, len(checks), report.path)
+                raise
             print(row(len(results), len(checks), results[-1]), flush=True)
     report.tested = replace(report.tested, notes=model.notes)
-    report.write(results)
+    report.write(results, len(checks))
     return results, model.notes
+
+
+def _tell(results: Sequence[Result], num_checks: int, path: Path) -> None:
+    print(f"{summary(results, num_checks)}\nreport: {path}", flush=True)
 
 
 def _is_asked(check: Check, only: Sequence[str]) -> bool:

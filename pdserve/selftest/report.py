@@ -47,11 +47,13 @@ def row(number: int, total: int, result: Result) -> str:
     return printable(line.rstrip())
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Return the last line: how many of each."""
+def summary(results: Sequence[Result], num_checks: int) -> str:
+    """Return the last line: how many of each, and of how many checks where not all have ended."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
-    return f"{len(results)} check{'' if len(results) == 1 else 's'}: {', '.join(parts) or 'none ended yet'}"
+    checks = f"{num_checks} check{'' if num_checks == 1 else 's'}"
+    ended = checks if len(results) == num_checks else f"stopped after {len(results)} of {checks}"
+    return f"{ended}: {', '.join(parts)}" if parts else ended
 
 
 class Report:
@@ -61,22 +63,22 @@ class Report:
     """
 
     def __init__(self, path: Path, tested: Tested, machine: Machine, logs: Path) -> None:
-        self._path, self.tested, self._logs = path, tested, logs
+        self.path, self.tested, self._logs = path, tested, logs
         self._secrets = secret_values(machine.environ, _secret_files(machine.environ))
         self._facts: dict[str, Section] = dict(machine_facts(machine))
         more = {name: machine.environ[name] for name in _MORE_VARIABLES if name in machine.environ}
         self._facts["environment"] = {**self._facts["environment"], **more}
 
-    def write(self, results: Sequence[Result], running: str | None = None) -> None:
+    def write(self, results: Sequence[Result], num_checks: int, running: str | None = None) -> None:
         """Write what is known; `running` is the row that has begun and has not ended. Raises OSError."""
-        text = redacted(_text(self.tested, results, self._facts, running, self._logs), self._secrets)
-        part = self._path.with_name(f"{self._path.name}.part")
+        text = redacted(_text(self.tested, results, num_checks, self._facts, running, self._logs), self._secrets)
+        part = self.path.with_name(f"{self.path.name}.part")
         part.write_text(text, encoding="utf-8")
-        part.replace(self._path)
+        part.replace(self.path)
 
 
 def _text(
-    tested: Tested, results: Sequence[Result], facts: Mapping[str, Section], running: str | None,
+    tested: Tested, results: Sequence[Result], num_checks: int, facts: Mapping[str, Section], running: str | None,
     logs: Path,
 ) -> str:  # fmt: skip
     table = text_table(
@@ -97,14 +99,15 @@ def _text(
     document = {
         "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
         "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is Verdict.FAILED],
-        "running": running,
+        "num_checks": num_checks, "running": running,
     }  # fmt: skip
     stopped = [] if running is None else [
         "", f"This row had begun and not ended: **{running}**",
         f"(what libraries printed meanwhile lies in {logs} if a signal ended the process)",
     ]  # fmt: skip
     lines = [
-        f"# pdserve selftest on {tested.device}: {summary(results)}", "", f"{tested.choice}; {tested.described}",
+        f"# pdserve selftest on {tested.device}: {summary(results, num_checks)}", "",
+        f"{tested.choice}; {tested.described}",
         f"({tested.began}: `{tested.command}`)", *stopped, *(f"- {note}" for note in tested.notes), "",
         "```text", *table, "", *sections[:-1], *said, "```", "",
         "```json", json.dumps(document, indent=2), "```", "",

@@ -286,8 +286,53 @@ def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monk
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
     document = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
     assert document["running"].startswith("sampler: ")
+    assert text.startswith("# pdserve selftest on cpu: stopped after 0 of 4 checks\n")
     assert f"This row had begun and not ended: **{document['running']}**\n(what libraries printed" in text
     assert list(tmp_path.iterdir()) == [tmp_path / "r.md"]
+
+
+def test_ctrl_c_says_where_the_report_is_and_how_far_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: object, *_: object) -> None:
+        os.write(2, b"a library was busy\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchChooser, "draw", interrupted)
+
+    status, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "sampler")
+
+    assert status == 130
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
+    assert text.startswith("# pdserve selftest on cpu: stopped after 1 of 3 checks: 1 ok\n")
+    assert (document["running"], document["num_checks"]) == ("sampler: seeded draws", 3)
+    assert "a library was busy" in text
+
+
+def test_ctrl_c_before_the_first_row_names_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> list[Check]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_checks", interrupted)
+
+    assert main(["selftest", "--report", str(tmp_path / "r.md"), "--device", "cpu"]) == 130
+    assert "report: " not in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_the_groups_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError) as told:
+        command.main(["--device", "cpu", "--only", "nosuch"])
+
+    groups = str(told.value).partition("the groups are ")[2]
+    assert groups.startswith("attention, ")
+    assert f"the groups are {groups} (default: all)" in shown
 
 
 @pytest.mark.parametrize(
