@@ -35,6 +35,7 @@ async def drive(
 
     async def one(number: int, ask: Ask, due_s: float) -> None:
         async with _place(places):
+            record.start(number, clock())
             line = await send(number, ask, due_s)
         record.add(number, line, clock())
         seen(record)

@@ -14,13 +14,20 @@ class Record:
     began_s: float = 0.0
     ended_s: float = 0.0
     lines: dict[int, Timeline] = field(default_factory=dict)
+    under_way: dict[int, float] = field(default_factory=dict)
+    """When those were sent that have not ended; after a load that was broken off, what it broke off."""
 
     def begin(self, now_s: float) -> None:
         """Start the clock of the run."""
         self.began_s = self.ended_s = now_s
 
+    def start(self, number: int, now_s: float) -> None:
+        """Note that a request is sent now."""
+        self.under_way[number] = now_s
+
     def add(self, number: int, line: Timeline, now_s: float) -> None:
         """Take the timeline of a request that ended."""
+        self.under_way.pop(number, None)
         self.lines[number] = line
         self.ended_s = now_s
 

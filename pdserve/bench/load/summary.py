@@ -1,6 +1,6 @@
 """The figures of one load."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.load.figures import Spread, spread
@@ -52,7 +52,7 @@ def summarize(record: Record, metrics: Sequence[str], percents: Sequence[float],
         output_tokens=sum(line.output_len for line in whole),
         good=sum(is_good(line, goals) for line in whole) if goals else None,
         peak_output_tokens=peak_output_tokens(whole),
-        peak_requests=peak_requests(whole),
+        peak_requests=peak_requests(lines, record.under_way.values()),
         spreads={name: spread([1000 * s for line in whole for s in times_s(line, name)], percents) for name in metrics},
     )
 
@@ -94,9 +94,10 @@ def peak_output_tokens(lines: Sequence[Timeline]) -> float:
     return max(by_second.values(), default=0.0)
 
 
-def peak_requests(lines: Sequence[Timeline]) -> int:
-    """Return the most requests under way at one moment."""
-    changes = sorted([(line.sent_s, 1) for line in lines] + [(line.end_s, -1) for line in lines])
+def peak_requests(lines: Sequence[Timeline], sent_s: Iterable[float] = ()) -> int:
+    """Return the most requests under way at one moment, failed ones too; those of `sent_s` never ended."""
+    began = [(line.sent_s, 1) for line in lines] + [(at_s, 1) for at_s in sent_s]
+    changes = sorted(began + [(line.end_s, -1) for line in lines])
     peak = now = 0
     for _, change in changes:
         now += change

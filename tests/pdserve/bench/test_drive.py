@@ -88,3 +88,24 @@ def test_what_ended_stays_when_the_load_is_broken_off() -> None:
 
     assert list(record.lines) == [0]
     assert record.unfinished == 2
+    assert record.under_way == {1: 5.0, 2: 5.0}
+
+
+def test_what_waits_for_a_place_is_not_under_way() -> None:
+    async def run() -> Record:
+        record, begun = Record(5), asyncio.Event()
+
+        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+            if number == 1:
+                begun.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        task = asyncio.create_task(drive([ASK] * 5, [0.0] * 5, send, record, clock=Time(), max_concurrency=2))
+        await asyncio.wait_for(begun.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return record
+
+    assert asyncio.run(run()).under_way.keys() == {0, 1}

@@ -72,6 +72,17 @@ def test_the_peak_of_requests_is_the_most_that_overlap_at_some_start(lines: list
     assert peak_requests(lines) == by_hand
 
 
+def test_what_failed_and_what_had_not_ended_was_under_way_too() -> None:
+    failed = made(0.0, [9.0], failure=Failure("HTTP 500", "no"))
+    record = record_of([made(0.0, [1.0]), failed], num_requests=9)
+    for number, sent_s in ((2, 0.5), (3, 0.75), (4, 5.0)):
+        record.start(number, sent_s)
+
+    assert summarize(record, ["ttft"], (), {}).peak_requests == 4
+    record.start(5, 6.0)
+    assert summarize(record, ["ttft"], (), {}).peak_requests == 5
+
+
 def test_tokens_of_a_piece_that_holds_several_are_counted_in_its_second() -> None:
     lines = [made(0.0, [0.2, 0.2, 1.0], output_len=9), made(0.0, [1.5], output_len=2)]
 
