@@ -10,13 +10,15 @@ from torch import nn
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import attach
 from engine.modules.joined import shared_tensors
-from engine.modules.trial import ROWS, TOLERANCE
+from engine.modules.trial import ROWS, TOLERANCE, rows_by_heads
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, num_rows, rotary_dim] each."""
+Form = tuple[bool, ...] | None
+"""Which values of a tuple there are, None for a result that is no tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class PartCheck:
     """Runs modules of `network` on random rows, with an attention of its own while it lives.
 
     `shared` has the ids of parameters with several names. The network runs once, so that its layers are tried with
-    what it gives them, as the angles of its attentions.
+    what it gives them, as the angles of its attentions; and norms by heads too, where they are given such rows.
     """
 
     def __init__(self, network: Any) -> None:
@@ -43,7 +45,9 @@ class PartCheck:
         self._network = network
         self.shared = shared_tensors(network)
         self._given: dict[nn.Module, dict[str, Any]] = {}
-        self._watch()
+        self._normed: dict[nn.Module, torch.Size] = {}
+        self.before = self._watch()
+        """What the network made of a few tokens, [1, ROWS, vocab_size]; None where it cannot tell a change."""
 
     @torch.inference_mode()
     def differs(self, module: nn.Module, part: Callable[..., Any]) -> Difference | None:
@@ -51,17 +55,31 @@ class PartCheck:
         inputs = self._inputs(module)
         if inputs is None:
             return Difference("")
+        found = self._difference(module, part, inputs)
+        if found is not None or not _is_norm(module):
+            return found
+        rows: torch.Tensor = inputs["hidden_states"]
+        is_of_rows = rows.shape[-1] == self._network.config.get_text_config().hidden_size
+        for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
+            found = self._difference(module, part, {"hidden_states": heads})
+            if found is not None and found.words:  # no failure of the library: its other norms may be right
+                return Difference(f"by heads, {found.words}")
+        return None
+
+    def _difference(self, module: nn.Module, part: Callable[..., Any], inputs: dict[str, Any]) -> Difference | None:
         rows = inputs["hidden_states"]
         try:
-            expected, asked = self._run(module, inputs)
+            expected, form, asked = self._run(module, inputs)
         except (RuntimeError, TypeError, ValueError):
             return Difference("")
         try:
-            got, ours = self._run(part, inputs)
+            got, our_form, ours = self._run(part, inputs)
         except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
             return Difference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
         if asked != ours:
             return Difference(f"it asks its attention for {ours}, the original for {asked}")
+        if form != our_form:
+            return Difference(f"it returns {_said(our_form)}, the original {_said(form)}")
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer hands its rows through
         difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
@@ -75,7 +93,7 @@ class PartCheck:
         if inputs is None:
             return None
         try:
-            _, asked = self._run(module, inputs)
+            _, _, asked = self._run(module, inputs)
         except (RuntimeError, TypeError):  # of another kind: it wants other inputs
             return None
         return asked[0] if len(asked) == 1 else None
@@ -90,8 +108,11 @@ class PartCheck:
         """Whether the whole network makes the same of a few tokens before and after `change`."""
         before = self._logits()
         change()
-        after = self._logits()
-        return float((after - before).norm() / before.norm()) <= TOLERANCE[self.dtype]
+        return self.drift_from(before) <= TOLERANCE[self.dtype]
+
+    def drift_from(self, before: torch.Tensor) -> float:
+        """Return how far the network's logits are from those that it had, over their norm; NaN where either has one."""
+        return float((self._logits() - before).norm() / before.norm())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,23 +120,32 @@ class PartCheck:
         dtype: torch.dtype = self._network.get_input_embeddings().weight.dtype
         return dtype
 
-    def _watch(self) -> None:
-        """Run the network, and note what each layer and its attention are given; nothing where it cannot run."""
+    def _watch(self) -> torch.Tensor | None:
+        """Run the network, note what its layers, attentions and norms are given, and return finite logits.
+
+        None, and nothing noted, where it cannot run.
+        """
 
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if len(args) + ("hidden_states" in kwargs) == 1:
                 self._given[module] = {name: value for name, value in kwargs.items() if name != "hidden_states"}
 
-        modules = [module for module in self._network.modules() if _attends(module)]
+        def note_rows(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], torch.Tensor):
+                self._normed[module] = args[0].shape
+
+        modules, norms = ([one for one in self._network.modules() if is_it(one)] for is_it in (_attends, _is_norm))
         hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+        hooks += [module.register_forward_pre_hook(note_rows) for module in norms]
         try:
-            if modules:
-                self._logits()
+            made = self._logits() if modules else None
         except Exception as error:  # noqa: BLE001 - of any model's own code; who serves it says so
             _log.warning("layers_unknown", network=type(self._network).__name__, error=str(error))
+            return None
         finally:
             for hook in hooks:
                 hook.remove()
+        return made if made is not None and bool(made.isfinite().all()) else None
 
     @torch.inference_mode()
     def _logits(self) -> torch.Tensor:
@@ -125,13 +155,18 @@ class PartCheck:
         made: torch.Tensor = self._network(input_ids=ids, position_ids=positions, use_cache=False).logits
         return made.float()
 
-    def _run(self, run: Callable[..., Any], inputs: dict[str, Any]) -> tuple[torch.Tensor, list[AttentionOptions]]:
+    def _run(
+        self, run: Callable[..., Any], inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, Form, list[AttentionOptions]]:
         self._attention.asked = []
         copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-        hidden_states = copies.pop("hidden_states")
-        made = run(hidden_states, **copies)
+        rows = inputs["hidden_states"]
+        del copies["hidden_states"]
+        as_they_lie = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device).copy_(rows)
+        made = run(as_they_lie, **copies)
+        form = tuple(one is not None for one in made) if isinstance(made, tuple) else None
         output: torch.Tensor = made[0] if isinstance(made, tuple) else made
-        return output.float(), self._attention.asked
+        return output.float(), form, self._attention.asked
 
     def _inputs(self, module: nn.Module) -> dict[str, Any] | None:
         """Return what `module` takes: rows, and what else the network gave it; None where that is not known."""
@@ -168,6 +203,14 @@ class SumAttention:
 def _attends(module: nn.Module) -> bool:
     """Whether it is an attention, or a layer with one."""
     return any(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "o_proj"))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm")
+
+
+def _said(form: Form) -> str:
+    return "its rows alone" if form is None else f"a tuple of {len(form)}, {sum(form)} of them there"
 
 
 def _width(module: Any) -> int:

@@ -2,7 +2,8 @@
 
 Inner parts come first. Each is compared with the original on random rows (check.py) before it is kept, by the first
 library whose part is the same: a part's `forward` is set on the module itself, which keeps its name, its attributes
-and its place. A library that raises for one kind of part is not asked for that kind again.
+and its place. A library that raises for one kind of part is not asked for that kind again. At the end the logits of
+the whole network are held to those that it had: where they differ, kinds are put back, outer ones first.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from torch import nn
 from engine.modules.check import Difference, PartCheck
 from engine.modules.interface import ModuleOps
 from engine.modules.parts import AddedLayer, GatedMlp, RmsNorm, RotaryAttention
+from engine.modules.trial import network_tolerance
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
@@ -43,6 +45,7 @@ class _Replacing:
         self._replaced: dict[str, Counter[str]] = {ops.name: Counter() for ops in libraries}
         self._stayed, self._left = Counter[str](), set[tuple[str, str]]()
         self._layers: list[AddedLayer] = []
+        self._kept: dict[str, list[tuple[str, nn.Module]]] = {kind: [] for kind in PARTS}
 
     def run(self) -> str:
         """Replace all; return the line."""
@@ -51,6 +54,8 @@ class _Replacing:
                 if _is_free(module):
                     self._replace(kind, make, name, module)
         self._keep_inputs()
+        if self._check.before is not None:
+            self._put_back(self._check.before)
         lines = [
             f"by {name}: {', '.join(f'{count} {kind}' for kind, count in counts.items())}"
             for name, counts in self._replaced.items() if counts
@@ -65,6 +70,7 @@ class _Replacing:
             difference = self._try(kind, make, ops, module)
             if difference is None:
                 self._replaced[ops.name][kind] += 1
+                self._kept[kind].append((ops.name, module))
                 return
             if difference.is_failure:
                 self._left.add((ops.name, kind))
@@ -92,6 +98,21 @@ class _Replacing:
         except torch.OutOfMemoryError as error:
             return Difference(f"there is no room to join its weights: {' '.join(str(error).split())}")
         return found
+
+    def _put_back(self, before: torch.Tensor) -> None:
+        """Let kinds be the original's again, outer ones first, until the network makes what it did."""
+        limit = network_tolerance(self._check.dtype, self._network.config.get_text_config().num_hidden_layers)
+        for kind, kept in reversed(self._kept.items()):
+            if not kept:
+                continue
+            drift = self._check.drift_from(before)
+            if drift <= limit:  # false for NaN too
+                return
+            for name, module in kept:
+                del module.forward
+                self._replaced[name] -= Counter([kind])
+            self._stayed[kind] += len(kept)
+            _log.warning("parts_put_back", parts=kind, drift=f"{drift:.2g}", limit=f"{limit:.2g}")
 
     def _keep_inputs(self) -> None:
         """Let layers keep their inputs where others read them after the layer has overwritten them."""

@@ -269,6 +269,95 @@ def test_torch_takes_what_the_library_has_not_or_gets_wrong(
     assert warnings == (["ops_left"] if how == "raises" else [])
 
 
+@pytest.mark.parametrize("strided", [False, True], ids=["by-heads", "by-heads-of-a-split"])
+def test_a_norm_that_is_wrong_by_heads_alone_is_found(strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = flashinfer_ops_stand_in.rmsnorm
+
+    def wrong(input: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        by_heads = input.dim() == 3 and not (strided and input.is_contiguous())
+        return right(input, weight, **kwargs) * (0.5 if by_heads else 1.0)
+
+    monkeypatch.setattr(flashinfer_ops_stand_in, "rmsnorm", wrong)
+    made = network(Qwen3Config(**_GQA, head_dim=16), torch.bfloat16)
+    expected = logits(made)
+
+    (line,) = replace_modules(made, (flashinfer(), TorchOps()))
+
+    assert line == "by flashinfer: 5 norms, 2 gated MLPs, 2 attentions, 2 layers; by torch: 4 norms"
+    assert off(logits(made), expected) < 3e-2
+
+
+def test_a_norm_that_raises_by_heads_alone_is_left_to_the_next_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = flashinfer_ops_stand_in.rmsnorm
+
+    def raises(input: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if input.dim() == 3:
+            raise ValueError("no kernel of three dimensions")
+        return right(input, weight, **kwargs)
+
+    monkeypatch.setattr(flashinfer_ops_stand_in, "rmsnorm", raises)
+    made = network(Qwen3Config(**_GQA, head_dim=16), torch.bfloat16)
+
+    (line,) = replace_modules(made, (flashinfer(), TorchOps()))
+
+    assert line == "by flashinfer: 5 norms, 2 gated MLPs, 2 attentions, 2 layers; by torch: 4 norms"
+
+
+def test_parts_that_are_the_same_alone_and_not_together_are_put_back(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Drifting(TorchOps):
+        """Gates that are wrong in a network of several alone."""
+
+        def gate(self, activation: str, dtype: torch.dtype) -> Any:
+            right, calls = super().gate(activation, dtype), list[int]()
+            assert right is not None
+
+            def run(both: torch.Tensor) -> torch.Tensor:
+                calls.append(1)
+                return right(both) * (1 if len(calls) == 1 else 1.5)
+
+            return run
+
+    made = network(LlamaConfig(**_GQA))
+    expected = logits(made)
+
+    (line,) = replace_modules(made, (Drifting(),))
+
+    assert line == "by torch: 5 norms; as they were, because they differ: 2 layers, 2 attentions, 2 gated MLPs"
+    torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["parts_put_back"] * 3
+
+
+@pytest.mark.parametrize("further", [(), (None,), "rows"], ids=["one-in-a-tuple", "none", "a-tensor"])
+def test_a_layer_that_returns_more_than_its_rows_stays(further: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_type = type(network(LlamaConfig(**_GQA)).model.layers[0])
+    forward = layer_type.forward
+
+    def returns_more(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        return forward(self, hidden_states, **kwargs), *((hidden_states,) if further == "rows" else further)
+
+    made = network(LlamaConfig(**_GQA))
+    monkeypatch.setattr(layer_type, "forward", returns_more)
+    monkeypatch.setattr("engine.modules.check.PartCheck._logits", _logits_of_rows)
+
+    (line,) = replace_modules(made, (TorchOps(),))
+
+    assert line == "by torch: 5 norms, 2 gated MLPs, 2 attentions; as they were, because they differ: 2 layers"
+
+
+@torch.inference_mode()
+def _logits_of_rows(check: PartCheck) -> torch.Tensor:
+    """Run a network whose layers return a tuple, as its own code would."""
+    rows = check._network.get_input_embeddings()(torch.arange(19)[None])
+    angles = check._network.model.rotary_emb(rows, torch.arange(19)[None])
+    for layer in check._network.model.layers:
+        output = layer(rows, position_embeddings=angles, attention_mask=None)
+        rows = output[0] if isinstance(output, tuple) else output
+    made: torch.Tensor = check._network.lm_head(check._network.model.norm(rows))
+    return made.float()
+
+
 def test_what_neither_computes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TorchOps.norm
 
