@@ -8,6 +8,7 @@ from pathlib import Path
 from pdserve.flags.parser import CommandParser
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, stop, tell, wait
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir
+from pdserve.where import DEFAULT_URL, is_scheduler
 
 _AGAIN_S = 0.5
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     folder = RunFolder(Path(arguments.run_dir).absolute())
     state = folder.read()
     if state is None or not state.is_up:
-        print("nothing runs here")
+        print(_nothing(folder))
     else:
         killed = end(state, arguments.timeout)
         print(f"stopped {', '.join(process.name for process in state.processes)}")
@@ -34,6 +35,15 @@ def main(argv: Sequence[str]) -> int:
             print(f"{process.name} did not stop in time and was killed (log: {process.log})")
     folder.clear()
     return 0
+
+
+def _nothing(folder: RunFolder) -> str:
+    if not is_scheduler(DEFAULT_URL):
+        return "nothing runs here"
+    return (
+        f"nothing was stopped: no cluster of `pdserve up` runs in {folder.path}; the one at {DEFAULT_URL} was started "
+        "otherwise: end its processes, or name its folder by --run-dir"
+    )
 
 
 def end(state: ClusterState, timeout_s: float) -> tuple[ProcessRecord, ...]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pdserve.client import Client
 from pdserve.run_folder import ClusterState, RunFolder, default_run_dir
 from wire.errors import ConfigError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:9000"
+_TIMEOUT_S = 2.0
 START_HINT = "`pdserve up --detach` starts a cluster on this machine"
 """Said where nobody listens."""
 
@@ -47,6 +49,15 @@ def find(url: str | None, run_dir: str | None) -> Where:
     if run_dir is not None:
         raise Unavailable(f"no cluster of `pdserve up` runs in {run_dir}: `pdserve up --run-dir {run_dir}` starts one")
     return Where(DEFAULT_URL, None)
+
+
+def is_scheduler(url: str) -> bool:
+    """Return whether a scheduler of ours answers at this base URL, ready or not."""
+    try:
+        body = Client(url, timeout_s=_TIMEOUT_S).get("/ready").json()
+    except Unavailable:
+        return False
+    return isinstance(body, dict) and isinstance(body.get("ready"), bool) and "instances" in body
 
 
 def base_url(text: str) -> str:
