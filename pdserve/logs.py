@@ -22,7 +22,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--lines", type=int, default=50, help="lines of each to begin with (default: 50)")
     parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
     arguments = parser.parse_args(argv)
-    tails = [Tail(path, len(paths) > 1) for paths in [find(arguments.run_dir, arguments.name)] for path in paths]
+    paths = find(arguments.run_dir, arguments.name)
+    _say_of_the_last(Path(arguments.run_dir).absolute())
+    tails = [Tail(path, len(paths) > 1) for path in paths]
     for tail in tails:
         tail.show_last(max(0, arguments.lines))
     while arguments.follow:
@@ -31,6 +33,17 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         time.sleep(_POLL_S)
     return 0
+
+
+def _say_of_the_last(run_dir: Path) -> None:
+    try:
+        state = RunFolder(run_dir).read()
+    except ConfigError as error:
+        print(f"pdserve logs: {error}", file=sys.stderr)
+        return
+    if state is None or not state.is_up:
+        words = f"no cluster of `pdserve up` runs in {run_dir} now: these are the logs of the last one"
+        print(words, file=sys.stderr, flush=True)
 
 
 def find(run_dir: str, name: str | None) -> list[Path]:

@@ -1,10 +1,13 @@
 """Logs are found by name and shown from their end."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from pdserve import cli
 from pdserve.logs import Tail, find
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
 from wire.errors import ConfigError
 
 
@@ -47,3 +50,34 @@ def test_a_log_begun_anew_is_shown_from_its_start(run_dir: str, capsys: pytest.C
     tail.show_new()
 
     assert capsys.readouterr().out == "prefill-0  | new\n"
+
+
+def test_logs_of_a_cluster_that_has_ended_are_called_that_first(
+    run_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0
+
+    shown = capsys.readouterr()
+    assert shown.err == f"no cluster of `pdserve up` runs in {run_dir} now: these are the logs of the last one\n"
+    assert shown.out == "one\ntwo\n"
+
+
+def test_logs_of_a_running_cluster_come_without_a_word(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "/l")
+    RunFolder(Path(run_dir)).write(ClusterState("http://127.0.0.1:9000", "m", (), watcher))
+
+    assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0
+
+    assert capsys.readouterr().err == ""
+
+
+def test_a_state_that_cannot_be_read_keeps_no_log_from_being_shown(
+    run_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(run_dir) / "state.json").write_text("{")
+
+    assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0
+
+    shown = capsys.readouterr()
+    assert "state.json is not a state pdserve wrote" in shown.err
+    assert shown.out == "one\ntwo\n"
