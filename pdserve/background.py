@@ -1,6 +1,6 @@
 """Go on in a process of its own after the command has returned to the shell.
 
-command ----fork----> wait: it left us (0), or ended (its exit status)
+command ----fork----> wait: it left us (0), or ended (its exit status; 130, 143 where we told it to)
            `--------> work ... leave(): the terminal is let go ... work
 """
 
@@ -17,13 +17,15 @@ from pdserve.cli import guarded
 from wire.errors import Unavailable
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
+_ENDED_AS_TOLD = (0, *(128 + number for number in _STOP))
 
 
 def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Path) -> int:
     """Run `work(leave)` in a process of its own; return 0 once that calls `leave`, else its exit status.
 
-    Until then it speaks on our terminal, and is told to end when we are; from then on into `log`. It never returns
-    here: an error of ours ends it as it would end a command called `name`. Raises Unavailable when it was killed.
+    Until then it speaks on our terminal, and is told to end when we are: the status is then 130 or 143. From then on
+    it speaks into `log`. It never returns here: an error of ours ends it as it would end a command called `name`.
+    Raises Unavailable when it was killed, or told to end by others.
     """
     sys.stdout.flush()
     read, write = os.pipe()
@@ -35,15 +37,24 @@ def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Pat
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
         sys.exit(guarded(name, lambda: work(functools.partial(_leave, write, log))))
     os.close(write)
-    with _passed_on_to(pid):
-        return _wait(pid, read)
+    told: list[int] = []
+    with _passed_on_to(pid, told):
+        status = _wait(pid, read, told)
+    if status is None:
+        return 0
+    if status not in _ENDED_AS_TOLD:
+        return status
+    if told:
+        return 128 + told[0]
+    raise Unavailable("the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor")
 
 
 @contextmanager
-def _passed_on_to(pid: int) -> Iterator[None]:
-    """Whoever tells us to end tells it."""
+def _passed_on_to(pid: int, told: list[int]) -> Iterator[None]:
+    """Whoever tells us to end tells it; `told` has the signals that came."""
 
     def tell(number: int, frame: FrameType | None) -> None:
+        told.append(number)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
@@ -56,10 +67,11 @@ def _passed_on_to(pid: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(pid: int, read: int) -> int:
+def _wait(pid: int, read: int, told: list[int]) -> int | None:
+    """Return the exit status, or None where the work goes on: it has left, and nobody told it to end."""
     with os.fdopen(read, "rb", buffering=0) as left:
-        if left.read(1):
-            return 0
+        if left.read(1) and not told:
+            return None
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         raise Unavailable(f"what starts the cluster was ended by {signal.Signals(-status).name}")

@@ -1,6 +1,8 @@
 """What scripts/quickstart runs once pdserve is installed: a cluster, one question, what to try next."""
 
+import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,21 +33,23 @@ The cluster keeps serving. Try next:
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask a running cluster, or one that is started first; its flags are those of `pdserve up`."""
     flags = list(sys.argv[1:] if argv is None else argv)
-    folder = RunFolder(Path(default_run_dir(os.environ)))
-    return guarded("quickstart", lambda: _run(folder, flags))
+    return guarded("quickstart", lambda: _run(flags))
 
 
-def _run(folder: RunFolder, flags: Sequence[str]) -> int:
+def _run(flags: Sequence[str]) -> int:
+    known = _known(flags)
+    folder, port = RunFolder(Path(known.run_dir or default_run_dir(os.environ)).absolute()), known.port
     try:
-        url = serving(folder, _port(flags))
+        url = serving(folder, port)
         if url is not None:
             print(f"a cluster serves already at {url}: asking it", flush=True)
         else:
+            up.require_none(folder)
             print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
-            status = up.main(["--detach", *flags])
+            status = _up(flags)
             if status != 0:
-                return status  # it has said why, and where its logs are
-            url = serving(folder, _port(flags))
+                return status  # Ctrl-C or SIGTERM; what else fails is raised
+            url = serving(folder, port)
         if url is None:
             raise Unavailable("the cluster was ready and is no longer")
         _ask(url)
@@ -62,10 +66,21 @@ def serving(folder: RunFolder, port: int) -> str | None:
     return next((url for url in urls if ask_ready(Client(url, timeout_s=5.0))[0]), None)
 
 
-def _port(flags: Sequence[str]) -> int:
+def _up(flags: Sequence[str]) -> int:
+    """Start a cluster in the background; return the exit status, and hear Ctrl-C and SIGTERM again, as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return up.main(["--detach", *flags])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _known(flags: Sequence[str]) -> argparse.Namespace:
     parser = Parser(add_help=False)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
-    return int(parser.parse_known_args(list(flags))[0].port)
+    parser.add_argument("--run-dir")
+    return parser.parse_known_args(list(flags))[0]
 
 
 def _ask(url: str) -> None:

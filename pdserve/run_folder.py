@@ -57,12 +57,16 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What `pdserve up` wrote: where the cluster is served, which processes make it, and the one that watches them."""
+    """What `pdserve up` wrote: where the cluster is served, which processes make it, and the one that watches them.
+
+    `is_starting` until it was ready for the first time.
+    """
 
     base_url: str
     model: str
     processes: tuple[ProcessRecord, ...]
     supervisor: ProcessRecord | None = None
+    is_starting: bool = False
 
     @property
     def is_up(self) -> bool:

@@ -29,7 +29,10 @@ _CLOSE_S = 5.0  # the scheduler's own, after its requests
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Raises ConfigError for what the user must mend and Unavailable when a process is given up."""
+    """Run the command; return 0, or 130 or 143 where Ctrl-C or SIGTERM came before the cluster was ready.
+
+    Raises ConfigError for what the user must mend and Unavailable when a process is given up.
+    """
     request = parse(argv)
     check_model(request.engine)
     check_kv_room(request.engine, request.options.prefill + request.options.decode, is_here=not request.options.ray)
@@ -44,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
             if not request.options.detach:
                 return cluster.run(lambda: None)
             return in_background("pdserve up", cluster.run, folder.log("supervisor"))
+    except KeyboardInterrupt:
+        return interrupts.status
     finally:
         interrupts.ignore()
 
@@ -60,7 +65,12 @@ class Interrupts:
     """Ctrl-C and SIGTERM: the first is raised, those after it, or while we stop, only make us stop at once."""
 
     def __init__(self) -> None:
-        self._count, self._raises = 0, True
+        self._count, self._raises, self._first = 0, True, int(signal.SIGINT)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that ended because of them: 128 and the number of the first."""
+        return 128 + self._first
 
     def take(self) -> None:
         """Hear of them from now on; of a terminal that goes only where nohup does not keep us from it."""
@@ -76,6 +86,8 @@ class Interrupts:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
+        if self._count == 1:
+            self._first = number
         if self._count == 1 and self._raises:
             raise KeyboardInterrupt
 
@@ -85,12 +97,21 @@ class Interrupts:
         return lambda: self._count > before
 
 
+def require_none(folder: RunFolder) -> None:
+    """Raise ConfigError where a cluster runs in this folder, or starts there."""
+    state = folder.read()
+    if state is None or not state.is_up:
+        return
+    if state.is_starting:
+        where = f"a cluster is starting at {state.base_url}"
+        raise ConfigError(f"{where}: `pdserve status` shows how far, `pdserve down` stops it")
+    raise ConfigError(f"a cluster already runs at {state.base_url}: `pdserve down` stops it")
+
+
 @contextmanager
 def _ours(folder: RunFolder) -> Iterator[None]:
     """Hold the folder, in which no cluster runs. Raises ConfigError where one does."""
-    state = folder.read()
-    if state is not None and state.is_up:
-        raise ConfigError(f"a cluster already runs at {state.base_url}: `pdserve down` stops it")
+    require_none(folder)
     with folder.lock():
         yield
 
@@ -100,9 +121,13 @@ class _Cluster:
 
     def __init__(self, request: UpRequest, folder: RunFolder, interrupts: Interrupts) -> None:
         self._request, self._folder, self._interrupts = request, folder, interrupts
+        self._is_starting = True
 
     def run(self, leave: Callable[[], None]) -> int:
-        """Start it, call `leave` when it is ready, and supervise it until a signal. Raises Unavailable, ConfigError."""
+        """Start it, call `leave` when it is ready, and supervise it until a signal; return the exit status.
+
+        Raises Unavailable, ConfigError.
+        """
         request, folder = self._request, self._folder
         folder.put_logs_aside()
         journal = Journal(folder.log("supervisor"))
@@ -117,6 +142,8 @@ class _Cluster:
             folder.clear()
             supervisor.start(site.plans())
             wait_ready(supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say)
+            self._is_starting = False
+            self._write(tuple(child.record for child in supervisor.children), journal)
             journal.say(f"ready: {request.base_url}/v1 (logs: {folder.path / 'logs'})")
             grace_s = request.shutdown_timeout_s + _CLOSE_S
             leave()
@@ -124,8 +151,11 @@ class _Cluster:
                 supervisor.tick(time.monotonic())
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
-            given = f"{request.shutdown_timeout_s:g} s"
             grace_s = request.shutdown_timeout_s + _CLOSE_S
+            if self._is_starting:
+                journal.say("stopping")
+                return self._interrupts.status
+            given = f"{request.shutdown_timeout_s:g} s"
             journal.say(f"stopping; requests under way have {given} (Ctrl-C or SIGTERM again: at once)")
             return 0
         finally:
@@ -154,6 +184,8 @@ class _Cluster:
         log = str(self._folder.log("supervisor"))
         watcher = ProcessRecord("supervisor", "supervisor", pid, start_time(pid) or 0, "", log)
         try:
-            self._folder.write(ClusterState(request.base_url, request.engine.model, processes, watcher))
+            self._folder.write(
+                ClusterState(request.base_url, request.engine.model, processes, watcher, self._is_starting)
+            )
         except OSError as error:  # a disk that fills up must not end a cluster that serves
             journal.say(f"the state is not written, `pdserve status` shows the one before: {error}")

@@ -40,7 +40,7 @@ class Pdserve:
     def starting(self, *flags: str) -> "subprocess.Popen[str]":
         """Start one in the background, without waiting."""
         command = self._command("up", "--detach", *self.flags, *flags)
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._env)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env)
 
     def front(self, *flags: str) -> "subprocess.Popen[str]":
         """Start one that stays in front."""

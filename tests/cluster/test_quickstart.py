@@ -1,15 +1,18 @@
 """scripts/quickstart's second half: it starts a cluster, asks it, and asks a running one again."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from pdserve.ports import free_ports
+from pdserve.run_folder import RunFolder
 from tests.cluster.conftest import ENGINE_FLAGS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -23,14 +26,30 @@ class Quickstart:
         self._env = {**os.environ, "PDSERVE_RUN_DIR": str(run_dir)}
         self._flags = ["--port", str(self.port), "--model", str(model), "--served-model-name", "tiny", *ENGINE_FLAGS]
 
+    def of_the_fake_engine(self, model: Path) -> None:
+        """Start it with this model from here on."""
+        self._flags = ["--port", str(self.port), "--model", str(model), "--engine", "fake"]
+
     def __call__(self) -> "subprocess.CompletedProcess[str]":
         return self.run("pdserve.quickstart", *self._flags)
+
+    def starting(self) -> "subprocess.Popen[str]":
+        """Start it in a process group of its own, without waiting."""
+        command = [sys.executable, "-P", "-m", "pdserve.quickstart", *self._flags]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_hear_ctrl_c,
+        )  # fmt: skip
 
     def run(self, module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-P", "-m", module, *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=self._env, stdin=subprocess.DEVNULL
         )
+
+
+def _hear_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
 
 
 @pytest.fixture
@@ -61,3 +80,54 @@ def test_a_busy_port_is_one_line_with_the_logs_path(quickstart: Quickstart, tmp_
     (line,) = refused.stderr.splitlines()
     assert f"--port {quickstart.port} on 127.0.0.1: in use" in line
     assert f"(logs: {tmp_path / 'run' / 'logs'})" in line
+
+
+def _until(start: str, stream: "IO[str] | None") -> None:
+    assert stream is not None
+    while not (line := stream.readline()).startswith(start):
+        assert line, "it ended"
+
+
+def test_ctrl_c_while_it_starts_ends_it_without_a_word_of_failure(quickstart: Quickstart, tmp_path: Path) -> None:
+    with quickstart.starting() as first:
+        _until("starting prefill-0", first.stdout)
+        os.killpg(first.pid, signal.SIGINT)
+        said, failure = first.communicate(timeout=60)
+
+    assert (first.returncode, failure) == (130, "")
+    assert said.splitlines()[-1] == "stopping"
+    assert RunFolder(tmp_path / "run").read() is None
+
+
+def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: Quickstart, tmp_path: Path) -> None:
+    with quickstart.starting() as first:
+        _until("starting prefill-0", first.stdout)
+        state = RunFolder(tmp_path / "run").read()
+        assert state is not None
+        os.kill(state.processes[0].pid, signal.SIGSTOP)  # so that it starts as long as we look
+        try:
+            second = quickstart()
+        finally:
+            os.killpg(first.pid, signal.SIGINT)
+            os.kill(state.processes[0].pid, signal.SIGCONT)
+        first.communicate(timeout=60)
+
+    assert (second.returncode, second.stdout) == (2, "")
+    words = f"quickstart: a cluster is starting at http://127.0.0.1:{quickstart.port}: `pdserve status` shows how far"
+    assert second.stderr.startswith(words)
+    assert len(second.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_while_it_asks_ends_it_and_the_cluster_serves_on(
+    quickstart: Quickstart, tmp_path: Path, slow_fake_model: Path
+) -> None:
+    quickstart.of_the_fake_engine(slow_fake_model)
+    with quickstart.starting() as first:
+        _until("> ", first.stdout)
+        os.killpg(first.pid, signal.SIGINT)
+        _, failure = first.communicate(timeout=60)
+
+    assert (first.returncode, failure) == (130, "")
+    state = RunFolder(tmp_path / "run").read()
+    assert state is not None
+    assert len(state.living()) == 3

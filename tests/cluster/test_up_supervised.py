@@ -60,22 +60,38 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
 
     _, left = psutil.wait_procs([watcher, *below], timeout=10)
     assert left == []
-    assert pdserve("down").stdout == "nothing runs here\n"
+    assert pdserve("down").stdout.startswith("nothing ")
 
 
-def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(pdserve: Pdserve) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
+    pdserve: Pdserve, number: signal.Signals, status: int
+) -> None:
     with pdserve.starting() as up:
         assert up.stdout is not None
         assert up.stdout.readline().startswith("starting prefill-0, decode-0, scheduler")
         everything = pdserve.everything()
-        up.send_signal(signal.SIGINT)
+        up.send_signal(number)
         rest, _ = up.communicate(timeout=DEADLINE_S)
 
-    assert up.returncode == 0
-    assert "stopping; " in rest
+    assert up.returncode == status
+    assert "stopping" in rest.splitlines()
     _, left = psutil.wait_procs(everything, timeout=10)
     assert left == []
     assert pdserve.folder.read() is None
+
+
+def test_down_while_a_detached_cluster_starts_ends_the_up_in_words(pdserve: Pdserve) -> None:
+    with pdserve.starting() as up:
+        assert up.stdout is not None
+        assert up.stdout.readline().startswith("starting prefill-0, decode-0, scheduler")
+        down = pdserve("down")
+        _, said = up.communicate(timeout=DEADLINE_S)
+
+    assert down.stdout == "stopped prefill-0, decode-0, scheduler\n"
+    assert up.returncode == 1
+    words = "the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor"
+    assert said == f"pdserve up: {words}\n"
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _BEGIN = """
 import os, signal, sys
 from pathlib import Path
@@ -62,6 +64,45 @@ def test_whoever_is_told_to_end_tells_the_work(tmp_path: Path) -> None:
         out, _ = command.communicate(timeout=30)
 
     assert out.splitlines() == ["status 7", "after"]
+
+
+_TOLD = "def ended(number, frame):\n    sys.exit(143)\nsignal.signal(signal.SIGTERM, ended)\nprint('up', flush=True)\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_status_is_that_of_the_signal_we_were_told_to_end_by(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    with _command(_TOLD + "signal.pause()", tmp_path / "log") as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "up\n"
+        command.send_signal(number)
+        out, _ = command.communicate(timeout=30)
+
+    assert out.splitlines() == [f"status {status}", "after"]
+
+
+def test_work_that_was_told_to_end_as_it_left_is_not_called_done(tmp_path: Path) -> None:
+    work = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nprint('up', flush=True)\n"
+        "signal.sigwait([signal.SIGTERM])\nleave()\nreturn 0"
+    )
+    with _command(work, tmp_path / "log") as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "up\n"
+        command.send_signal(signal.SIGINT)
+        out, _ = command.communicate(timeout=30)
+
+    assert out.splitlines() == ["status 130", "after"]
+
+
+@pytest.mark.parametrize("end", ["return 0", "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"])
+def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, end: str) -> None:
+    with _command(_TOLD + end, tmp_path / "log") as command:
+        _, err = command.communicate(timeout=30)
+
+    words = "the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor"
+    assert err.splitlines()[-1] == f"wire.errors.Unavailable: {words}"
 
 
 def test_work_that_is_killed_is_told(tmp_path: Path) -> None:

@@ -48,6 +48,18 @@ def test_a_cluster_is_up_while_its_supervisor_is_whatever_became_of_its_processe
     assert not replace(state, supervisor=None).is_up
 
 
+def test_a_cluster_that_starts_is_written_as_that_and_one_of_before_is_not(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    state = ClusterState("http://127.0.0.1:9000", "/model", (), is_starting=True)
+
+    folder.write(state)
+    read = folder.read()
+    (tmp_path / "state.json").write_text('{"base_url": "http://127.0.0.1:9000", "model": "/model", "processes": []}')
+
+    assert read == state
+    assert folder.read() == replace(state, is_starting=False)
+
+
 def test_a_folder_without_state_has_none(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).read() is None
 
